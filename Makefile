@@ -1,0 +1,36 @@
+# `make test` is the whole of getting started: it makes .venv, installs everything and checks everything.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: test test-slow lint fix clean help
+
+help:  ## say what each target does
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
+
+# The stamp is newer than pyproject.toml once everything is installed, so a second run installs nothing.
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tammes needs Python 3.11 or newer: make test PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv || { echo "On Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+lint: $(INSTALLED)  ## check format, lint and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+test: lint  ## set up, lint, check types, run the tests
+	$(BIN)/pytest -n auto --dist loadgroup -m "not slow and not gpu and not data"
+
+test-slow: $(INSTALLED)  ## the long tests, and those on real data (TAMMES_DATA=folder)
+	$(BIN)/pytest -m "slow or data"
+
+fix: $(INSTALLED)  ## repair format and lint
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove what was installed and cached
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

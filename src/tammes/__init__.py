@@ -1,0 +1,30 @@
+"""Deep metric learning in linear time: the discriminative loss of Do et al. (CVPR 2019) and its class centroids."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tammes.bound as bound
+    import tammes.centroids as centroids
+    from tammes.errors import UserError
+    from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
+
+__version__ = "0.1.0"
+__all__ = ["DiscriminativeLoss", "HardDiscriminativeLoss", "UserError", "bound", "centroids"]
+
+# Each name is imported when it is first used: `tammes --help` need not wait for torch.
+_HOME = {
+    "DiscriminativeLoss": "tammes.losses",
+    "HardDiscriminativeLoss": "tammes.losses",
+    "UserError": "tammes.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tammes' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name) if name in _HOME else import_module(f"tammes.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,41 @@
+"""K-means centroids."""
+
+import warnings
+
+import torch
+from jaxtyping import Float
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from tammes.centroids.checks import checked_sizes
+from tammes.centroids.random import uniform
+from tammes.errors import UserError
+from tammes.geometry import normalise
+
+
+def kmeans(
+    num_classes: int,
+    dim: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
+    samples: int = 10_000,
+) -> Float[Tensor, "classes dim"]:
+    """Centres of K-means over uniform points on the sphere, normalised, as in Do et al. (2019).
+
+    The paper does not say how many points it clustered; 10,000 give its distances for 100 classes (1.20 to 1.63).
+    """
+    checked_sizes(num_classes, dim, dtype)
+    if num_classes > samples:
+        raise UserError(
+            f"kmeans cannot make {num_classes} clusters of {samples} samples. Pass samples={10 * num_classes} or more."
+        )
+    points = uniform(samples, dim, generator)  # (samples, dim)
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    lloyd = KMeans(num_classes, init="random", n_init=1, algorithm="lloyd", random_state=seed)
+    with warnings.catch_warnings():
+        # In dim 1 the samples are two points; anywhere else this cannot occur.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        centres = torch.from_numpy(lloyd.fit(points.numpy()).cluster_centers_)  # (classes, dim)
+    return normalise(centres).to(dtype)

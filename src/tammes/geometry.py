@@ -1,0 +1,257 @@
+"""Distances between points: how a distance is computed is decided only here.
+
+The product form |a|² + |b|² - 2 a·b is one matrix product, but float32 loses half its digits where two points are
+close: 2-2·cos is off by 1e-7, so a distance of 1e-4 is off by 1e-3. Entries below `CLOSE` are therefore computed
+again from the difference of the two points, which keeps every distance within 1e-6 of float64.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tammes.errors import UserError
+
+CLOSE = 0.3  # product form at distance d, float32: error about 1e-7 / d, so 3e-7 here
+COINCIDE = 4  # points closer than this many units in the last place are one point: their difference is rounding
+NO_LENGTH = 1e-12  # shorter than this, a vector's direction is noise
+_PAIRS_AT_ONCE = 1 << 22  # floats in one temporary of differences: 16 MB
+_BLOCK = 2048  # rows and columns of one block of pairs
+
+
+def full_precision(points: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The points in float32, or float64 if they are: a half-precision distance has two digits."""
+    return points if points.dtype in (torch.float32, torch.float64) else points.float()
+
+
+def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+    """The points scaled to unit length; one no longer than `NO_LENGTH` has no direction and becomes zero."""
+    points = full_precision(points)
+    lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)  # (rows, 1)
+    return points * torch.where(lengths <= NO_LENGTH, 0.0, 1 / lengths.clamp_min(NO_LENGTH))
+
+
+def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows columns"]:
+    """Euclidean distances, within 1e-6 of float64 for unit points, in float32 or better.
+
+    The gradient is finite everywhere, and zero where two points coincide (the subgradient that stays put).
+    """
+    points, others = full_precision(points), full_precision(others)
+    dtype = torch.promote_types(points.dtype, others.dtype)
+    return _Distances.apply(points.to(dtype), others.to(dtype))  # type: ignore[no-any-return]
+
+
+def distances_to_axes(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
+    """Distances of unit points to the one-hot points, as `distances` but without a matrix product.
+
+    Only one axis can be closer to a unit point than `CLOSE`, its largest coordinate: that one is taken by difference.
+    """
+    points = full_precision(points)
+    largest, axis = points.max(dim=1, keepdim=True)  # (rows, 1)
+    nearest = torch.linalg.vector_norm(points.scatter(1, axis, largest - 1), dim=1, keepdim=True)  # (rows, 1)
+    # The floor is for the entry that is replaced: the square root of zero has no gradient to block.
+    return (2 - 2 * points).clamp_min(1e-12).sqrt().scatter(1, axis, nearest)
+
+
+class _Distances(torch.autograd.Function):
+    """Product form with the close pairs computed again by difference, in the value and in the gradient."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, points: Tensor, others: Tensor) -> Tensor:
+        with torch.autocast(points.device.type, enabled=False):
+            mean_square = (points.square().sum(1)[:, None] + others.square().sum(1)) / 2  # (rows, columns)
+            squared = torch.addmm(mean_square, points, others.T, beta=2, alpha=-2)  # (rows, columns)
+            row, column = (squared < CLOSE**2 * mean_square).nonzero(as_tuple=True)
+            result = squared.clamp_(min=0).sqrt_()
+            for part in parts(len(row), points.shape[1]):
+                point = points[row[part]]  # (close, dim)
+                apart = torch.linalg.vector_norm(point - others[column[part]], dim=1)  # (close,)
+                noise = COINCIDE * torch.finfo(apart.dtype).eps * torch.linalg.vector_norm(point, dim=1)
+                result[row[part], column[part]] = torch.where(apart <= noise, 0.0, apart)
+        ctx.save_for_backward(points, others, result, row, column)
+        return result
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        refuse_second_derivative("a distance")
+        points, others, result, row, column = ctx.saved_tensors  # type: ignore[attr-defined]
+        with torch.autocast(points.device.type, enabled=False):
+            weight = torch.where(result > 0, grad / result, 0.0)  # (rows, columns)
+            close = weight[row, column]  # (close,)
+            weight[row, column] = 0
+            to_points, to_others = None, None
+            if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
+                to_points = weight.sum(1, keepdim=True) * points - weight @ others  # (rows, dim)
+            if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
+                to_others = weight.sum(0)[:, None] * others - weight.T @ points  # (columns, dim)
+            for part in parts(len(row), points.shape[1]):
+                step = close[part, None] * (points[row[part]] - others[column[part]])  # (close, dim)
+                if to_points is not None:
+                    to_points.index_add_(0, row[part], step)
+                if to_others is not None:
+                    to_others.index_add_(0, column[part], step, alpha=-1)
+        return to_points, to_others
+
+
+def refuse_second_derivative(what: str) -> None:
+    """For the backward of a hand-written gradient, which would otherwise count as a constant, without a word.
+
+    (`once_differentiable` sees only the incoming gradient, and so lets a gradient penalty through.)
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"the second derivative of {what} is not available: call backward without create_graph=True."
+        )
+
+
+def parts(pairs: int, dim: int) -> Iterator[slice]:
+    """Slices over the pairs such that their differences fit in one small temporary."""
+    size = max(1, _PAIRS_AT_ONCE // max(1, dim))
+    return (slice(start, start + size) for start in range(0, pairs, size))
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """The distances between all pairs of a set of points, summed up."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+
+
+def pairwise(points: Float[Tensor, "points dim"]) -> Pairwise:
+    """Min, max, mean and standard deviation of the distances between all pairs, in bounded memory."""
+    count = len(points)
+    if count < 2:
+        raise UserError(f"distances between pairs need at least 2 points, got {count}.")
+    points = full_precision(points.detach())
+    if count <= _BLOCK:
+        points = points.double()  # costs nothing here, and makes the exact generators' tests exact
+    least, most, total, squares = float("inf"), 0.0, 0.0, 0.0
+    for block in blocks_of_pairs(points):
+        least, most = min(least, block.min().item()), max(most, block.max().item())
+        shifted = block - sqrt(2)  # most pairs are near sqrt 2: the sums of squares do not cancel
+        total += shifted.sum(dtype=torch.float64).item()
+        squares += shifted.square_().sum(dtype=torch.float64).item()
+    pairs = count * (count - 1) / 2
+    mean = total / pairs
+    return Pairwise(least, most, sqrt(2) + mean, sqrt(max(0.0, squares / pairs - mean**2)))
+
+
+def blocks_of_pairs(points: Float[Tensor, "points dim"]) -> Iterator[Float[Tensor, "..."]]:
+    """The distances of all unordered pairs, each once, a block at a time."""
+    for top in range(0, len(points), _BLOCK):
+        rows = points[top : top + _BLOCK]
+        for left in range(top, len(points), _BLOCK):
+            block = distances(rows, points[left : left + _BLOCK])
+            if left > top:
+                yield block
+            elif len(rows) > 1:
+                upper = torch.triu_indices(len(rows), len(rows), offset=1, device=points.device)
+                yield block[upper[0], upper[1]]
+
+
+def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Tensor, "classes dim"] | None:
+    """The centroids in full precision and detached, None for one-hot ones, or an error if a loss cannot use them."""
+    num_classes = centroids if isinstance(centroids, int) else len(centroids)
+    if num_classes < 2:
+        raise UserError(f"a loss against centroids needs at least 2 classes, got {num_classes}.")
+    if isinstance(centroids, int):
+        return None
+    if centroids.ndim != 2 or not centroids.is_floating_point():
+        raise UserError(
+            f"centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
+            f" got {centroids.dtype} of shape {tuple(centroids.shape)}."
+        )
+    centroids = full_precision(centroids.detach())
+    lengths = torch.linalg.vector_norm(centroids, dim=1)  # (classes,)
+    wrong = ((lengths - 1).abs() < 1e-4).logical_not().nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(
+            f"centroids must have unit length; that of class {row} has length {lengths[row].item():.6g}"
+            f" ({len(wrong)} of {num_classes} are off). Use torch.nn.functional.normalize(centroids)."
+        )
+    twin = first_duplicate(centroids)
+    if twin is not None:
+        raise UserError(f"classes {twin[0]} and {twin[1]} have the same centroid: nothing could tell them apart.")
+    unit: Tensor = centroids / lengths[:, None]
+    return unit
+
+
+def checked_push(push: float) -> float:
+    """The weight of the repelling term, or an error where it would outweigh the pull."""
+    if not 0 <= push < 1:
+        raise UserError(f"push must be in [0, 1), got {push}: from 1 on the own centroid is no longer the minimum.")
+    return push
+
+
+def checked_sizes(class_sizes: Int[Tensor, " classes"] | Sequence[int], num_classes: int) -> Int[Tensor, " classes"]:
+    """The numbers of training images per class, or an error that names the class that is wrong."""
+    sizes = torch.as_tensor(class_sizes)
+    if sizes.shape != (num_classes,) or sizes.is_floating_point():
+        raise UserError(
+            f"class_sizes must be {num_classes} integers, one for each class,"
+            f" got {sizes.dtype} of shape {tuple(sizes.shape)}."
+        )
+    if int(sizes.min()) < 1:
+        raise UserError(f"class {int(sizes.argmin())} has {int(sizes.min())} images; each class needs at least one.")
+    return sizes.long()
+
+
+def keep_full_precision(buffers: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
+    """Undo a cast of a module's buffers to half precision, but not their move to another device.
+
+    A network may go to half, its centroids may not: they would be off by 4e-3, and no optimizer would put them right.
+    """
+    for name, kept in before.items():
+        moved = buffers[name]
+        if kept is not None and moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
+            buffers[name] = kept.to(moved.device)
+
+
+def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | None:
+    """Two rows that are equal to the last bit, or None; in O(points * dim) by hashing."""
+    words = torch.int32 if points.dtype == torch.float32 else torch.int64
+    odd = torch.randint(1 << 62, (points.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    odd = odd.to(points.device)
+    # Integer arithmetic wraps and does not round, so equal rows have equal hashes whatever the order of the sum.
+    hashes = torch.cat([((part + 0.0).view(words).long() * odd).sum(1) for part in points.split(_BLOCK)])
+    order = hashes.sort(stable=True).indices
+    near = (hashes[order[1:]] == hashes[order[:-1]]).nonzero().flatten()
+    for place in near.tolist():
+        first, second = int(order[place]), int(order[place + 1])
+        if torch.equal(points[first], points[second]):
+            return first, second
+    return None
+
+
+def checked_batch(
+    embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], num_classes: int, dim: int
+) -> tuple[Float[Tensor, "batch dim"], Int[Tensor, " batch"]]:
+    """Embeddings in full precision and labels as int64, or an error that says what a loss cannot use."""
+    if embeddings.ndim != 2 or embeddings.shape[1] != dim:
+        raise UserError(f"embeddings must have shape (batch, {dim}), got {tuple(embeddings.shape)}.")
+    if not embeddings.is_floating_point():
+        raise UserError(f"embeddings must be floating point, got {embeddings.dtype}.")
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
+        raise UserError(f"labels must be integers, got {labels.dtype}. Use labels.long().")
+    if labels.shape != embeddings.shape[:1]:
+        raise UserError(
+            f"one label for each embedding: {len(embeddings)} embeddings, labels of shape {tuple(labels.shape)}."
+        )
+    if len(labels) == 0:
+        raise UserError("the batch is empty: a mean over no embedding has no value.")
+    labels = labels.long()
+    least, most = torch.aminmax(labels)
+    if least.item() < 0 or most.item() >= num_classes:
+        row = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
+        raise UserError(
+            f"label {int(labels[row])} (row {row} of the batch) is outside 0..{num_classes - 1}"
+            f" of {num_classes} classes. Number the classes from 0 without gaps."
+        )
+    return full_precision(embeddings), labels
