@@ -83,4 +83,5 @@ def plain_discriminative(embeddings: Tensor, labels: Tensor, centroids: Tensor, 
     x = torch.nn.functional.normalize(embeddings, dim=1)
     apart = torch.linalg.vector_norm(x[:, None] - centroids, dim=2)  # (batch, classes)
     own = apart.gather(1, labels[:, None])[:, 0]
-    return (own - push * (apart.sum(1) - own) / (len(centroids) - 1)).mean()
+    mean: Tensor = (own - push * (apart.sum(1) - own) / (len(centroids) - 1)).mean()
+    return mean

@@ -1,5 +1,7 @@
 """The theory: closed forms against loops over all triplets, and the certificates of the gap."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,7 +77,7 @@ def test_each_certificate_is_above_the_one_before(given_: tuple[Tensor, Tensor, 
     k = bound.certificate(*given_)
     slack = 1e-9 * k.triplets
     chain = [0.0, k.gap, k.certificate, k.tighter, k.lemma]
-    assert all(lower <= upper + slack for lower, upper in zip(chain, chain[1:], strict=False)), k
+    assert all(lower <= upper + slack for lower, upper in pairwise(chain)), k
     assert k.gap == pytest.approx(k.discriminative_loss - k.triplet_loss, abs=1e-12)
 
 

@@ -1,6 +1,7 @@
 """The discriminative loss: its equation, its gradient, its forms."""
 
 import copy
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -226,9 +227,8 @@ def test_the_sampled_loss_is_unbiased_in_value_and_gradient(
     monkeypatch: pytest.MonkeyPatch, size: int, weighting: discriminative.Weighting
 ) -> None:
     embeddings, labels, centroids = case(8, 5, 3)
-    options = {"class_sizes": [2, 4, 1, 3, 6], "weighting": weighting}
-    exact = DiscriminativeLoss(centroids, **options)(embeddings, labels)
-    sampled = DiscriminativeLoss(centroids, sample_classes=size, **options)
+    loss = partial(DiscriminativeLoss, centroids, class_sizes=[2, 4, 1, 3, 6], weighting=weighting)
+    exact, sampled = loss()(embeddings, labels), loss(sample_classes=size)
     values, gradients = [], []
     for subset in combinations(range(5), size):
         drawn = torch.tensor(subset)
@@ -299,7 +299,12 @@ def test_one_hot_centroids_take_no_memory() -> None:
 def test_the_graph_keeps_nothing_of_size_batch_times_classes() -> None:
     embeddings, labels, centroids = case(8, 500, 3)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+
+    def pack(saved: Tensor) -> Tensor:
+        kept.append(saved.numel())
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         DiscriminativeLoss(centroids)(embeddings, labels)
     assert max(kept) <= embeddings.numel()
 

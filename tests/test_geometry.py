@@ -20,7 +20,8 @@ from tests.oracles import seeded, unit_points
 
 
 def exact(points: Tensor, others: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(points.double()[:, None] - others.double(), dim=2)
+    result: Tensor = torch.linalg.vector_norm(points.double()[:, None] - others.double(), dim=2)
+    return result
 
 
 def around(centroids: Tensor, radius: float, seed: int = 0) -> Tensor:

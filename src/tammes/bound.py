@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from tammes.errors import UserError
-from tammes.geometry import checked_batch, distances, pairwise
+from tammes.geometry import check_range, checked_batch, distances, pairwise
 
 Reduction = Literal["sum", "mean"]
 
 _ENTRIES = 1 << 21  # distances in one block: 16 MB
 
 
-def num_triplets(labels: Int[Tensor, " batch"]) -> int:
+def num_triplets(labels: Integer[Tensor, " batch"]) -> int:
     """H, the number of triplets: the sum over the classes of n (n - 1) (N - n).
 
     >>> num_triplets(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]))  # Figure 1 of the paper
@@ -30,7 +30,7 @@ def num_triplets(labels: Int[Tensor, " batch"]) -> int:
 
 
 def triplet_loss(
-    embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], *, reduction: Reduction = "sum"
+    embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], *, reduction: Reduction = "sum"
 ) -> Float[Tensor, ""]:
     """L_t, equations 1 and 2: |x_i - x_j| - |x_i - x_k| over all triplets, exactly, in O(N² D).
 
@@ -51,7 +51,7 @@ def triplet_loss(
 
 def discriminative_loss(
     embeddings: Float[Tensor, "batch dim"],
-    labels: Int[Tensor, " batch"],
+    labels: Integer[Tensor, " batch"],
     centroids: Float[Tensor, "classes dim"],
     *,
     reduction: Reduction = "sum",
@@ -103,7 +103,7 @@ class Certificate:
 
 
 def certificate(
-    embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], centroids: Float[Tensor, "classes dim"]
+    embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], centroids: Float[Tensor, "classes dim"]
 ) -> Certificate:
     """The bound, the triplet loss, and the certificates of their gap: the paper's Lemma and two tighter ones.
 
@@ -138,13 +138,15 @@ def _checked(embeddings: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
         raise UserError(
             f"centroids must have shape (classes, dim) with 2 classes or more, got {tuple(centroids.shape)}."
         )
-    return checked_batch(embeddings, labels, len(centroids), centroids.shape[1])[1]
+    labels = checked_batch(embeddings, labels, centroids.shape[1])[1]
+    check_range(labels, len(centroids))
+    return labels
 
 
 def _codes(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The labels as 0..classes-1, and the sizes of the classes."""
     _, codes, sizes = labels.unique(return_inverse=True, return_counts=True)
-    checked_batch(embeddings, codes, len(sizes), embeddings.shape[-1])
+    checked_batch(embeddings, codes, embeddings.shape[-1])
     return codes, sizes
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from tammes.errors import UserError
@@ -190,7 +190,9 @@ def checked_push(push: float) -> float:
     return push
 
 
-def checked_sizes(class_sizes: Int[Tensor, " classes"] | Sequence[int], num_classes: int) -> Int[Tensor, " classes"]:
+def checked_sizes(
+    class_sizes: Integer[Tensor, " classes"] | Sequence[int], num_classes: int
+) -> Int[Tensor, " classes"]:
     """The numbers of training images per class, or an error that names the class that is wrong."""
     sizes = torch.as_tensor(class_sizes)
     if sizes.shape != (num_classes,) or sizes.is_floating_point():
@@ -231,9 +233,12 @@ def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | No
 
 
 def checked_batch(
-    embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], num_classes: int, dim: int
+    embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], dim: int
 ) -> tuple[Float[Tensor, "batch dim"], Int[Tensor, " batch"]]:
-    """Embeddings in full precision and labels as int64, or an error that says what a loss cannot use."""
+    """Embeddings in full precision and labels as int64, or an error that says what a loss cannot use.
+
+    Looks at shapes and types only; `check_range` looks at the labels.
+    """
     if embeddings.ndim != 2 or embeddings.shape[1] != dim:
         raise UserError(f"embeddings must have shape (batch, {dim}), got {tuple(embeddings.shape)}.")
     if not embeddings.is_floating_point():
@@ -246,7 +251,11 @@ def checked_batch(
         )
     if len(labels) == 0:
         raise UserError("the batch is empty: a mean over no embedding has no value.")
-    labels = labels.long()
+    return full_precision(embeddings), labels.long()
+
+
+def check_range(labels: Integer[Tensor, " batch"], num_classes: int) -> None:
+    """An error that names the first label outside 0..num_classes-1."""
     least, most = torch.aminmax(labels)
     if least.item() < 0 or most.item() >= num_classes:
         row = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
@@ -254,4 +263,3 @@ def checked_batch(
             f"label {int(labels[row])} (row {row} of the batch) is outside 0..{num_classes - 1}"
             f" of {num_classes} classes. Number the classes from 0 without gaps."
         )
-    return full_precision(embeddings), labels

@@ -1,12 +1,13 @@
 """The log-sum-exp energy of a set of points, and its gradient, in bounded memory."""
 
-from math import inf, log
+from math import exp, inf, log
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_BLOCK = 2048  # rows and columns of one block of cosines: 16 MB in float32
+_BLOCK = 1024  # rows and columns of one block of cosines: 4 MB in float32, which a cache holds
+_LEAST = -80.0  # exp of less is denormal in float32: no weight, and several times slower
 
 
 def energy(
@@ -24,10 +25,10 @@ def energy(
         rows = slice(top, min(top + _BLOCK, len(points)))
         for left in range(top, len(points), _BLOCK):
             columns = slice(left, min(left + _BLOCK, len(points)))
-            cosines = points[rows] @ points[columns].T  # (rows, columns)
+            cosines = (points[rows] * sharpness) @ points[columns].T  # (rows, columns), times the sharpness
             if far is not None:
-                far.add(rows, columns, -cosines, sharpness)
-            near.add(rows, columns, cosines, sharpness)
+                far.add(rows, columns, -cosines)
+            near.add(rows, columns, cosines)
     value, gradient = near.result(sharpness)
     if far is not None:
         far_value, far_gradient = far.result(sharpness)
@@ -43,7 +44,7 @@ class _SoftMaximum:
         self.gradient = torch.zeros_like(points)
         self.largest, self.total = -inf, 0.0
 
-    def add(self, rows: slice, columns: slice, values: Tensor, sharpness: float) -> None:
+    def add(self, rows: slice, columns: slice, values: Tensor) -> None:
         """Add the pairs rows x columns, whose `values` are overwritten."""
         same = rows == columns
         if same:
@@ -53,15 +54,15 @@ class _SoftMaximum:
         largest = values.max().item()
         if largest > self.largest:
             if self.total:
-                scale = torch.tensor(sharpness * (self.largest - largest), dtype=torch.float64).exp().item()
+                scale = exp(self.largest - largest)
                 self.gradient *= scale
                 self.total *= scale
             self.largest = largest
-        weights = values.sub_(self.largest).mul_(sharpness).exp_()  # (rows, columns)
+        weights = values.sub_(self.largest).clamp_(min=_LEAST).exp_()  # (rows, columns)
         self.total += weights.sum(dtype=torch.float64).item() / (2 if same else 1)
         self.gradient[rows].addmm_(weights, self.points[columns])
         if not same:
             self.gradient[columns].addmm_(weights.T, self.points[rows])
 
     def result(self, sharpness: float) -> tuple[float, Tensor]:
-        return self.largest + log(self.total) / sharpness, self.gradient / self.total
+        return (self.largest + log(self.total)) / sharpness, self.gradient / self.total

@@ -35,14 +35,13 @@ def kerdock(
     if dim < 4:
         raise UserError(f"kerdock centroids need dim >= 4, got {dim}. Raise dim or use centroids.place.")
     size = base_dim(dim)
-    lines = size * (size // 2 + 1)
-    if num_classes > 2 * lines:
+    if num_classes > capacity(dim):
         raise UserError(
-            f"kerdock centroids in dim {dim} are at most {2 * lines}, got {num_classes} classes."
+            f"kerdock centroids in dim {dim} are at most {capacity(dim)}, got {num_classes} classes."
             " Raise dim or use centroids.place."
         )
     points = torch.zeros(num_classes, dim, dtype=dtype)
-    count = min(num_classes, lines)
+    count = min(num_classes, capacity(dim) // 2)  # one of each ± pair
     num_bases = ceil(count / size)
     tilt = _tilt(num_bases, dim)
     spare = _spare(num_bases, dim - size) * sqrt(tilt) if tilt else None  # (bases, dim - size)
@@ -62,13 +61,18 @@ def kerdock(
 
 def base_dim(dim: int) -> int:
     """D0: the largest power of 4 up to dim for which we have the field."""
-    return 4 ** min((dim.bit_length() - 1) // 2, LARGEST_DEGREE // 2)
+    return 1 << 2 * min((dim.bit_length() - 1) // 2, LARGEST_DEGREE // 2)
+
+
+def capacity(dim: int) -> int:
+    """How many points there are: D0² + 2 D0."""
+    return base_dim(dim) * (base_dim(dim) + 2)
 
 
 def largest_cosine(num_classes: int, dim: int) -> float:
     """What kerdock guarantees: no two of its points have a larger cosine."""
     size = base_dim(dim)
-    num_bases = ceil(min(num_classes, size * (size // 2 + 1)) / size)
+    num_bases = ceil(min(num_classes, capacity(dim) // 2) / size)
     if num_bases == 1:
         return 0.0
     return _tilt(num_bases, dim) or 1 / sqrt(size)

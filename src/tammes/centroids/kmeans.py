@@ -1,15 +1,13 @@
 """K-means centroids."""
 
-import warnings
-
 import torch
 from jaxtyping import Float
 from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from tammes.centroids.checks import checked_sizes
 from tammes.centroids.random import uniform
+from tammes.centroids.simplex import simplex
 from tammes.errors import UserError
 from tammes.geometry import normalise
 
@@ -31,11 +29,10 @@ def kmeans(
         raise UserError(
             f"kmeans cannot make {num_classes} clusters of {samples} samples. Pass samples={10 * num_classes} or more."
         )
+    if dim == 1:  # the samples are but two points, which Lloyd may not tell apart
+        return simplex(num_classes, dim, dtype=dtype)
     points = uniform(samples, dim, generator)  # (samples, dim)
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     lloyd = KMeans(num_classes, init="random", n_init=1, algorithm="lloyd", random_state=seed)
-    with warnings.catch_warnings():
-        # In dim 1 the samples are two points; anywhere else this cannot occur.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        centres = torch.from_numpy(lloyd.fit(points.numpy()).cluster_centers_)  # (classes, dim)
+    centres = torch.from_numpy(lloyd.fit(points.numpy()).cluster_centers_)  # (classes, dim)
     return normalise(centres).to(dtype)

@@ -54,7 +54,7 @@ def _latitudes(angles: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
     """For each sphere cut at its angle: the sphere, the polar angle and the inner angle of each of its latitudes.
 
     Latitudes are exactly the angle apart and symmetric about the equator, where circles are widest. The inner angle,
-    at which the latitude itself is cut, keeps the same chord on its smaller radius; it is inf where only one point fits.
+    at which the latitude itself is cut, keeps the same chord on its smaller radius; inf where only one point fits.
     """
     counts = (pi / angles).astype(np.int64) + 1
     sphere = np.repeat(np.arange(len(angles)), counts)

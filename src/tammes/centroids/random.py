@@ -32,5 +32,6 @@ def uniform(count: int, dim: int, generator: torch.Generator | None) -> Float[Te
 def _repeated(points: Float[Tensor, "points dim"]) -> Tensor:
     """Indices of the rows that equal an earlier one."""
     _, group = torch.unique(points, dim=0, return_inverse=True)
-    order = group.sort(stable=True)
-    return order.indices[1:][order.values[1:] == order.values[:-1]]
+    values, indices = group.sort(stable=True)
+    repeated: Tensor = indices[1:][values[1:] == values[:-1]]
+    return repeated

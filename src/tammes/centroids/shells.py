@@ -39,6 +39,10 @@ def shells(
     if not 2 <= dim <= 64:
         raise UserError(f"shells are for dim 2 to 64, got {dim}. Use centroids.place.")
     shell = best_shell(num_classes, dim)
+    if shell is None:
+        raise UserError(
+            f"shells in dim {dim} have too few points for {num_classes} classes. Raise dim or use centroids.place."
+        )
     vectors = _vectors(shell, num_classes, dim)  # (classes, dim)
     return torch.from_numpy(vectors / sqrt(shell.norm)).to(dtype)
 
@@ -57,21 +61,19 @@ class Shell:
 
 
 @lru_cache(maxsize=64)
-def best_shell(num_classes: int, dim: int) -> Shell:
-    """The shell of at least num_classes vectors with the largest smallest distance."""
+def best_shell(num_classes: int, dim: int) -> Shell | None:
+    """The shell of at least num_classes vectors with the largest smallest distance, among squared lengths to 128."""
     found: list[Shell] = []
     for least in (1, 2, 4, 8):
         if least == 8 and not 8 <= dim <= 16:  # needs words of weight 8; its table grows eightfold beyond 16
             continue
-        limit = 8
-        while True:
-            counts = _counts(least, dim, limit)[0][:, 0]  # (limit + 1,): vectors of each squared length
+        for limit in (8, 16, 32, 64, 128):
+            counts = _counts(least, dim, limit)[0][1:, 0]  # (limit,): vectors of each squared length from 1
             enough = (counts >= num_classes).nonzero()[0]
             if len(enough):
-                found.append(Shell(least, int(enough[0])))
+                found.append(Shell(least, int(enough[0]) + 1))
                 break
-            limit *= 2
-    return min(found, key=lambda shell: shell.cosine)
+    return min(found, key=lambda shell: shell.cosine, default=None)
 
 
 def _checks(least: int, dim: int) -> Ints:

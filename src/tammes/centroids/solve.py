@@ -1,6 +1,6 @@
 """The solver: centroids as far apart as descent on a soft maximum of the cosines can bring them."""
 
-from math import cos, pi, sqrt
+from math import cos, inf, log, pi, sqrt
 
 import numpy as np
 import torch
@@ -8,14 +8,18 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
+from tammes.centroids.bounds import upper_bound
 from tammes.centroids.checks import checked_sizes
 from tammes.centroids.energy import energy
 from tammes.centroids.random import uniform
+from tammes.centroids.simplex import simplex
 from tammes.errors import UserError
 from tammes.geometry import first_duplicate, normalise
 
-_STEPS = 300
-_SMALL = 2e7  # C² D up to which the precise method, which takes thousands of evaluations, ends in seconds
+_PRECISE = 1e6  # C² D up to which L-BFGS, which takes thousands of evaluations, ends in seconds
+_HARD = 3e6  # a sharpness at which the soft maximum is the maximum to 1e-5 or better
+_HALF = 3e3  # a sharpness at which it is clear which arrangement this will be
+_TINY = 100  # C D up to which there are many arrangements to choose from, and starts cost nothing
 
 
 def solve(
@@ -27,7 +31,7 @@ def solve(
     spread: float = 0.0,
     start: Float[Tensor, "classes dim"] | None = None,
     starts: int | None = None,
-    steps: int = _STEPS,
+    steps: int | None = None,
 ) -> Float[Tensor, "classes dim"]:
     """Points with a locally largest smallest distance, found by descent; the best of several starts where cheap.
 
@@ -39,35 +43,60 @@ def solve(
             the negated cosines, which shrinks the largest distance. At 1 all points could meet in one.
         start: where to begin, for instance the mean of each class; its neighbourhoods are mostly kept.
         starts: how many random starts; by default as many as a few seconds allow, 1 for large sets.
-        steps: of Riemannian Adam; the precise method for small sets ends by itself.
+        steps: of Riemannian Adam, by default 300, or 1000 where they take a second; L-BFGS ends by itself.
     """
     checked_sizes(num_classes, dim, dtype)
     if not 0 <= spread <= 0.6:
         raise UserError(f"spread must be between 0 and 0.6, got {spread:g}. Larger values pull all points together.")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UserError(f"steps must be at least 1, got {steps}.")
     if starts is not None and starts < 1:
         raise UserError(f"starts must be at least 1, got {starts}.")
+    if num_classes == 1 or dim == 1:
+        return simplex(num_classes, dim, dtype=dtype)
+    steps = steps or default_steps(num_classes, dim)
     if start is not None:
         begin = _checked_start(start, num_classes, dim)
         # A sharp energy from the first step moves a point only away from its neighbours.
-        points = _adam(begin, spread, steps, sharpness=20 * sqrt(dim), rate=0.03) if num_classes > 1 else begin
+        points = _adam(begin, spread, steps, sharpness=20, rate=0.03)
         return normalise(points.double()).to(dtype)
-    if dim == 1 or num_classes == 1:
-        return torch.tensor([[1.0], [-1.0]], dtype=dtype)[:num_classes] if dim == 1 else uniform(1, dim, generator).to(dtype)
-    best, lowest = None, float("inf")
-    for _ in range(starts or _automatic_starts(num_classes, dim)):
-        begin = uniform(num_classes, dim, generator)
-        if num_classes**2 * dim <= _SMALL:
-            points = _lbfgs(begin, spread)
-        else:
-            points = _adam(begin, spread, steps, sharpness=2 * sqrt(dim), rate=0.05)
+    if num_classes**2 * dim <= _PRECISE:
+        return _best_of(starts or _automatic_starts(num_classes, dim), num_classes, dim, spread, generator).to(dtype)
+    best, lowest = torch.empty(0), inf
+    for _ in range(starts or 1):
+        points = _adam(uniform(num_classes, dim, generator), spread, steps, sharpness=2, rate=0.05)
         points = normalise(points.double())
-        value, _ = energy(points, 1e7, spread)  # the hard maximum, nearly
+        value, _ = energy(points, _HARD, spread)
         if value < lowest:
             best, lowest = points, value
-    assert best is not None
     return best.to(dtype)
+
+
+def _best_of(
+    starts: int, num_classes: int, dim: int, spread: float, generator: torch.Generator | None
+) -> Float[Tensor, "classes dim"]:
+    """The best result of L-BFGS from several random starts; only those ahead at half sharpness are finished."""
+    best, lowest, ahead = torch.empty(0), inf, inf
+    attainable = 1 - upper_bound(num_classes, dim) ** 2 / 2 if not spread else -inf
+    for attempt in range(starts):
+        first = _first_sharpness(num_classes * dim, attempt)
+        points = _lbfgs(uniform(num_classes, dim, generator), spread, first, _HALF)
+        value, _ = energy(points, _HALF, spread)
+        if value > ahead - 1e-9:
+            continue
+        ahead = value
+        points = _lbfgs(points, spread, _HALF, _HARD)
+        value, _ = energy(points, _HARD, spread)
+        if value < lowest:
+            best, lowest = points, value
+        if lowest < attainable + log(num_classes**2) / _HARD:
+            break  # it meets the bound: nothing better exists
+    return best
+
+
+def default_steps(num_classes: int, dim: int) -> int:
+    """Steps of Riemannian Adam: the gain from 300 to 1000 is about 0.2 % of the distance."""
+    return 1000 if num_classes**2 * dim < 1e7 else 300
 
 
 def _checked_start(start: Float[Tensor, "rows columns"], num_classes: int, dim: int) -> Float[Tensor, "classes dim"]:
@@ -79,20 +108,32 @@ def _checked_start(start: Float[Tensor, "rows columns"], num_classes: int, dim: 
         raise UserError(f"start has no direction for class {int(lost[0])}: its row is zero or not finite.")
     twins = first_duplicate(start)
     if twins is not None:
-        raise UserError(f"start has the same direction for classes {twins[0]} and {twins[1]}: nothing tells them apart.")
+        raise UserError(
+            f"start has the same direction for classes {twins[0]} and {twins[1]}: nothing tells them apart."
+        )
     return start
 
 
 def _automatic_starts(num_classes: int, dim: int) -> int:
     size = num_classes * dim
-    return 40 if size <= 100 else 8 if size <= 700 else 4 if size <= 2000 else 1
+    return 40 if size <= _TINY else 6 if size <= 700 else 4 if size <= 2500 else 1
 
 
-def _lbfgs(start: Float[Tensor, "points dim"], spread: float) -> Float[Tensor, "points dim"]:
+def _first_sharpness(size: int, attempt: int) -> float:
+    """Where the sharpness starts: it decides among the arrangements, and no single value finds all of the best.
+
+    From 5.7, doubling, the 240 minimal vectors of E8 are missed in every start, from 10 found in every start; the
+    24-cell is found from 2 only, 13 points in dim 3 from 100 or more.
+    """
+    return (10.0, 2.0, 1000.0, 100.0)[attempt % 4] if size <= _TINY else 10.0
+
+
+def _lbfgs(
+    start: Float[Tensor, "points dim"], spread: float, sharpness: float, last: float
+) -> Float[Tensor, "points dim"]:
     """Stationary points of ever sharper energies, to float64 precision.
 
-    The slow beginning (a sharpness of 10, 300 iterations) decides which arrangement is found: a sharpness that
-    doubles from 5.7 misses the 240 minimal vectors of E8 in every start, this schedule finds them in every start.
+    The beginning is slow (300 iterations, then a growth of 1.3) because it decides which arrangement is found.
     """
     shape = tuple(start.shape)
 
@@ -103,22 +144,28 @@ def _lbfgs(start: Float[Tensor, "points dim"], spread: float) -> Float[Tensor, "
         value, gradient = energy(points, sharpness, spread)
         return value, (_tangent(gradient, points) / lengths).flatten().numpy()
 
-    sharpness, iterations, flat = 10.0, 300, start.flatten().numpy()
-    while sharpness < 3e6:
+    iterations, flat = 300, start.flatten().numpy()
+    while sharpness <= last:
         options = {"maxiter": iterations, "maxcor": 20, "ftol": 1e-15, "gtol": 1e-10}
         flat = minimize(objective, flat, args=(sharpness,), jac=True, method="L-BFGS-B", options=options).x
         flat = normalise(torch.from_numpy(flat).view(shape)).flatten().numpy()
-        sharpness, iterations = sharpness * 1.3, 60
+        sharpness, iterations = sharpness * (1.3 if sharpness < 1000 else 2), 60
     return torch.from_numpy(flat).view(shape)
 
 
 def _adam(
     start: Float[Tensor, "points dim"], spread: float, steps: int, *, sharpness: float, rate: float
 ) -> Float[Tensor, "points dim"]:
-    """Riemannian Adam in float32 with one second moment per point, the sharpness growing geometrically."""
+    """Riemannian Adam in float32 with one second moment per point, the sharpness growing geometrically to 300.
+
+    Sharpness and rate are relative to the spread of the cosines of random points, 1/sqrt D, and to the distance to
+    the neighbours where that is below a right angle.
+    """
     points = start.float()
+    closeness = min(1.0, upper_bound(*points.shape) ** 2 / 2)  # 1 - cos of neighbours
+    growth = 300 / sharpness
+    sharpness, rate = sharpness * sqrt(points.shape[1]) / closeness, rate * sqrt(closeness)
     momentum, square = torch.zeros_like(points), torch.zeros(len(points), 1)
-    growth = 300 * sqrt(points.shape[1]) / sharpness
     for step in range(steps):
         progress = step / max(1, steps - 1)
         _, gradient = energy(points, sharpness * growth**progress, spread)

@@ -5,7 +5,7 @@ from math import sqrt
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError, unknown_name
@@ -13,6 +13,7 @@ from tammes.geometry import (
     CLOSE,
     COINCIDE,
     NO_LENGTH,
+    check_range,
     checked_batch,
     checked_centroids,
     checked_push,
@@ -79,7 +80,7 @@ class DiscriminativeLoss(nn.Module):
         self,
         centroids: Float[Tensor, "classes dim"] | int,
         *,
-        class_sizes: Int[Tensor, " classes"] | Sequence[int] | None = None,
+        class_sizes: Integer[Tensor, " classes"] | Sequence[int] | None = None,
         weighting: Weighting = "none",
         push: float = 1 / 3,
         chunk_classes: int | None = None,
@@ -107,17 +108,13 @@ class DiscriminativeLoss(nn.Module):
         self.register_buffer("push_weights", repel, persistent=False)
         self.register_buffer("class_weights", per_class, persistent=False)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.dim)
-        pull, push, class_weights, classes = self.pull_weights, self.push_weights, self.class_weights, None
-        if pull is not None and push is not None:
-            pull, push = (weights[labels, None].to(embeddings.dtype) for weights in (pull, push))  # (batch, 1)
-        if class_weights is not None:
-            class_weights = class_weights.to(embeddings.dtype)
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        embeddings, labels = checked_batch(embeddings, labels, self.dim)
+        classes = None
         if self.sample_classes is not None:
             classes = _sample(self.num_classes, self.sample_classes, labels.device)  # (sample,)
-        uniform_push = self.push / (self.num_classes - 1)
-        arguments = (embeddings, labels, self.centroids, classes, pull, push, class_weights, uniform_push)
+        weights = (self.pull_weights, self.push_weights, self.class_weights, self.push / (self.num_classes - 1))
+        arguments = (embeddings, labels, self.centroids, classes, *weights)
         if torch.compiler.is_compiling():
             return _compiled(*arguments, self.chunk_classes or _BLOCK)[0]  # type: ignore[no-any-return]
         return _Fused.apply(*arguments, self.chunk_classes or _BLOCK)  # type: ignore[no-any-return]
@@ -229,7 +226,13 @@ def _value_and_gradient(
             return _value_and_gradient(
                 embeddings, labels, centroids, classes, pull, push, class_weights, uniform_push, block
             )
-    weights = (1.0 if pull is None else pull, uniform_push if push is None else push, class_weights)
+    check_range(labels, embeddings.shape[1] if centroids is None else len(centroids))
+    dtype = embeddings.dtype
+    weights = (
+        1.0 if pull is None else pull[labels, None].to(dtype),  # (batch, 1)
+        uniform_push if push is None else push[labels, None].to(dtype),  # (batch, 1)
+        None if class_weights is None else class_weights.to(dtype),  # (classes,)
+    )
     if centroids is None:
         return _against_axes(embeddings, labels, *weights)
     return _against_centroids(embeddings, labels, centroids, classes, *weights, block)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from math import log, sqrt
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError
 from tammes.geometry import (
+    check_range,
     checked_batch,
     checked_centroids,
     checked_push,
@@ -54,7 +55,7 @@ class HardDiscriminativeLoss(nn.Module):
         self,
         centroids: Float[Tensor, "classes dim"] | int,
         *,
-        class_sizes: Int[Tensor, " classes"] | Sequence[int] | None = None,
+        class_sizes: Integer[Tensor, " classes"] | Sequence[int] | None = None,
         push: float = 1 / 3,
         temperature: float = 0.1,
     ) -> None:
@@ -69,8 +70,9 @@ class HardDiscriminativeLoss(nn.Module):
         self.register_buffer("class_sizes", sizes, persistent=False)
         self.register_buffer("weights", None if sizes is None else _weights(sizes), persistent=False)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"]) -> Float[Tensor, ""]:
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.dim)
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        embeddings, labels = checked_batch(embeddings, labels, self.dim)
+        check_range(labels, self.num_classes)
         to_centroid = self._distances(normalise(embeddings))  # (batch, classes)
         own = to_centroid.gather(1, labels[:, None])  # (batch, 1)
         per_image = (own - self.push * self._soft_minimum(to_centroid, labels))[:, 0]  # (batch,)

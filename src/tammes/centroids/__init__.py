@@ -1,0 +1,57 @@
+"""Generators of class centroids: unit vectors as far apart as possible, and how far that is.
+
+All share one signature: (num_classes, dim, *, generator=None, dtype=torch.float32) -> (classes, dim), unit rows,
+computed in float64 where it matters and the same for the same seed of the generator. `place` picks the best.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tammes.centroids.bounds import upper_bound
+from tammes.centroids.codes import codes
+from tammes.centroids.kerdock import kerdock
+from tammes.centroids.kmeans import kmeans
+from tammes.centroids.layers import layers
+from tammes.centroids.one_hot import one_hot
+from tammes.centroids.orthogonal_simplices import orthogonal_simplices
+from tammes.centroids.place import Placement, place, placed
+from tammes.centroids.quality import Quality, quality
+from tammes.centroids.random import random
+from tammes.centroids.shells import shells
+from tammes.centroids.simplex import simplex
+from tammes.centroids.solve import solve
+
+CENTROIDS: dict[str, Callable[..., Tensor]] = {
+    "place": place,
+    "one-hot": one_hot,
+    "kmeans": kmeans,
+    "random": random,
+    "simplex": simplex,
+    "orthogonal-simplices": orthogonal_simplices,
+    "kerdock": kerdock,
+    "codes": codes,
+    "shells": shells,
+    "layers": layers,
+    "solve": solve,
+}
+
+__all__ = [
+    "CENTROIDS",
+    "Placement",
+    "Quality",
+    "codes",
+    "kerdock",
+    "kmeans",
+    "layers",
+    "one_hot",
+    "orthogonal_simplices",
+    "place",
+    "placed",
+    "quality",
+    "random",
+    "shells",
+    "simplex",
+    "solve",
+    "upper_bound",
+]

@@ -1,0 +1,256 @@
+"""The command line: one frozen dataclass and one short function per command.
+
+Heavy modules are imported by the command that needs them, so that help appears at once.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from tammes import __version__
+from tammes.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tammes.centroids.quality import Quality
+
+_MOST_MEASURED = 100_000  # classes; the time grows with the square, and this takes a minute
+_MEASURES = {
+    "min": "smallest distance",
+    "max": "largest distance",
+    "mean": "mean distance",
+    "std": "standard deviation",
+    "upper_bound": "upper bound on the smallest",
+    "ratio": "smallest / upper bound",
+}
+
+
+def _optional(metavar: str) -> Any:
+    """How help shows an option that is absent by default: its kind of value, and no word about None."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+@dataclass(frozen=True)
+class Centroids:
+    """Make class centroids: unit vectors as far apart as possible, and say how far that is.
+
+    For example:
+
+    tammes centroids 100 64
+
+    tammes centroids 98 128 --kind kmeans --samples 15000 --seed 3
+
+    tammes centroids 11318 512 --out centroids.safetensors --plot distances.png
+    """
+
+    num_classes: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="NUM_CLASSES")]
+    """How many classes."""
+    dim: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="DIM")]
+    """Length of an embedding."""
+    kind: str = "place"
+    """How: place (the best for these sizes), one-hot, kmeans, random, simplex, orthogonal-simplices, kerdock, codes,
+    shells, layers or solve."""
+    seed: int = 0
+    """Of the random generator; the same seed gives the same centroids."""
+    spread: Annotated[float | None, _optional("FLOAT")] = None
+    """Only with solve: 0 (largest smallest distance, the default) to 0.6 (nearly equal distances)."""
+    samples: Annotated[int | None, _optional("INT")] = None
+    """Only with kmeans: how many points are clustered (default 10000)."""
+    out: Annotated[Path | None, _optional("FILE")] = None
+    """Save the centroids here: .npy or .safetensors."""
+    plot: Annotated[Path | None, _optional("FILE")] = None
+    """Draw the histogram of the distances here: .png."""
+    overwrite: bool = False
+    """Replace files that exist."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+def centroids(config: Centroids) -> None:
+    """Make, measure, save and show."""
+    _check_options(config)
+    from tammes.centroids import quality
+
+    start = perf_counter()
+    with _working(f"placing {config.num_classes} centroids"):
+        points, kind = _make(config)
+    seconds = perf_counter() - start
+    found = None
+    if 2 <= config.num_classes <= _MOST_MEASURED:
+        with _working("measuring the distances of all pairs"):
+            found = quality(points)
+    if config.out is not None:
+        _save(config.out, points)
+    if config.plot is not None and found is not None:
+        _plot(config.plot, points, found, f"{config.num_classes} centroids in {config.dim} dimensions ({kind})")
+    _show(config, kind, found, seconds)
+
+
+def _make(config: Centroids) -> tuple["Tensor", str]:
+    """The centroids, and the name of the generator that made them."""
+    import torch
+
+    from tammes.centroids import CENTROIDS, placed
+
+    if config.kind not in CENTROIDS:
+        raise unknown_name("kind of centroids", config.kind, CENTROIDS)
+    if not 0 <= config.seed < 2**63:
+        raise UserError(f"--seed must be between 0 and {2**63 - 1}, got {config.seed}.")
+    generator = torch.Generator().manual_seed(config.seed)
+    if config.kind == "place":
+        placement = placed(config.num_classes, config.dim, generator=generator)
+        return placement.centroids, placement.kind
+    given = {"spread": config.spread, "samples": config.samples}
+    options = {name: value for name, value in given.items() if value is not None}
+    return CENTROIDS[config.kind](config.num_classes, config.dim, generator=generator, **options), config.kind
+
+
+def _check_options(config: Centroids) -> None:
+    """Refuse at once what would only fail, or be ignored, after the work is done."""
+    for name, value, kind in (("spread", config.spread, "solve"), ("samples", config.samples, "kmeans")):
+        if value is not None and config.kind != kind:
+            raise UserError(f"--{name} applies to --kind {kind} only, not to {config.kind}.")
+    for option, path, suffixes in (("out", config.out, (".npy", ".safetensors")), ("plot", config.plot, (".png",))):
+        if path is None:
+            continue
+        if path.suffix not in suffixes:
+            raise UserError(f"--{option} must end in {' or '.join(suffixes)}, got {str(path)!r}.")
+        if not path.parent.is_dir():
+            raise UserError(f"no such folder: {path.parent}. Make it first, or write --{option} elsewhere.")
+        if path.exists() and not config.overwrite:
+            raise UserError(f"{path} exists. Pass --overwrite to replace it.")
+    if config.plot is not None and not 2 <= config.num_classes <= _MOST_MEASURED:
+        raise UserError(f"--plot draws 2 to {_MOST_MEASURED} classes, got {config.num_classes}.")
+
+
+def _save(path: Path, points: "Tensor") -> None:
+    """Write the centroids as one array (.npy), or under the name `centroids` (.safetensors)."""
+    with _written_atomically(path) as temporary:
+        if path.suffix == ".npy":
+            import numpy as np
+
+            with temporary.open("wb") as file:
+                np.save(file, points.numpy())
+        else:
+            from safetensors.torch import save_file
+
+            save_file({"centroids": points.contiguous()}, temporary)
+
+
+def _plot(path: Path, points: "Tensor", found: "Quality", title: str) -> None:
+    """Draw how many pairs lie at each distance, and the bound on the smallest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import torch
+    from matplotlib import pyplot
+
+    from tammes.geometry import blocks_of_pairs
+
+    low, high = min(found.min, found.upper_bound), max(found.max, found.upper_bound)
+    margin = max(0.02, 0.05 * (high - low))
+    low, high, bins = low - margin, high + margin, 100
+    counts = sum((torch.histc(block.double(), bins, low, high) for block in blocks_of_pairs(points)), torch.zeros(bins))
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    edges = torch.linspace(low, high, bins + 1)
+    axes.stairs((100 * counts / counts.sum()).numpy(), edges.numpy(), fill=True, color="tab:blue", alpha=0.8)
+    axes.axvline(found.min, color="tab:orange", label=f"smallest distance {found.min:.4f}")
+    axes.axvline(found.upper_bound, color="black", linestyle="--", label=f"upper bound on it {found.upper_bound:.4f}")
+    axes.set(title=title, xlabel="distance between two centroids", ylabel="pairs [%]", xlim=(low, high))
+    axes.legend()
+    with _written_atomically(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    pyplot.close(figure)
+
+
+@contextmanager
+def _written_atomically(path: Path) -> Iterator[Path]:
+    """A temporary file beside the path that replaces it when all is written, and is removed if anything fails."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float) -> None:
+    """Print the result as a table, or as one JSON object."""
+    measured: dict[str, float | None] = dict.fromkeys(_MEASURES) if found is None else asdict(found)
+    if config.json:
+        record = {"num_classes": config.num_classes, "dim": config.dim, "kind": kind, "seed": config.seed}
+        print(json.dumps(record | measured | {"seconds": round(seconds, 3)}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "", show_header=False, title=f"{config.num_classes} centroids in {config.dim} dimensions")
+    table.add_row("kind", kind)
+    for name, value in measured.items():
+        table.add_row(_MEASURES[name], "not measured" if value is None else f"{value:.6f}")
+    table.add_row("seconds", f"{seconds:.2f}")
+    for path in (config.out, config.plot):
+        if path is not None:
+            table.add_row("written", str(path))
+    Console().print(table)
+    if config.num_classes > _MOST_MEASURED:
+        Console().print(f"Distances of all pairs are measured up to {_MOST_MEASURED} classes.")
+
+
+@contextmanager
+def _working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something takes long, if a person may be watching."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given == ["--version"]:
+        print(f"tammes {__version__}")
+        return
+    config = tyro.extras.subcommand_cli_from_dict(
+        {name: kind for name, (kind, _) in COMMANDS.items()},
+        prog="tammes",
+        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command.",
+        args=given,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
+    try:
+        run(config)
+    except UserError as error:
+        print(f"tammes: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {"centroids": (Centroids, centroids)}

@@ -1,0 +1,99 @@
+"""The promises of ARCHITECTURE.md that a test can hold."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "tammes"
+
+# The line that the data walks: a module imports only what stands before it.
+LINE = [
+    "errors",
+    "runtime",
+    "geometry",
+    "neighbours",
+    "clustering",
+    "metrics",
+    "centroids",
+    "bound",
+    "datasets",
+    "splits",
+    "transforms",
+    "loading",
+    "backbones",
+    "embedder",
+    "mining",
+    "losses",
+    "objectives",
+    "training",
+    "runs",
+    "embeddings",
+    "estimator",
+    "gallery",
+    "benchmark",
+    "report",
+    "export",
+    "web",
+    "cli",
+]
+A_LOSS_IS_READABLE_FROM = {"geometry", "errors", "mining"}
+
+
+def imports_of(file: Path) -> set[str]:
+    """The modules of tammes that a file imports, anywhere in it: 'geometry', 'losses.discriminative', …"""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("tammes.") for alias in node.names if alias.name.startswith("tammes.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            if node.module == "tammes":
+                found |= {alias.name for alias in node.names}
+            elif (node.module or "").startswith("tammes."):
+                found.add(str(node.module).removeprefix("tammes."))
+    return found
+
+
+def files_of(module: str) -> list[Path]:
+    return sorted((SRC / module).rglob("*.py")) or [SRC / f"{module}.py"]
+
+
+def modules() -> list[str]:
+    return sorted({path.stem for path in SRC.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
+
+
+def test_every_module_stands_on_the_line() -> None:
+    assert set(modules()) - {"__init__"} <= set(LINE)
+
+
+@pytest.mark.parametrize("name", [name for name in LINE if name in modules()])
+def test_a_module_imports_only_what_stands_before_it(name: str) -> None:
+    allowed = set(LINE[: LINE.index(name) + 1]) | {"__version__"}
+    looks_back = {
+        file.name: {top for top in (i.split(".")[0] for i in imports_of(file)) if top not in allowed}
+        for file in files_of(name)
+    }
+    assert {file: tops for file, tops in looks_back.items() if tops} == {}
+
+
+@pytest.mark.parametrize("file", [file for file in files_of("losses") if file.stem != "__init__"], ids=lambda f: f.stem)
+def test_a_loss_is_readable_from_its_own_file(file: Path) -> None:
+    assert imports_of(file) <= A_LOSS_IS_READABLE_FROM
+
+
+def test_the_checker_sees_an_import_that_looks_back(tmp_path: Path) -> None:
+    file = tmp_path / "early.py"
+    file.write_text("import tammes.cli\nfrom tammes import bound\nfrom tammes.losses.discriminative import x\n")
+    assert imports_of(file) == {"cli", "bound", "losses.discriminative"}
+
+
+def test_no_module_reads_the_environment_but_runtime() -> None:
+    readers = {file.name for file in SRC.rglob("*.py") if "environ" in file.read_text() or "getenv" in file.read_text()}
+    assert readers <= {"runtime.py"}
+
+
+def test_pickle_is_never_used() -> None:
+    users = [file for file in SRC.rglob("*.py") if "pickle" in file.read_text() or "torch.load" in file.read_text()]
+    assert users == []

@@ -1,0 +1,103 @@
+"""What a user sees, who has no type checker in between: the errors for bad shapes, and torch.compile in one graph."""
+
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+from tests.contracts.test_losses import HAS_COMPILER
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_errors_for_input_of_the_wrong_shape_or_type() -> None:
+    printed = run(
+        """
+        import torch
+        from tammes import DiscriminativeLoss, HardDiscriminativeLoss, UserError, bound
+
+        corners = torch.eye(3)
+        bad = [
+            lambda loss: loss(torch.randn(4, 2), torch.arange(4) % 3),
+            lambda loss: loss(torch.randn(4), torch.arange(4) % 3),
+            lambda loss: loss(torch.ones(4, 3, dtype=torch.long), torch.arange(4) % 3),
+            lambda loss: loss(torch.randn(4, 3), torch.zeros(4)),
+            lambda loss: loss(torch.randn(4, 3), torch.arange(3)),
+            lambda loss: loss(torch.randn(4, 3), torch.zeros(4, 3, dtype=torch.long)),
+            lambda loss: type(loss)(torch.ones(3)),
+            lambda loss: type(loss)(torch.eye(3).long()),
+        ]
+        for loss in (DiscriminativeLoss(3), HardDiscriminativeLoss(corners)):
+            for call in bad:
+                try:
+                    call(loss)
+                except UserError as error:
+                    print(error)
+        try:
+            DiscriminativeLoss(3, weighting="balancd", class_sizes=[1, 2, 3])
+        except UserError as error:
+            print(error)
+        """
+    )
+    of_one_loss = [
+        "embeddings must have shape (batch, 3), got (4, 2).",
+        "embeddings must have shape (batch, 3), got (4,).",
+        "embeddings must be floating point, got torch.int64.",
+        "labels must be integers, got torch.float32. Use labels.long().",
+        "one label for each embedding: 4 embeddings, labels of shape (3,).",
+        "one label for each embedding: 4 embeddings, labels of shape (4, 3).",
+        "centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
+        " got torch.float32 of shape (3,).",
+        "centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
+        " got torch.int64 of shape (3, 3).",
+    ]
+    unknown = "unknown weighting 'balancd'. Did you mean 'balanced'? Known: balanced, none, triplet."
+    assert printed.splitlines() == [*of_one_loss, *of_one_loss, unknown]
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
+def test_torch_compile_takes_the_loss_in_one_graph() -> None:
+    printed = run(
+        """
+        import torch
+        from tammes import DiscriminativeLoss
+
+        labels = torch.arange(9) % 5
+        exact = DiscriminativeLoss(torch.eye(5), class_sizes=[1, 2, 3, 4, 5], weighting="triplet")
+        for loss in (DiscriminativeLoss(5), exact):
+            head = torch.nn.Linear(5, 5)
+            step = lambda z: 2 * loss(head(z), labels)
+            results = []
+            for run in (step, torch.compile(step, fullgraph=True)):
+                z = torch.ones(9, 5).cumsum(0).sin().requires_grad_()
+                value = run(z)
+                value.backward()
+                results.append((value.detach(), z.grad))
+            torch.testing.assert_close(results[0], results[1])
+            print("same")
+        """
+    )
+    assert printed.split() == ["same", "same"]
+
+
+def test_the_package_imports_without_torch_until_a_name_is_used() -> None:
+    assert run("import sys, tammes; print('torch' in sys.modules, tammes.__version__ > '0')").split() == [
+        "False",
+        "True",
+    ]
+    assert run("from tammes import *; print(DiscriminativeLoss(3), bound.__name__, centroids.__name__)") == (
+        "DiscriminativeLoss(3 classes one-hot, weighting='none', push=0.333333) tammes.bound tammes.centroids\n"
+    )
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    import tammes
+
+    with pytest.raises(AttributeError, match="^module 'tammes' has no attribute 'DiscriminatveLoss'$"):
+        _ = tammes.DiscriminatveLoss
