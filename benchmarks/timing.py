@@ -16,17 +16,20 @@ import torch
 Step = Callable[[], object]
 
 
-def medians(steps: dict[str, Step], rounds: int, warm_up: int = 3) -> dict[str, float]:
-    """Median seconds of each step. The steps take turns, so that a slow spell of the machine meets them all."""
-    for step in steps.values():
-        for _ in range(warm_up):
-            step()
+def medians(steps: dict[str, Step], rounds: int, in_a_row: int = 5) -> dict[str, float]:
+    """Median seconds of each step, over at least `rounds`.
+
+    The steps take turns, so that a slow spell of the machine meets them all; a turn is one step to warm the caches and
+    a few that count.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
+    for _ in range(-(-rounds // in_a_row)):
         for name, step in steps.items():
-            started = time.perf_counter()
             step()
-            times[name].append(time.perf_counter() - started)
+            for _ in range(in_a_row):
+                started = time.perf_counter()
+                step()
+                times[name].append(time.perf_counter() - started)
     return {name: statistics.median(each) for name, each in times.items()}
 
 

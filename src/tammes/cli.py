@@ -210,12 +210,12 @@ def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float)
     for name, value in measured.items():
         table.add_row(_MEASURES[name], "not measured" if value is None else f"{value:.6f}")
     table.add_row("seconds", f"{seconds:.2f}")
-    for path in (config.out, config.plot):
-        if path is not None:
-            table.add_row("written", str(path))
     Console().print(table)
     if config.num_classes > _MOST_MEASURED:
-        Console().print(f"Distances of all pairs are measured up to {_MOST_MEASURED} classes.")
+        print(f"The distances of all pairs are measured up to {_MOST_MEASURED} classes.")
+    for path in (config.out, config.plot):
+        if path is not None:
+            print(f"written: {path}")
 
 
 @contextmanager

@@ -54,17 +54,17 @@ def solve(
         raise UserError(f"starts must be at least 1, got {starts}.")
     if num_classes == 1 or dim == 1:
         return simplex(num_classes, dim, dtype=dtype)
-    steps = steps or default_steps(num_classes, dim)
     if start is not None:
         begin = _checked_start(start, num_classes, dim)
-        # A sharp energy from the first step moves a point only away from its neighbours.
-        points = _adam(begin, spread, steps, sharpness=20, rate=0.03)
+        # A sharp energy from the first step moves a point only away from its neighbours, and few steps not too far.
+        points = _adam(begin, spread, steps or 300, sharpness=20.0, rate=0.03)
         return normalise(points.double()).to(dtype)
+    steps = steps or default_steps(num_classes, dim)
     if num_classes**2 * dim <= _PRECISE:
         return _best_of(starts or _automatic_starts(num_classes, dim), num_classes, dim, spread, generator).to(dtype)
     best, lowest = torch.empty(0), inf
     for _ in range(starts or 1):
-        points = _adam(uniform(num_classes, dim, generator), spread, steps, sharpness=2, rate=0.05)
+        points = _adam(uniform(num_classes, dim, generator), spread, steps, sharpness=2.0, rate=0.05)
         points = normalise(points.double())
         value, _ = energy(points, _HARD, spread)
         if value < lowest:
@@ -116,7 +116,11 @@ def _checked_start(start: Float[Tensor, "rows columns"], num_classes: int, dim: 
 
 def _automatic_starts(num_classes: int, dim: int) -> int:
     size = num_classes * dim
-    return 40 if size <= _TINY else 6 if size <= 700 else 4 if size <= 2500 else 1
+    if size <= 700:
+        return 24 if size <= _TINY else 6
+    if size <= 2500:
+        return 4 if size * num_classes <= 3e5 else 2
+    return 1
 
 
 def _first_sharpness(size: int, attempt: int) -> float:

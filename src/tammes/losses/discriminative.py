@@ -110,11 +110,14 @@ class DiscriminativeLoss(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels, self.dim)
-        classes = None
+        centroids, classes = self.centroids, None
+        if centroids is not None and centroids.dtype != embeddings.dtype:  # the finer of the two
+            dtype = torch.promote_types(centroids.dtype, embeddings.dtype)
+            centroids, embeddings = centroids.to(dtype), embeddings.to(dtype)
         if self.sample_classes is not None:
             classes = _sample(self.num_classes, self.sample_classes, labels.device)  # (sample,)
         weights = (self.pull_weights, self.push_weights, self.class_weights, self.push / (self.num_classes - 1))
-        arguments = (embeddings, labels, self.centroids, classes, *weights)
+        arguments = (embeddings, labels, centroids, classes, *weights)
         if torch.compiler.is_compiling():
             return _compiled(*arguments, self.chunk_classes or _BLOCK)[0]  # type: ignore[no-any-return]
         return _Fused.apply(*arguments, self.chunk_classes or _BLOCK)  # type: ignore[no-any-return]
@@ -229,7 +232,7 @@ def _value_and_gradient(
     check_range(labels, embeddings.shape[1] if centroids is None else len(centroids))
     dtype = embeddings.dtype
     weights = (
-        1.0 if pull is None else pull[labels, None].to(dtype),  # (batch, 1)
+        None if pull is None else pull[labels, None].to(dtype),  # (batch, 1)
         uniform_push if push is None else push[labels, None].to(dtype),  # (batch, 1)
         None if class_weights is None else class_weights.to(dtype),  # (classes,)
     )
@@ -260,23 +263,18 @@ def _scale_gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, .
 _compiled.register_autograd(_scale_gradient, setup_context=_keep_gradient)
 
 
-def _unit_scale(embeddings: Tensor) -> tuple[Tensor, Tensor | float]:
-    """1 / |z|, (batch, 1), and 1 + |x|²: an embedding without a direction is the zero vector and stays where it is."""
+def _lengths(embeddings: Tensor) -> tuple[Tensor, Tensor | float]:
+    """|z|, (batch, 1), and 1 + |x|²: an embedding without a direction is the zero vector and stays there."""
     length = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-    scale = length.reciprocal()
-    if length.min().item() > NO_LENGTH:
-        return scale, 2.0
-    scale[length <= NO_LENGTH] = 0
-    return scale, 1 + scale * length
+    if not length.min().item() <= NO_LENGTH:
+        return length, 2.0
+    length = torch.where(length <= NO_LENGTH, float("inf"), length)
+    return length, torch.where(length.isinf(), 1.0, 2.0).to(length)
 
 
 def _reciprocal(distance: Tensor) -> Tensor:
-    """1 / distance, and 0 where the points coincide: the subgradient that stays put."""
-    noise = COINCIDE * torch.finfo(distance.dtype).eps
-    result = distance.reciprocal()
-    if distance.min().item() <= noise:
-        result[distance <= noise] = 0
-    return result
+    """1 / distance, bounded where the points coincide but for rounding: times their difference it then goes to 0."""
+    return distance.clamp_min(COINCIDE * torch.finfo(distance.dtype).eps).reciprocal_()
 
 
 def _against_centroids(
@@ -284,7 +282,7 @@ def _against_centroids(
     labels: Tensor,
     centroids: Tensor,
     classes: Tensor | None,
-    pull: Tensor | float,
+    pull: Tensor | None,
     push: Tensor | float,
     class_weights: Tensor | None,
     block: int,
@@ -296,14 +294,14 @@ def _against_centroids(
     Pairs whose r would be inaccurate (the own centroid, and any closer than CLOSE) enter the products with r = 1,
     and what that leaves out is computed from the difference c - x.
     """
-    scale, base = _unit_scale(embeddings)
-    minus_2x = embeddings * (-2 * scale)  # (batch, dim)
+    length, base = _lengths(embeddings)  # (batch, 1)
+    minus_2x = embeddings / (length * -0.5)  # (batch, dim)
     own_gap = centroids.index_select(0, labels).add_(minus_2x, alpha=0.5)  # (batch, dim): c_y - x
     own = torch.linalg.vector_norm(own_gap, dim=1, keepdim=True)  # (batch, 1)
-    own_weight = 1.0 if class_weights is None else class_weights[labels, None]  # (batch, 1)
+    own_weight = None if class_weights is None else class_weights[labels, None]  # (batch, 1)
     if classes is not None:
         drawn = torch.isin(labels, classes)[:, None].to(own)  # (batch, 1)
-        own_weight = own_weight * drawn
+        own_weight = drawn if own_weight is None else own_weight * drawn
         push = push * (len(centroids) - 1) / (len(classes) - drawn)  # (batch, 1)
 
     inverses = pulled = None  # (batch, 1): sum of r, and (batch, dim): sum of r c
@@ -332,20 +330,28 @@ def _against_centroids(
     assert inverses is not None and pulled is not None  # noqa: PT018
 
     along = (pulled * minus_2x).sum(1, keepdim=True)  # (batch, 1): -2 x · sum of r c
-    own_squared = own * own
-    repelled = inverses.mul_(base).add_(along).sub_(own_weight * own_squared)  # (batch, 1): sum of the distances
+    along = along.addcmul_(own, own if own_weight is None else own * own_weight, value=-1)
+    repelled = _plus(along, base, inverses)  # (batch, 1): sum of the distances to the others
     if near.any:
         repelled += near.missing
-    loss = (pull * own - push * repelled).mean()
+    own_pull, weighted_own = _reciprocal(own), own  # (batch, 1)
+    if pull is not None:
+        own_pull, weighted_own = own_pull * pull, own * pull
+    loss = _plus(weighted_own, -push, repelled).mean()
     # The gradient of |x - c| is r (x - c). What is parallel to x is projected away, so c may stand for c - x.
-    own_pull = pull * _reciprocal(own) + push * own_weight  # (batch, 1)
+    own_pull += push if own_weight is None else push * own_weight
     gradient = pulled.mul_(push).addcmul_(own_gap, own_pull, value=-1)
-    along = push * along - own_pull * own_squared  # (batch, 1): -2 x · gradient, as -2 x · (c - x) = |x - c|²
+    along = along.mul_(push).sub_(weighted_own)  # (batch, 1): -2 x · gradient, as -2 x · (c - x) = |x - c|²
     if near.any:
         gradient += push * near.pulled
         along += push * near.along
     gradient.addcmul_(minus_2x, along, value=-0.25)
-    return loss, gradient.mul_(scale / len(embeddings))
+    return loss, gradient.div_(length * len(embeddings))
+
+
+def _plus(a: Tensor, factor: Tensor | float, b: Tensor) -> Tensor:
+    """a + factor * b, in one operation where it can be: small operations are what a step at 100 classes is made of."""
+    return a + factor * b if isinstance(factor, Tensor) else torch.add(a, b, alpha=factor)
 
 
 class _Near:
@@ -375,40 +381,48 @@ class _Near:
 
 
 def _against_axes(
-    embeddings: Tensor, labels: Tensor, pull: Tensor | float, push: Tensor | float, class_weights: Tensor | None
+    embeddings: Tensor, labels: Tensor, pull: Tensor | None, push: Tensor | float, class_weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """As `_against_centroids` for one-hot centroids: x·c_m is the coordinate x_m, so there is no matrix product."""
-    scale, base = _unit_scale(embeddings)
     label = labels[:, None]
-    squared = (embeddings * (-2 * scale)).add_(base)  # (batch, classes)
-    own_squared, own_x = squared.gather(1, label), embeddings.gather(1, label) * scale  # (batch, 1)
-    own_rest = (base - 1) - own_x * own_x  # (batch, 1): the other coordinates' squares
+    length, base = _lengths(embeddings)  # (batch, 1)
+    scale = length.reciprocal()
+    squared = (embeddings * (scale * -2)).add_(base)  # (batch, classes)
     near = None
     if squared.min().item() < CLOSE**2:
         near = _NearAxis(embeddings, scale, squared, label, class_weights)
+        squared[near.row, near.axis] = 1
+    own_squared = squared.gather(1, label)  # (batch, 1)
+    own_x = (base - own_squared) * 0.5  # (batch, 1)
+    own_rest = (base - 1) - own_x * own_x  # (batch, 1): 1 - x_y²
+    if near is not None:
         own_squared[near.own], own_rest[near.own] = near.own_squared, near.own_rest
     squared.scatter_(1, label, 1.0)
     own = own_squared.sqrt()  # (batch, 1)
     inverse = squared.rsqrt_()  # (batch, classes): r
-    own_weight = 1.0 if class_weights is None else class_weights[labels, None]  # (batch, 1)
+    own_weight = None if class_weights is None else class_weights[labels, None]  # (batch, 1)
     if class_weights is not None:
         inverse *= class_weights
     buffer = inverse * embeddings  # (batch, classes)
     along = buffer.sum(1, keepdim=True).mul_(scale)  # (batch, 1): x · sum of r c
-    repelled = inverse.sum(1, keepdim=True).mul_(base).sub_(2 * along).sub_(own_weight * own_squared)
+    repelled = _plus(-2 * along, base, inverse.sum(1, keepdim=True))  # (batch, 1)
+    repelled -= own_squared if own_weight is None else own_weight * own_squared
     if near is not None:
         repelled[near.row] += near.missing
-    loss = (pull * own - push * repelled).mean()
-    own_pull = pull * _reciprocal(own) + push * own_weight  # (batch, 1)
-    if near is not None:
         inverse[near.row, near.axis] += near.more[:, 0]
         along[near.row] += near.more * embeddings[near.row, near.axis][:, None] * scale[near.row]
-    # x is one of many coordinates: subtract its share, then set the own coordinate, where 1 - x_y² would cancel.
-    scale = scale / len(embeddings)
-    factor = (push * along - own_pull * own_x) * scale
-    gradient = inverse.mul_(push * scale).sub_(torch.mul(embeddings, factor * scale * len(embeddings), out=buffer))
-    own_part = (push * (own_weight - own_x * along) - own_pull * own_rest) * scale
-    return loss, gradient.scatter_(1, label, own_part)
+    own_pull, weighted_own = _reciprocal(own), own  # (batch, 1)
+    if pull is not None:
+        own_pull, weighted_own = own_pull * pull, own * pull
+    loss = _plus(weighted_own, -push, repelled).mean()
+    own_push = push if own_weight is None else push * own_weight
+    own_pull += own_push
+    # What is parallel to x goes; then the own coordinate anew, where 1 - x_y² would cancel.
+    along *= push
+    step = scale / len(embeddings)
+    gradient = inverse.mul_(push * step)
+    gradient -= torch.mul(embeddings, (along - own_pull * own_x) * step * scale, out=buffer)
+    return loss, gradient.scatter_(1, label, (own_push - own_x * along - own_pull * own_rest) * step)
 
 
 class _NearAxis:
@@ -424,9 +438,8 @@ class _NearAxis:
         exact = (1 - largest) ** 2 + rest
         own = (axis == label[row])[:, 0]  # (close,)
         self.own, self.own_squared, self.own_rest = row[own], exact[own], rest[own]
-        self.row, self.axis = row[~own], axis[~own][:, 0]  # (near,)
-        squared[self.row, self.axis] = 1  # r = 1; and what that leaves out:
+        self.row, self.axis = row[~own], axis[~own][:, 0]  # (near,): these enter with r = 1, which leaves out
         distance = exact[~own].sqrt()  # (near, 1)
         weight = 1.0 if class_weights is None else class_weights[self.axis, None]
         self.missing = weight * (distance - distance**2)
-        self.more = weight * (_reciprocal(distance) - 1) if len(distance) else distance
+        self.more = weight * (_reciprocal(distance) - 1)
