@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 import tyro
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from benchmarks.timing import Step, machine, medians, peak_memory, save
 from tammes import DiscriminativeLoss, HardDiscriminativeLoss
@@ -45,7 +45,7 @@ def steps(num_classes: int, batch: int, dim: int) -> dict[str, Step]:
     torch.manual_seed(0)
     embeddings = torch.randn(batch, dim, requires_grad=True)
     labels = torch.randint(num_classes, (batch,))
-    centroids = F.normalize(torch.randn(num_classes, dim))
+    centroids = normalize(torch.randn(num_classes, dim))
     pairs = torch.arange(batch) // 4 % num_classes  # pair losses need positives: 4 images of each class
 
     def step(*modules: nn.Module, labels: Tensor = labels, mine: nn.Module | None = None) -> Step:

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import linear_regression
 
 import torch
-import torch.nn.functional as F
 import tyro
 from rich.console import Console
 from rich.table import Table
+from torch.nn.functional import normalize
 
 from benchmarks.timing import Step, machine, medians, peak_memory, save
 from tammes import DiscriminativeLoss
@@ -40,7 +40,7 @@ def step(num_classes: int, batch: int, dim: int, sample: int | None = None) -> S
     torch.manual_seed(0)
     embeddings = torch.randn(batch, dim, requires_grad=True)
     labels = torch.randint(num_classes, (batch,))
-    loss = DiscriminativeLoss(F.normalize(torch.randn(num_classes, dim)), sample_classes=sample)
+    loss = DiscriminativeLoss(normalize(torch.randn(num_classes, dim)), sample_classes=sample)
 
     def run() -> None:
         embeddings.grad = None

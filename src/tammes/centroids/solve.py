@@ -1,5 +1,7 @@
 """The solver: centroids as far apart as descent on a soft maximum of the cosines can bring them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import cos, inf, log, pi, sqrt
 
 import numpy as np
@@ -54,14 +56,39 @@ def solve(
         raise UserError(f"starts must be at least 1, got {starts}.")
     if num_classes == 1 or dim == 1:
         return simplex(num_classes, dim, dtype=dtype)
+    with _threads(1 if num_classes <= 1024 else torch.get_num_threads()):
+        return _solved(num_classes, dim, generator, spread, start, starts, steps).to(dtype)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads: operations of a millisecond are not faster on two, and on a busy machine ten times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _solved(
+    num_classes: int,
+    dim: int,
+    generator: torch.Generator | None,
+    spread: float,
+    start: Float[Tensor, "rows columns"] | None,
+    starts: int | None,
+    steps: int | None,
+) -> Float[Tensor, "classes dim"]:
+    """The result in float64."""
     if start is not None:
         begin = _checked_start(start, num_classes, dim)
         # A sharp energy from the first step moves a point only away from its neighbours, and few steps not too far.
         points = _adam(begin, spread, steps or 300, sharpness=20.0, rate=0.03)
-        return normalise(points.double()).to(dtype)
+        return normalise(points.double())
     steps = steps or default_steps(num_classes, dim)
     if num_classes**2 * dim <= _PRECISE:
-        return _best_of(starts or _automatic_starts(num_classes, dim), num_classes, dim, spread, generator).to(dtype)
+        return _best_of(starts or _automatic_starts(num_classes, dim), num_classes, dim, spread, generator)
     best, lowest = torch.empty(0), inf
     for _ in range(starts or 1):
         points = _adam(uniform(num_classes, dim, generator), spread, steps, sharpness=2.0, rate=0.05)
@@ -69,7 +96,7 @@ def solve(
         value, _ = energy(points, _HARD, spread)
         if value < lowest:
             best, lowest = points, value
-    return best.to(dtype)
+    return best
 
 
 def _best_of(
