@@ -39,7 +39,7 @@ def peak_memory(step: Step) -> float:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     live = peak = 0.0
-    events: Any = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events: Any = profiled.profiler.kineto_results.events()
     for event in sorted(events, key=lambda event: int(event.start_ns())):
         if event.name() == "[memory]":
             live += event.nbytes()

@@ -273,7 +273,7 @@ def _network() -> nn.Module:
 
 
 def test_two_processes_have_the_gradient_of_one(name: str, tmp_path: Path) -> None:
-    spawn(_train_on_a_share, (tmp_path, name), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_train_on_a_share, (tmp_path, name), nprocs=2)
     together = torch.load(tmp_path / "gradients.pt", weights_only=True)
     network = _network()
     embeddings, labels = torch.randn(8, 3, generator=seeded(0)), torch.arange(8) % 4

@@ -1,0 +1,138 @@
+"""The run folder: what training leaves, and all that everything after it reads.
+
+config.json        every option, with its value          environment.json   versions, machine, commit
+classes.json       class names of the training labels    metrics.jsonl      one line an epoch
+embedder.safetensors, embedder.json                      the trained network
+best/              the same from the best epoch on the validation classes, if there are any
+checkpoint.safetensors                                   to go on from
+results.json       the evaluation                        log.txt            what was printed
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tammes.errors import UserError
+from tammes.runtime import write_atomically
+from tammes.training import Position
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists."""
+
+    folder: Path
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file, whole or not at all."""
+        write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
+
+    def read(self, name: str) -> Any:
+        """What was written under that name, or None."""
+        file = self.folder / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; one that a crash cut short is left out."""
+        file = self.folder / "metrics.jsonl"
+        lines = []
+        for line in file.read_text().splitlines() if file.exists() else []:
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return lines
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop the lines of epochs after this one, which will be trained again."""
+        kept = [json.dumps(line) + "\n" for line in self.epochs() if line["epoch"] <= epoch]
+        write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+
+    @property
+    def state(self) -> str:
+        """finished, interrupted (there is something to go on from), or started."""
+        if (self.folder / "results.json").exists():
+            return "finished"
+        return "interrupted" if (self.folder / "checkpoint.safetensors").exists() else "started"
+
+
+def create(folder: Path, *, overwrite: bool = False) -> Run:
+    """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
+    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        is_run = (folder / "config.json").exists()
+        if not overwrite or not is_run:
+            what = "is a run already" if is_run else "exists and is not a run"
+            hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if is_run else "Please"
+            raise UserError(f"{folder} {what}. {hint} choose another --out.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Run(folder)
+
+
+def open_run(folder: Path) -> Run:
+    """A run folder that is there."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"no run in {folder}: config.json is missing. `tammes runs` lists the runs that there are.")
+    return Run(folder)
+
+
+def listed(root: Path) -> list[Run]:
+    """All runs below a folder, oldest first."""
+    found = [Run(file.parent) for file in root.glob("**/config.json") if (file.parent / "environment.json").exists()]
+    return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
+
+
+def save_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer, position: Position) -> None:
+    """Everything to go on from, in one file: weights, optimizer, random state, position."""
+    from safetensors.torch import save
+
+    state = optimizer.state_dict()
+    tensors = {f"model/{name}": tensor for name, tensor in objective.state_dict().items()}
+    scalars: dict[str, Any] = {}
+    for number, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{number}/{name}"] = value
+            else:
+                scalars[f"{number}/{name}"] = value
+    tensors["random"] = torch.get_rng_state()
+    said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(run.folder / "checkpoint.safetensors", save(tensors, metadata={"state": json.dumps(said)}))
+
+
+def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> Position:
+    """Put weights, optimizer and random state back as they were; the position to go on from."""
+    from safetensors import safe_open
+
+    file = run.folder / "checkpoint.safetensors"
+    if not file.exists():
+        raise UserError(f"{run.folder} has no checkpoint to go on from: it was stopped before its first epoch ended.")
+    with safe_open(file, framework="pt") as opened:
+        said = json.loads(opened.metadata()["state"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    objective.load_state_dict(
+        {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    )
+    entries: dict[int, dict[str, Any]] = {}
+    for name, value in {**_under("optimizer/", tensors), **said["scalars"]}.items():
+        number, _, key = name.partition("/")
+        entries.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
+    torch.set_rng_state(tensors["random"])
+    return Position(**said["position"])
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

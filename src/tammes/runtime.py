@@ -1,0 +1,93 @@
+"""Where the program runs: cache folder, device, seeds, files that are whole, and a record of the machine."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+_RECORDED = (
+    "tammes",
+    "torch",
+    "torchvision",
+    "timm",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pillow",
+    "matplotlib",
+)
+
+
+def cache_folder() -> Path:
+    """Where decoded images and drawn data sets are kept: TAMMES_CACHE, or `tammes` in the user's cache folder."""
+    given = os.environ.get("TAMMES_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tammes"
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file such that it is there whole or not at all, and still there after a power cut."""
+    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as temporary:
+        try:
+            temporary.write(content)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary.name).chmod(0o666 & ~umask)
+            Path(temporary.name).replace(file)
+        except BaseException:
+            Path(temporary.name).unlink(missing_ok=True)
+            raise
+    if os.name == "posix":
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name itself
+        finally:
+            os.close(folder)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and commit: what a result was made with."""
+    versions = {}
+    for name in _RECORDED:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _commit() -> str | None:
+    """The commit of the code if it runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

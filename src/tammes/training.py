@@ -1,0 +1,161 @@
+"""The training loop: fit() yields an epoch at a time; the caller evaluates, logs, saves, breaks."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from math import cos, isfinite, pi
+from time import perf_counter
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tammes.errors import UserError
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, indices
+Batches = Callable[[int], Iterable[Batch]]
+
+
+@dataclass
+class Position:
+    """Where training is: what a checkpoint needs beside weights and optimizer to go on as if nothing had happened.
+
+    Attributes:
+        epoch: the epoch under way, from 1.
+        step: batches of it that are done.
+        images: images of it that are done.
+        seconds: time it has taken so far.
+        totals: the sums over its images of each part of the loss.
+    """
+
+    epoch: int = 1
+    step: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that has ended, or was stopped: `complete` says which.
+
+    Attributes:
+        number: from 1.
+        losses: the mean over its images of each part of the loss.
+        seconds: how long it took.
+        images: how many images it saw.
+        rates: the learning rate of each group of parameters.
+        position: where to go on from.
+        complete: whether it saw all its batches.
+    """
+
+    number: int
+    losses: dict[str, float]
+    seconds: float
+    images: int
+    rates: tuple[float, ...]
+    position: Position
+    complete: bool = True
+
+
+def fit(
+    objective: nn.Module,
+    batches: Batches,
+    optimizer: Optimizer,
+    *,
+    epochs: int,
+    schedule: Callable[[int], float],
+    seed: int = 0,
+    start: Position | None = None,
+    accelerator: Accelerator | None = None,
+    accumulate: int = 1,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Epoch]:
+    """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
+
+    Args:
+        batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked.
+        schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
+        seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
+        start: where to go on; weights and optimizer must be those of that moment.
+        accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
+            equals that of one large batch of them.
+        stop: asked after each step; True ends training with an epoch that is not complete.
+
+    Raises:
+        UserError: the loss is not a number or infinite.
+    """
+    accelerator = accelerator or Accelerator(cpu=True)
+    at = start or Position()
+    look_every = 1 if accelerator.device.type == "cpu" else 20
+    base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    while at.epoch <= epochs:
+        for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
+            group["lr"] = rate * schedule(at.epoch)
+        if at.step == 0:
+            torch.manual_seed(_mixed(seed, at.epoch))
+        objective.train()  # the caller may have evaluated since the last epoch
+        started, complete = perf_counter() - at.seconds, True
+        totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}
+        for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
+            seen = sum(len(labels) for _, labels, _ in together)
+            for number, (images, labels, _) in enumerate(together, start=1):
+                wait = nullcontext() if number == len(together) else accelerator.no_sync(objective)
+                with wait:
+                    parts = objective(images.to(accelerator.device), labels.to(accelerator.device))
+                    # Each image counts alike in the step, also when the last batch is smaller than the others.
+                    accelerator.backward(torch.stack(list(parts.values())).sum() * (len(labels) / seen))
+                for name, part in parts.items():
+                    # It stays on its device: reading it would make a GPU wait.
+                    totals[name] = totals.get(name, 0.0) + part.detach().double() * len(labels)
+                at.step += 1
+            if at.step % look_every < len(together) and not all(total.isfinite() for total in totals.values()):
+                raise UserError(_not_finite(at, optimizer))
+            optimizer.step()
+            optimizer.zero_grad()
+            at.images += seen
+            at.seconds = perf_counter() - started
+            if stop():
+                complete = False
+                break
+        at.totals = {name: float(total) for name, total in totals.items()}
+        if not all(isfinite(total) for total in at.totals.values()):
+            raise UserError(_not_finite(at, optimizer))
+        losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
+        rates = tuple(group["lr"] for group in optimizer.param_groups)
+        done = at
+        at = Position(at.epoch + 1) if complete else at
+        yield Epoch(done.epoch, losses, done.seconds, done.images, rates, at, complete)
+        if not complete:
+            return
+
+
+def halved_every(epochs: int) -> Callable[[int], float]:
+    """The paper's schedule: half the learning rate after every so many epochs."""
+    return lambda epoch: 0.5 ** ((epoch - 1) // epochs)
+
+
+def cosine(epochs: int) -> Callable[[int], float]:
+    """From 1 in the first epoch down towards 0 after the last, along a cosine."""
+    return lambda epoch: (1 + cos(pi * (epoch - 1) / epochs)) / 2
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """One seed from two, such that neighbours have nothing in common."""
+    return (seed * 1_000_003 + epoch) * 2_654_435_761 % 2**63
+
+
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    batches = iter(batches)
+    while group := list(islice(batches, size)):
+        yield group
+
+
+def _not_finite(at: Position, optimizer: Optimizer) -> str:
+    rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups)
+    return (
+        f"the loss is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
+        f" is too high (now {rates}): try a tenth. The checkpoint of the last good epoch is kept."
+    )
