@@ -1,23 +1,17 @@
-"""The command line: one frozen dataclass and one short function per command.
-
-Heavy modules are imported by the command that needs them, so that help appears at once.
-"""
+"""`tammes centroids`: make class centroids, measure them, draw them, save them."""
 
 import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes import __version__
+from tammes.cli.console import optional, working
 from tammes.errors import UserError, unknown_name
+from tammes.runtime import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,11 +27,6 @@ _MEASURES = {
     "upper_bound": "upper bound on the smallest",
     "ratio": "smallest / upper bound",
 }
-
-
-def _optional(metavar: str) -> Any:
-    """How help shows an option that is absent by default: its kind of value, and no word about None."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 @dataclass(frozen=True)
@@ -62,13 +51,13 @@ class Centroids:
     shells, layers or solve."""
     seed: int = 0
     """Of the random generator; the same seed gives the same centroids."""
-    spread: Annotated[float | None, _optional("FLOAT")] = None
+    spread: Annotated[float | None, optional("FLOAT")] = None
     """Only with solve: 0 (largest smallest distance, the default) to 0.6 (nearly equal distances)."""
-    samples: Annotated[int | None, _optional("INT")] = None
+    samples: Annotated[int | None, optional("INT")] = None
     """Only with kmeans: how many points are clustered (default 10000)."""
-    out: Annotated[Path | None, _optional("FILE")] = None
+    out: Annotated[Path | None, optional("FILE")] = None
     """Save the centroids here: .npy or .safetensors."""
-    plot: Annotated[Path | None, _optional("FILE")] = None
+    plot: Annotated[Path | None, optional("FILE")] = None
     """Draw the histogram of the distances here: .png."""
     overwrite: bool = False
     """Replace files that exist."""
@@ -82,12 +71,12 @@ def centroids(config: Centroids) -> None:
     from tammes.centroids import quality
 
     start = perf_counter()
-    with _working(f"placing {config.num_classes} centroids"):
+    with working(f"placing {config.num_classes} centroids"):
         points, kind = _make(config)
     seconds = perf_counter() - start
     found = None
     if 2 <= config.num_classes <= _MOST_MEASURED:
-        with _working("measuring the distances of all pairs"):
+        with working("measuring the distances of all pairs"):
             found = quality(points)
     if config.out is not None:
         _save(config.out, points)
@@ -135,16 +124,16 @@ def _check_options(config: Centroids) -> None:
 
 def _save(path: Path, points: "Tensor") -> None:
     """Write the centroids as one array (.npy), or under the name `centroids` (.safetensors)."""
-    with _written_atomically(path) as temporary:
-        if path.suffix == ".npy":
-            import numpy as np
+    if path.suffix == ".npy":
+        import numpy as np
 
-            with temporary.open("wb") as file:
-                np.save(file, points.numpy())
-        else:
-            from safetensors.torch import save_file
+        content = BytesIO()
+        np.save(content, points.numpy())
+        write_atomically(path, content.getvalue())
+    else:
+        from safetensors.torch import save
 
-            save_file({"centroids": points.contiguous()}, temporary)
+        write_atomically(path, save({"centroids": points.contiguous()}))
 
 
 def _plot(path: Path, points: "Tensor", found: "Quality", title: str) -> None:
@@ -168,31 +157,10 @@ def _plot(path: Path, points: "Tensor", found: "Quality", title: str) -> None:
     axes.axvline(found.upper_bound, color="black", linestyle="--", label=f"upper bound on it {found.upper_bound:.4f}")
     axes.set(title=title, xlabel="distance between two centroids", ylabel="pairs [%]", xlim=(low, high))
     axes.legend()
-    with _written_atomically(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=120)
     pyplot.close(figure)
-
-
-@contextmanager
-def _written_atomically(path: Path) -> Iterator[Path]:
-    """A temporary file beside the path that replaces it when all is written, and is removed if anything fails."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_atomically(path, content.getvalue())
 
 
 def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float) -> None:
@@ -216,41 +184,3 @@ def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float)
     for path in (config.out, config.plot):
         if path is not None:
             print(f"written: {path}")
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    """A spinner on stderr while something takes long, if a person may be watching."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
-        yield
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; what the user can put right is one line on stderr and exit code 2."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given == ["--version"]:
-        print(f"tammes {__version__}")
-        return
-    config = tyro.extras.subcommand_cli_from_dict(
-        {name: kind for name, (kind, _) in COMMANDS.items()},
-        prog="tammes",
-        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command.",
-        args=given,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
-    try:
-        run(config)
-    except UserError as error:
-        print(f"tammes: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {"centroids": (Centroids, centroids)}

@@ -1,0 +1,43 @@
+"""The command line: one file a command, with a frozen dataclass that is its options and a function that runs it.
+
+Heavy modules are imported by the command that needs them, so that help appears at once.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from tammes import __version__
+from tammes.cli.centroids import Centroids, centroids
+from tammes.errors import UserError, unknown_name
+
+COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "centroids": (Centroids, centroids),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given == ["--version"]:
+        print(f"tammes {__version__}")
+        return
+    try:
+        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+            raise unknown_name("command", given[0], COMMANDS)
+        config = tyro.extras.subcommand_cli_from_dict(
+            {name: kind for name, (kind, _) in COMMANDS.items()},
+            prog="tammes",
+            description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command.",
+            args=given,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+        run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
+        run(config)
+    except UserError as error:
+        print(f"tammes: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
