@@ -1,6 +1,7 @@
 """The promises of ARCHITECTURE.md that a test can hold."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ LINE = [
     "losses",
     "objectives",
     "training",
+    "presets",
     "runs",
     "embeddings",
     "estimator",
@@ -90,10 +92,10 @@ def test_the_checker_sees_an_import_that_looks_back(tmp_path: Path) -> None:
 
 
 def test_no_module_reads_the_environment_but_runtime() -> None:
-    readers = {file.name for file in SRC.rglob("*.py") if "environ" in file.read_text() or "getenv" in file.read_text()}
+    readers = {file.name for file in SRC.rglob("*.py") if re.search(r"os\.environ|getenv", file.read_text())}
     assert readers <= {"runtime.py"}
 
 
 def test_pickle_is_never_used() -> None:
-    users = [file for file in SRC.rglob("*.py") if "pickle" in file.read_text() or "torch.load" in file.read_text()]
+    users = [file for file in SRC.rglob("*.py") if re.search(r"import pickle|pickle\.|torch\.load", file.read_text())]
     assert users == []

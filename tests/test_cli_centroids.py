@@ -164,4 +164,6 @@ def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str], a
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "centroid", "3", "4").startswith("tammes: unknown command 'centroid'. Did you mean 'centroids'?")
+    assert refused(capsys, "centroid", "3", "4").startswith(
+        "tammes: unknown command 'centroid'. Did you mean 'centroids'?"
+    )

@@ -8,13 +8,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Shaped
+from jaxtyping import Float, Float32, Shaped, UInt8
 from PIL import Image
+from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.backbones import backbone
+from tammes.datasets.folder import SUFFIXES
+from tammes.datasets.pictures import in_mode, open_picture
 from tammes.errors import UserError
 from tammes.geometry import normalise
+from tammes.runtime import write_atomically
+from tammes.transforms import resized
 
 Embedding = Literal["penultimate", "last"]
 
@@ -86,6 +91,7 @@ class Embedder(nn.Module):
             return normalise(self.for_loss(images))
         return normalise(self.penultimate(self.features(images)))
 
+    @torch.inference_mode()
     def encode(
         self,
         images: str | Path | Image.Image | Iterable[str | Path | Image.Image],
@@ -95,18 +101,35 @@ class Embedder(nn.Module):
     ) -> Float32[np.ndarray, "images dim"]:
         """Unit vectors of images: a file, a folder of files, a Pillow image, or any number of these.
 
-        A folder is read file by file in the order of their names, sub-folders included. Images are scaled to the
-        shorter side that the network was trained with and cropped in the centre.
+        A folder is read in the order of its files' names, sub-folders included. Images are scaled to the shorter side
+        that the network was trained with and cropped in the centre.
         """
-        from tammes.embeddings import encode  # it stands after this module on the line; only this door looks ahead
+        given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
+        pictures: list[Path | Image.Image] = []
+        for each in given:
+            pictures += [each] if isinstance(each, Image.Image) else _files(Path(each))
+        if not pictures:
+            raise UserError("no images to encode.")
+        was_training = self.training
+        self.eval()
+        rows, starts = [], range(0, len(pictures), batch_size)
+        for start in track(starts, "encoding", disable=not show_progress):
+            batch = np.stack([self._prepared(picture) for picture in pictures[start : start + batch_size]])
+            rows.append(self(torch.from_numpy(batch).to(self.mean.device)).float().cpu())
+        self.train(was_training)
+        return torch.cat(rows).numpy()
 
-        return encode(self, images, batch_size=batch_size, show_progress=show_progress)
+    def _prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
+        """One image as the network sees it: in its mode, scaled, the centre of it."""
+        opened = picture if isinstance(picture, Image.Image) else open_picture(picture)
+        pixels = np.asarray(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side))
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        top, left = (pixels.shape[1] - self.size) // 2, (pixels.shape[2] - self.size) // 2
+        return np.ascontiguousarray(pixels[:, top : top + self.size, left : left + self.size])
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""
         from safetensors.torch import save
-
-        from tammes.runtime import write_atomically
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         write_atomically(folder / "embedder.safetensors", save(tensors))
@@ -132,3 +155,15 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     embedder = Embedder(EmbedderConfig(**given))
     embedder.load_state_dict(load_file(folder / "embedder.safetensors"))
     return embedder.eval()
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or the images in the folder by their names."""
+    if not path.exists():
+        raise UserError(f"no such file or folder: {path}.")
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise UserError(f"no images in {path}.")
+    return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import cos, isfinite, pi
 from time import perf_counter
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -159,3 +160,22 @@ def _not_finite(at: Position, optimizer: Optimizer) -> str:
         f"the loss is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
         f" is too high (now {rates}): try a tenth. The checkpoint of the last good epoch is kept."
     )
+
+
+def parameter_groups(
+    new: Iterable[nn.Module], everything: nn.Module, *, rate: float, backbone_rate: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay."""
+    of_new = {id(parameter) for module in new for parameter in module.parameters()}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in everything.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((id(parameter) in of_new, parameter.ndim > 1), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": rate if is_new else backbone_rate,
+            "weight_decay": weight_decay if is_weight else 0.0,
+        }
+        for (is_new, is_weight), parameters in sorted(groups.items(), reverse=True)
+    ]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Backbone:
 
     network: nn.Module
     features: int
-    mode: str
+    mode: Literal["RGB", "L"]
     size: int
     shorter_side: int
     mean: tuple[float, ...]
@@ -61,7 +62,9 @@ def backbone(name: str, *, pretrained: bool = False) -> Backbone:
 def _of_torchvision(name: str, *, pretrained: bool) -> Backbone:
     from torchvision.models import get_model, get_model_weights
 
-    network = get_model(name, weights=get_model_weights(name).DEFAULT if pretrained else None)
+    # These two warn that their slow initialisation will go; torch's own is as good, and the one of the others.
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") and not pretrained else {}
+    network = get_model(name, weights=get_model_weights(name).DEFAULT if pretrained else None, **options)
     if hasattr(network, "aux_logits"):  # GoogLeNet and Inception: the side heads see ImageNet's classes only
         network.aux_logits, network.aux1, network.aux2, network.AuxLogits = False, None, None, None
     last = [place for place, module in network.named_modules() if isinstance(module, nn.Linear)]

@@ -10,11 +10,21 @@ from typing import Any
 import tyro
 
 from tammes import __version__
+from tammes.cli.cache import Cache, cache
 from tammes.cli.centroids import Centroids, centroids
+from tammes.cli.embed import Embed, embed
+from tammes.cli.evaluate import Evaluate, evaluate
+from tammes.cli.runs import Runs, runs
+from tammes.cli.train import Train, train
 from tammes.errors import UserError, unknown_name
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "train": (Train, train),
+    "evaluate": (Evaluate, evaluate),
+    "embed": (Embed, embed),
+    "runs": (Runs, runs),
     "centroids": (Centroids, centroids),
+    "cache": (Cache, cache),
 }
 
 

@@ -1,11 +1,27 @@
-"""What the commands share: how options without a value are shown, and how work in progress is."""
+"""What the commands share: how options without a value are shown, and how work in progress and results are."""
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Item = TypeVar("Item")
+SHOWN = {
+    "recall_at_1": "R@1",
+    "recall_at_2": "R@2",
+    "recall_at_4": "R@4",
+    "recall_at_8": "R@8",
+    "r_precision": "RP",
+    "mean_average_precision_at_r": "MAP@R",
+    "NMI": "NMI",
+}
 
 
 def optional(metavar: str) -> Any:
@@ -23,3 +39,104 @@ def working(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, fed with (done, total), if a person may be watching."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def say(text: str) -> None:
+    """A line for the person who watches; stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
+    """Print measured rows side by side, in per cent, with their 95 % intervals below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("")
+    shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows.values())]
+    for name in shown:
+        table.add_column(SHOWN[name], justify="right")
+    for label, row in rows.items():
+        cells = []
+        for name in shown:
+            value, interval = row.get(name), (row.get("intervals") or {}).get(name)
+            cell = "-" if value is None else f"{100 * value:.2f}"
+            cells.append(cell if interval is None else f"{cell}\n[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]")
+        table.add_row(label, *cells)
+    Console(width=max(80, 14 * len(shown) + 12)).print(table)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, default=str))
+
+
+class TrainingBar:
+    """The bar of a training: epoch, images per second, loss, its distance to the known minimum, time left."""
+
+    def __init__(self, epochs: int, images: int, least: float, objective: "nn.Module") -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.epochs, self.images, self.least = epochs, images, least
+        self._loss: torch.Tensor | None = None
+        objective.register_forward_hook(self._see)
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}/" + str(epochs)),
+            BarColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._task = self._bar.add_task("", total=epochs * images, epoch=1, speed="", loss="")
+
+    def __enter__(self) -> "TrainingBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _see(self, _module: "nn.Module", _given: Any, parts: dict[str, "torch.Tensor"]) -> None:
+        self._loss = parts["loss"].detach()
+
+    def watch(self, batches: Iterable[Item], epoch: int) -> Iterator[Item]:
+        """The same batches, counted."""
+        self._bar.update(self._task, epoch=epoch, completed=(epoch - 1) * self.images)
+        for batch in batches:
+            yield batch
+            if not self._bar.disable:
+                self._advance(len(batch[1]))  # type: ignore[index]
+
+    def _advance(self, images: int) -> None:
+        speed = self._bar.tasks[0].speed
+        loss = "" if self._loss is None else f"loss {float(self._loss):.4f}, {float(self._loss) - self.least:.4f} above"
+        self._bar.update(self._task, advance=images, loss=loss, speed="" if speed is None else f"{speed:.0f} images/s")
+
+    def epoch_ended(self, line: dict[str, Any]) -> None:
+        """A line that stays."""
+        text = (
+            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f} ({line['above_minimum']:.4f} above its minimum)"
+            f"  {line['images_per_second']:.0f} images/s"
+        )
+        if "val_recall_at_1" in line:
+            text += f"  validation R@1 {100 * line['val_recall_at_1']:.2f}"
+        if "bound" in line:
+            bound = line["bound"]
+            gap, allowed = (bound[name] / max(1, bound["triplets"]) for name in ("gap", "lemma"))
+            text += f"  gap to the triplet loss {gap:.4f} (Lemma {allowed:.4f})"
+        self._bar.console.print(text, highlight=False) if not self._bar.disable else say(text)

@@ -1,0 +1,80 @@
+"""`tammes embed`: vectors of images, for any use."""
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from tammes.cli.console import optional, print_json, progress
+from tammes.errors import UserError
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Turn a folder of images into vectors with a trained model.
+
+    The file holds `vectors` (images, dim), unit length, `labels` (the name of each image's sub-folder) and `paths`.
+
+    For example:
+
+    tammes embed runs/photos photos/ --out vectors.npz
+
+    tammes evaluate vectors.npz
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """A folder with one sub-folder of images per class, a folder with Omniglot, or the word glyphs."""
+    out: Path
+    """The .npz file to write."""
+    embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
+    """Which layer the vectors are taken from, if not the one that the run chose."""
+    batch_size: int = 256
+    """Images at a time."""
+    overwrite: bool = False
+    """Replace the file if it exists."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read, and say how many."""
+    json: bool = False
+    """Print what was written as one JSON object."""
+
+
+def embed(config: Embed) -> None:
+    """Read, embed, write."""
+    if config.out.suffix != ".npz":
+        raise UserError(f"--out must end in .npz, got {str(config.out)!r}.")
+    if config.out.exists() and not config.overwrite:
+        raise UserError(f"{config.out} exists. Pass --overwrite to replace it.")
+    import numpy as np
+
+    from tammes.datasets import open_dataset
+    from tammes.embedder import load
+    from tammes.embeddings import embed as vectors_of
+    from tammes.loading import decode
+    from tammes.runtime import write_atomically
+
+    embedder, dataset = load(config.model, embedding=config.embedding), open_dataset(config.data)
+    with progress("decoding images") as on_progress:
+        images = decode(
+            dataset,
+            mode=embedder.mode,
+            shorter_side=embedder.shorter_side,
+            on_progress=on_progress,
+            skip_bad=config.skip_bad,
+        )
+    chosen = images.without_bad(np.arange(len(dataset)))
+    with progress("embedding") as on_progress:
+        vectors = vectors_of(embedder, images, chosen, batch_size=config.batch_size, on_progress=on_progress)
+    content = BytesIO()
+    labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
+    np.savez(content, vectors=vectors, labels=labels, paths=paths)
+    write_atomically(config.out, content.getvalue())
+    record = {"file": str(config.out), "images": len(vectors), "dim": vectors.shape[1], "skipped": len(images.bad)}
+    if config.json:
+        print_json(record)
+        return
+    skipped = f", {record['skipped']} unreadable left out" if record["skipped"] else ""
+    print(f"{len(vectors)} vectors of {vectors.shape[1]} dimensions in {config.out}{skipped}")

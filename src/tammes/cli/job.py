@@ -1,0 +1,449 @@
+"""What `tammes train` does, step by step: data, network, loss, epochs, evaluation; all of it in a run folder."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from tammes.bound import certificate
+from tammes.centroids import CENTROIDS
+from tammes.cli.console import TrainingBar, print_json, progress, results_table, say, working
+from tammes.cli.train import Train
+from tammes.datasets import Dataset, is_omniglot, open_dataset
+from tammes.embedder import Embedder, EmbedderConfig, load
+from tammes.embeddings import embed
+from tammes.errors import UserError, unknown_name
+from tammes.geometry import normalise
+from tammes.loading import Batches, Decoded, batches, decode
+from tammes.losses import LOSSES
+from tammes.metrics import evaluate
+from tammes.objectives import Objective
+from tammes.presets import PRESETS
+from tammes.report import draw_retrievals
+from tammes.runs import Run, create, load_checkpoint, open_run, save_checkpoint
+from tammes.runtime import environment
+from tammes.splits import Split, relabel, split
+from tammes.training import Epoch, Position, cosine, fit, halved_every, parameter_groups
+
+MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
+BEYOND = 512  # its outputs for more classes
+RESTARTS = 3  # of K-means, for NMI and AMI
+WATCHED = 512  # training images on which the bound is watched
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a job: decoded, and which of them train, validate and test."""
+
+    dataset: Dataset
+    images: Decoded
+    split: Split
+    labels: np.ndarray  # of the training images, 0..classes-1
+    class_names: tuple[str, ...]  # of these labels
+    size: int  # height and width of what the network sees
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+
+def run_job(given: Train) -> None:
+    """Train from the start or from where a run stopped; evaluate; show."""
+    resumed = given.resume is not None
+    config = saved_options(open_run(given.resume)) if given.resume is not None else _resolved(given)
+    config = replace(config, json=given.json)
+    data = load_data(config)
+    embedder = _embedder(config, data.num_classes)
+    objective = Objective(embedder, _loss(config, data, embedder))
+    run = open_run(Path(str(config.out))) if resumed else _new_run(config, data)
+    if resumed and run.state == "finished":
+        raise UserError(
+            f"{run.folder} has finished; there is nothing to go on with. `tammes evaluate {run.folder}` shows it."
+        )
+    if not resumed and config.init_from is not None:
+        embedder.load_state_dict(_matching(load(config.init_from), embedder))
+    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
+    prepared, optimizer = accelerator.prepare(objective, _optimizer(config, objective))
+    _say_plan(config, data, embedder, accelerator.device, _estimate(config, data, objective))
+    untrained = run.read("untrained")
+    if untrained is None:
+        with working("evaluating the untrained backbone"):
+            untrained = _evaluated(embedder, data, data.split.test, backbone_only=True)
+        run.write("untrained", untrained)
+    start = load_checkpoint(run, objective, optimizer) if resumed else Position()
+    run.forget_after(start.epoch - 1)
+    finished = _train(config, run, data, objective, prepared, optimizer, accelerator, start)
+    if not finished:
+        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}")
+        raise SystemExit(130)
+    embedder.save(run.folder)
+    with working("evaluating on classes never seen"):
+        vectors = embed(embedder, data.images, data.split.test)
+        results = _results(config, run, data, vectors, untrained)
+    run.write("results", results)
+    labels = data.dataset.labels[data.split.test]
+    draw_retrievals(run.folder / "neighbours.png", data.images, data.split.test, vectors, labels)
+    if config.json:
+        print_json(results)
+        return
+    rows = {"untrained": results["untrained"], "trained": results["trained"]}
+    if "best_on_validation" in results:
+        rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
+    results_table(rows, f"{data.dataset.name}: {results['test_classes']} classes never seen, per cent")
+    print(f"run folder: {run.folder}    picture: {run.folder / 'neighbours.png'}")
+
+
+def _train(
+    config: Train,
+    run: Run,
+    data: Data,
+    objective: Objective,
+    prepared: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    accelerator: Accelerator,
+    start: Position,
+) -> bool:
+    """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
+    recipe = _recipe(config)
+    schedule = halved_every(recipe["halve_every"]) if recipe["schedule"] == "halve" else cosine(recipe["epochs"])
+    least = float(objective.loss.minimum)  # type: ignore[arg-type]
+    best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
+    with _stop_on_signal() as stop, TrainingBar(recipe["epochs"], len(data.split.train), least, prepared) as bar:
+        for epoch in fit(
+            prepared,
+            lambda number: bar.watch(_batches(config, data, accelerator, number), number),
+            optimizer,
+            epochs=recipe["epochs"],
+            schedule=schedule,
+            seed=config.seed,
+            start=start,
+            accelerator=accelerator,
+            accumulate=config.accumulate,
+            stop=stop,
+        ):
+            save_checkpoint(run, objective, optimizer, epoch.position)
+            if not epoch.complete:
+                return False
+            line = _line(config, data, objective, epoch, least)
+            if line.get("val_recall_at_1", 0.0) > best:
+                best = line["val_recall_at_1"]
+                (run.folder / "best").mkdir(exist_ok=True)
+                objective.embedder.save(run.folder / "best")
+            run.log(line)
+            bar.epoch_ended(line)
+            if config.tensorboard:
+                _to_tensorboard(run, line)
+    return True
+
+
+def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: float) -> dict[str, Any]:
+    """What is written about an epoch."""
+    line: dict[str, Any] = {
+        "epoch": epoch.number,
+        **epoch.losses,
+        "above_minimum": epoch.losses["loss"] - least,
+        "rate": epoch.rates[0],
+        "seconds": epoch.seconds,
+        "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
+    }
+    if data.split.val is not None:
+        line["val_recall_at_1"] = _evaluated(objective.embedder, data, data.split.val, quick=True)["recall_at_1"]
+    if config.log_bound:
+        line["bound"] = _watched_bound(config, data, objective)
+    return line
+
+
+@torch.no_grad()
+def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str, Any]:
+    """The paper's quantities on a fixed sample of the training images, so that the bound can be seen to tighten."""
+    sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
+    objective.eval()
+    outputs = []
+    chosen, labels = data.split.train[sample], data.labels[sample]
+    for images, _, _ in batches(data.images, chosen, labels, batch_size=256, crop=objective.embedder.size, train=False):
+        outputs.append(normalise(objective.embedder.for_loss(images.to(objective.embedder.mean.device))).cpu())
+    centroids = objective.loss.centroids
+    points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_classes)
+    return asdict(certificate(torch.cat(outputs), torch.from_numpy(labels), points))
+
+
+def _evaluated(
+    embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
+) -> dict[str, Any]:
+    vectors = embed(embedder, data.images, indices, backbone_only=backbone_only)
+    return measured(vectors, data.dataset.labels[indices], quick=quick)
+
+
+def measured(vectors: np.ndarray, labels: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
+    """All metrics, or only the recalls if it must be quick; recall at 8 needs more than 8 images."""
+    ks = tuple(k for k in (1, 2, 4, 8) if k < len(labels))
+    clustering = not quick and len(np.unique(labels)) > 1
+    # One seed with a few restarts: K-means is what takes the longest. `tammes evaluate` does more where it is asked to.
+    return evaluate(
+        vectors, labels, ks=ks, clustering=clustering, seeds=(0,), restarts=RESTARTS, bootstrap=0 if quick else 1000
+    )
+
+
+def _results(config: Train, run: Run, data: Data, vectors: np.ndarray, untrained: dict[str, Any]) -> dict[str, Any]:
+    labels = data.dataset.labels[data.split.test]
+    results = {
+        "data": data.dataset.name,
+        "test_classes": len(np.unique(labels)),
+        "test_images": len(labels),
+        "train_classes": data.num_classes,
+        "train_images": len(data.split.train),
+        "untrained": untrained,
+        "trained": measured(vectors, labels),
+        "seconds": sum(line["seconds"] for line in run.epochs()),
+        "command": _command(config),
+    }
+    if (run.folder / "best").exists():
+        chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0))
+        best = _evaluated(load(run.folder / "best"), data, data.split.test)
+        results["best_on_validation"] = {"epoch": chosen["epoch"], **best}
+    return results
+
+
+def load_data(config: Train) -> Data:
+    dataset = open_dataset(config.data)
+    held_out = _number(config.val_classes)
+    if isinstance(held_out, Path):
+        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
+    parts = split(dataset, test_classes=_number(config.test_classes), val_classes=held_out, seed=config.seed)
+    shape = _embedder(config, 2)  # only to ask what images it wants
+    with progress("decoding images") as on_progress:
+        images = decode(
+            dataset, mode=shape.mode, shorter_side=shape.shorter_side, on_progress=on_progress, skip_bad=config.skip_bad
+        )
+    if len(images.bad):
+        say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
+    parts = replace(
+        parts,
+        train=images.without_bad(parts.train),
+        val=None if parts.val is None else images.without_bad(parts.val),
+        test=images.without_bad(parts.test),
+    )
+    labels, classes = relabel(dataset.labels, parts.train)
+    names = tuple(dataset.class_names[number] for number in classes)
+    return Data(dataset, images, parts, labels, names, shape.size)
+
+
+def _batches(config: Train, data: Data, accelerator: Accelerator, epoch: int) -> Batches:
+    recipe = _recipe(config)
+    return batches(
+        data.images,
+        data.split.train,
+        data.labels,
+        batch_size=recipe["batch_size"],
+        crop=data.size,
+        train=True,
+        sampler=config.sampler,
+        mirror=recipe["mirror"],
+        padding=recipe["shift"],
+        seed=config.seed,
+        epoch=epoch,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+    )
+
+
+def _loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
+    """The loss that was asked for, with its centroids; options of another loss are refused, not ignored."""
+    if config.loss not in LOSSES:
+        raise unknown_name("loss", config.loss, LOSSES)
+    kind = _recipe(config)["centroids"]
+    if kind not in CENTROIDS:
+        raise unknown_name("kind of centroids", kind, CENTROIDS)
+    classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
+    generator = torch.Generator().manual_seed(config.seed)
+    if kind == "one-hot" and dim == classes:
+        points: Tensor | int = classes  # takes no matrix product
+    else:
+        points = CENTROIDS[kind](classes, dim, generator=generator)
+    sizes = np.bincount(data.labels, minlength=classes).tolist()
+    options: dict[str, Any] = {"push": config.push}
+    if config.loss == "discriminative":
+        options |= {"class_sizes": sizes, "weighting": config.weighting}
+    elif config.weighting != "none":
+        raise UserError(f"--weighting is for --loss discriminative, not for {config.loss}.")
+    if config.loss == "hard-discriminative":
+        options |= {"temperature": config.temperature}
+    elif config.temperature != Train.temperature:
+        raise UserError(f"--temperature is for --loss hard-discriminative, not for {config.loss}.")
+    return LOSSES[config.loss](points, **options)
+
+
+def _embedder(config: Train, num_classes: int) -> Embedder:
+    """The network before training: the same weights for the same seed."""
+    outputs = config.centroid_dim or (num_classes if num_classes <= MOST_OUTPUTS else BEYOND)
+    shape = EmbedderConfig(str(config.backbone), config.dim, outputs if config.class_layer else None, config.embedding)
+    torch.manual_seed(config.seed)
+    return Embedder(shape, pretrained=config.pretrained)
+
+
+def untrained_embedder(config: Train) -> Embedder:
+    """The network of a run as it was before training; of its backbone only, the new layers being random."""
+    return _embedder(config, 2).eval()
+
+
+def _optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
+    recipe = _recipe(config)
+    groups = parameter_groups(
+        objective.embedder.new_layers(),
+        objective,
+        rate=recipe["rate"],
+        backbone_rate=recipe["backbone_rate"],
+        weight_decay=recipe["weight_decay"],
+    )
+    if recipe["optimizer"] == "sgd":
+        return torch.optim.SGD(groups, lr=recipe["rate"], momentum=recipe["momentum"])
+    return torch.optim.AdamW(groups, lr=recipe["rate"])
+
+
+def _recipe(config: Train) -> dict[str, Any]:
+    """The preset's options, with those that were given in their place."""
+    preset = asdict(PRESETS[config.preset])
+    return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
+
+
+def _resolved(config: Train) -> Train:
+    """The options with everything filled in that is not left to the data."""
+    backbone = config.backbone or ("conv4" if config.data == "glyphs" or is_omniglot(Path(config.data)) else "resnet18")
+    stem = f"{Path(config.data).name}-{config.loss}-{_recipe(config)['centroids']}-{config.seed}"
+    out = config.out or Path("runs") / stem
+    return replace(config, backbone=backbone, out=out, **_recipe(config))
+
+
+def _new_run(config: Train, data: Data) -> Run:
+    run = create(Path(str(config.out)), overwrite=config.overwrite)
+    run.write("config", asdict(config))
+    run.write("environment", environment())
+    run.write("classes", list(data.class_names))
+    return run
+
+
+def saved_options(run: Run) -> Train:
+    """The options that a run was started with."""
+    given = run.read("config")
+    known = {field.name for field in fields(Train)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
+    given["out"] = run.folder
+    given["init_from"] = None if given["init_from"] is None else Path(given["init_from"])
+    return Train(**given)
+
+
+def _matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
+    """The weights of another run's network; its class layer stays behind if the classes are others."""
+    theirs, ours = source.state_dict(), target.state_dict()
+    if source.config.backbone != target.config.backbone or source.config.dim != target.config.dim:
+        raise UserError(
+            f"--init-from has backbone {source.config.backbone} and dim {source.config.dim}, this run"
+            f" {target.config.backbone} and {target.config.dim}. They must be the same."
+        )
+    same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
+    return ours | same
+
+
+def _estimate(config: Train, data: Data, objective: Objective) -> float:
+    """Seconds that training may take: a few steps of a copy on 16 images, scaled."""
+    copy, number = deepcopy(objective), min(16, len(data.split.train))
+    size = objective.embedder.size
+    images = torch.zeros(number, data.images.channels, size, size, dtype=torch.uint8)
+    labels = torch.zeros(number, dtype=torch.long)
+    times = []
+    random = torch.get_rng_state()
+    for _ in range(2):
+        started = perf_counter()
+        copy(images, labels)["loss"].backward()
+        times.append(perf_counter() - started)
+    torch.set_rng_state(random)
+    return float(min(times) / number * len(data.split.train) * _recipe(config)["epochs"])
+
+
+def _say_plan(config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
+    """What will be done, on what, and how long it may take, before it starts."""
+    parts, recipe = data.split, _recipe(config)
+    held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
+    weights = sum(parameter.numel() for parameter in embedder.parameters())
+    say(f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out}, ")
+    say(f"          {len(parts.test)} test images of {len(np.unique(data.dataset.labels[parts.test]))} other classes")
+    layer = "no class layer" if embedder.config.class_dim is None else f"class layer {embedder.config.class_dim}"
+    say(f"network   {embedder.config.backbone}, embedding {embedder.config.dim}, {layer}, {weights:,} weights")
+    say(f"loss      {config.loss}, {recipe['centroids']} centroids, preset {config.preset}")
+    say(f"device    {device}; {recipe['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk")
+    say(f"run       {config.out}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _number(given: str | None) -> float | int | Path | None:
+    """A fraction, a number of classes, or a file that lists them."""
+    if given is None:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(given)
+        except ValueError:
+            continue
+    return Path(given)
+
+
+def _command(config: Train) -> str:
+    """The command that repeats this run."""
+    words = ["tammes train", config.data]
+    for field in fields(Train):
+        value = getattr(config, field.name)
+        if field.name in ("data", "resume", "json", "overwrite") or value == field.default or value is None:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool) and field.name not in ("mirror",):
+            words.append(flag if value else f"--no-{field.name.replace('_', '-')}")
+        else:
+            words.append(f"{flag} {value}")
+    return " ".join(words)
+
+
+def _to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs the package tensorboard: pip install 'tammes[track]'.") from None
+    with SummaryWriter(run.folder / "tensorboard") as writer:
+        for name, value in {**line, **line.get("bound", {})}.items():
+            if isinstance(value, int | float):
+                writer.add_scalar(name, value, line["epoch"])
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and a polite kill end training after the step under way; a second one ends it at once."""
+    asked = False
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,75 @@
+"""`tammes runs`: list, compare and remove run folders."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from tammes.cli.console import SHOWN, optional, print_json
+from tammes.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs in a folder with their results, side by side, or remove one.
+
+    For example:
+
+    tammes runs
+
+    tammes runs experiments/ --json
+
+    tammes runs --remove runs/photos
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    """Where the runs are."""
+    remove: Annotated[Path | None, optional("RUN")] = None
+    """Remove this run folder, and nothing else."""
+    json: bool = False
+    """Print one JSON object for all."""
+
+
+def runs(config: Runs) -> None:
+    """List, or remove."""
+    from tammes.runs import listed, open_run
+
+    if config.remove is not None:
+        shutil.rmtree(open_run(config.remove).folder)
+        print(f"removed {config.remove}")
+        return
+    if not config.folder.is_dir():
+        raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
+    records = [_record(run) for run in listed(config.folder)]
+    if config.json:
+        print_json(records)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"runs in {config.folder}")
+    for column in ("run", "state", "data", "loss", "centroids", "epochs"):
+        table.add_column(column)
+    for name in SHOWN.values():
+        table.add_column(name, justify="right")
+    for record in records:
+        measured = record["trained"] or {}
+        cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in SHOWN]
+        said = (record["run"], record["state"], record["data"], record["loss"], record["centroids"], record["epochs"])
+        table.add_row(*map(str, said), *cells)
+    Console(width=max(100, len(SHOWN) * 9 + 90)).print(table)
+
+
+def _record(run: Any) -> dict[str, Any]:
+    options, results = run.read("config"), run.read("results") or {}
+    return {
+        "run": str(run.folder),
+        "state": run.state,
+        **{name: options.get(name) for name in ("data", "loss", "centroids", "backbone", "seed")},
+        "epochs": f"{len(run.epochs())}/{options.get('epochs')}",
+        "trained": results.get("trained"),
+        "untrained": results.get("untrained"),
+        "command": results.get("command"),
+    }

@@ -1,0 +1,119 @@
+"""`tammes train`: from a folder of images to a trained, evaluated model in a run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from tammes.cli.console import optional
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an embedder on images, and evaluate it on classes that it has not seen.
+
+    For example:
+
+    tammes train
+
+    tammes train photos/ --backbone resnet18 --epochs 20 --out runs/photos
+
+    tammes train omniglot/ --centroids one-hot --seed 3
+
+    tammes train photos/ --preset paper --test-classes 0.5 --val-classes 0.1
+
+    tammes train --resume runs/photos
+    """
+
+    data: Annotated[str, tyro.conf.Positional] = "glyphs"
+    """A folder with one sub-folder of images per class, a folder with Omniglot, or the word glyphs: the embedded data
+    set, characters of many scripts."""
+    out: Annotated[Path | None, optional("FOLDER")] = None
+    """The run folder to make; by default runs/ and a name that says what it is."""
+    preset: Literal["default", "paper"] = "default"
+    """Where options that are not given come from: paper is Do et al. (2019) to the letter."""
+
+    loss: str = "discriminative"
+    """discriminative, or hard-discriminative: the nearest wrong class counts most."""
+    centroids: Annotated[str | None, optional("KIND")] = None
+    """Where the class centroids are: one-hot (the paper's), kmeans (the paper's other), simplex, place, …"""
+    push: float = 1 / 3
+    """Weight of the term that pushes an image from the other classes' centroids; at most 1/3 keeps the bound."""
+    weighting: Literal["none", "balanced", "triplet"] = "none"
+    """For classes of different size (discriminative only)."""
+    temperature: float = 0.1
+    """How soft the nearest wrong class is chosen (hard-discriminative only)."""
+
+    backbone: Annotated[str | None, optional("NAME")] = None
+    """conv4 (28 x 28 grey, for glyphs and Omniglot), or any name of torchvision or timm (resnet18 for folders)."""
+    pretrained: bool = False
+    """Start from the library's pretrained weights, which it downloads."""
+    dim: int = 256
+    """Length of an embedding."""
+    class_layer: bool = True
+    """A layer on top of the embedding, in which the centroids are; without it they are in the embedding itself."""
+    centroid_dim: Annotated[int | None, optional("INT")] = None
+    """Outputs of the class layer: by default one per class, or 512 beyond 4096 classes."""
+    embedding: Literal["penultimate", "last"] = "penultimate"
+    """Which layer images are compared by: the one below the class layer (the paper's), or the class layer."""
+
+    epochs: Annotated[int | None, optional("INT")] = None
+    """Passes over the training images."""
+    batch_size: Annotated[int | None, optional("INT")] = None
+    """Images in a batch."""
+    optimizer: Annotated[Literal["sgd", "adam"] | None, optional("{sgd,adam}")] = None
+    """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
+    rate: Annotated[float | None, optional("FLOAT")] = None
+    """Learning rate of the new layers on top of the backbone."""
+    backbone_rate: Annotated[float | None, optional("FLOAT")] = None
+    """Learning rate of the backbone."""
+    momentum: Annotated[float | None, optional("FLOAT")] = None
+    """Of sgd."""
+    weight_decay: Annotated[float | None, optional("FLOAT")] = None
+    """Of weights; biases and normalisation have none."""
+    schedule: Annotated[Literal["halve", "cosine"] | None, optional("{halve,cosine}")] = None
+    """How the learning rates fall."""
+    halve_every: Annotated[int | None, optional("INT")] = None
+    """Epochs after which schedule halve halves them."""
+    mirror: Annotated[bool | None, optional("{True,False}")] = None
+    """Flip half of the images, fresh each epoch."""
+    shift: Annotated[int | None, optional("INT")] = None
+    """Pixels by which an image is padded before its random crop."""
+    sampler: Literal["shuffled", "balanced"] = "shuffled"
+    """balanced repeats the images of small classes, with fresh crops, until all classes are as large as the largest."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before a step: the same as one large batch."""
+
+    test_classes: Annotated[str | None, optional("NUMBER|FILE")] = None
+    """Classes to test on: a fraction, a number, or a file with one class name a line. By default the second half."""
+    val_classes: Annotated[str | None, optional("NUMBER")] = None
+    """Training classes to hold out, a fraction or a number: the epoch that is best on them is saved beside the last."""
+    seed: int = 0
+    """Of everything that is random."""
+    device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = "auto"
+    """auto takes a GPU if there is one."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision; distances stay in float32."""
+
+    resume: Annotated[Path | None, optional("RUN")] = None
+    """Go on with a run that was interrupted, with its own options."""
+    init_from: Annotated[Path | None, optional("RUN")] = None
+    """Start a new run from the weights of another."""
+    overwrite: bool = False
+    """Replace the run folder if it exists."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read, and say how many."""
+    log_bound: bool = False
+    """Watch the paper's bound: L_d, L_t, their gap and its certificate each epoch, on 512 training images."""
+    tensorboard: bool = False
+    """Write curves for TensorBoard into the run folder."""
+    json: bool = False
+    """Print the results as one JSON object."""
+
+
+def train(config: Train) -> None:
+    """Train, evaluate, show."""
+    from tammes.cli.job import run_job
+
+    run_job(config)

@@ -1,0 +1,119 @@
+"""Reading one image by its content, whatever its name says, and bringing it to grey or RGB."""
+
+import struct
+import zlib
+from io import BufferedReader, BytesIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
+from PIL import Image, UnidentifiedImageError
+
+from tammes.errors import UserError
+
+Mode = Literal["RGB", "L"]
+File = BytesIO | BufferedReader
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# What Pillow's readers raise on a broken file, besides OSError.
+_BROKEN = (SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, struct.error, zlib.error)
+
+
+def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
+    """The picture in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
+
+    Args:
+        name: what to call it in an error, where the file has no name of its own.
+
+    Raises:
+        UserError: the file is missing, broken, truncated, no image, or has too many pixels to open safely.
+    """
+    called = name or str(file if isinstance(file, Path) else getattr(file, "name", "the image"))
+    if isinstance(file, Path) and file.is_dir():
+        raise UserError(f"cannot read {called}: it is a folder.")
+    try:
+        with Image.open(file) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
+                raise Image.DecompressionBombError
+            image.load()
+            return _upright(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        limit = f"{Image.MAX_IMAGE_PIXELS:,}"
+        raise UserError(f"cannot read {called}: it has more than {limit} pixels. Make it smaller.") from None
+    except UnidentifiedImageError:
+        raise UserError(f"cannot read {called}: {_unidentified(file)}.") from None
+    except FileNotFoundError:
+        raise UserError(f"cannot read {called}: no such file.") from None
+    except OSError as error:
+        raise UserError(f"cannot read {called}: {error.strerror or error}.") from error
+    except _BROKEN as error:
+        raise UserError(f"cannot read {called}: it is broken ({error}).") from error
+
+
+def to_mode(image: Image.Image, mode: Mode) -> UInt8[ndarray, "height width channels"]:
+    """The picture's pixels, grey (one channel) or RGB (three), 0..255; what is transparent becomes white."""
+    pixels = np.asarray(in_mode(image, mode))  # (height, width) or (height, width, 3)
+    return pixels[:, :, None] if mode == "L" else pixels
+
+
+def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
+    """The same picture, grey or RGB. 16 bits are scaled by their full range; what is transparent becomes white."""
+    image = _in_eight_bits(image)
+    if image.mode == mode and "transparency" not in image.info:
+        return image
+    try:
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        # Grey goes straight to grey: through RGB it would come out the same, three times as slowly.
+        return image.convert(mode) if image.mode in ("1", "L", "RGB") else image.convert("RGB").convert(mode)
+    except ValueError as error:  # La, for one, has no conversion
+        raise UserError(f"cannot turn an image of mode {image.mode} into {mode}.") from error
+
+
+def _in_eight_bits(image: Image.Image) -> Image.Image:
+    """Pixels of 16 bits, 32 bits or floating point as 8 bits: by the full range of the type, never clipped."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F":
+        if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+            raise UserError("floating-point pixels outside 0..1: their range is not known. Save it in 8 or 16 bits.")
+        return Image.fromarray(np.rint(pixels * 255).astype(np.uint8))
+    if image.mode == "I" and (pixels.min() < 0 or pixels.max() > 65535):
+        raise UserError("32-bit pixels outside 0..65535: their range is not known. Save it in 8 or 16 bits.")
+    grey = Image.fromarray(((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8))  # 65535 = 257 * 255
+    transparent = image.info.get("transparency")
+    if transparent is None:
+        return grey
+    opaque = Image.fromarray(np.where(pixels == transparent, 0, 255).astype(np.uint8))
+    return Image.merge("LA", (grey, opaque))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except (OSError, *_BROKEN):  # a broken note about the picture does not make the picture unreadable
+        orientation = 1
+    turn = _UPRIGHT.get(orientation)
+    return image.copy() if turn is None else image.transpose(turn)
+
+
+def _unidentified(file: Path | File) -> str:
+    if isinstance(file, Path):
+        empty = file.stat().st_size == 0
+    else:
+        file.seek(0)
+        empty = not file.read(1)
+    return "the file is empty" if empty else "it is not an image of a known kind"

@@ -1,0 +1,182 @@
+"""Batches of decoded images, cropped for training or evaluation by a thread a little ahead of their use."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from numpy import ndarray
+from torch import Tensor
+
+from tammes.errors import UserError, unknown_name
+from tammes.loading.decoded import Decoded
+from tammes.loading.samplers import Turn, balanced, by_class, cut
+from tammes.transforms import centre_places, crop_each, crop_stack, random_places
+
+Sampler = Literal["shuffled", "balanced", "pk"]
+Batch = tuple[UInt8[Tensor, "batch channels height width"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
+Item = TypeVar("Item")
+
+_AHEAD = 2  # batches made before they are asked for
+
+
+def batches(
+    decoded: Decoded,
+    indices: Int64[ndarray, " chosen"],
+    labels: Int64[ndarray, " chosen"],
+    *,
+    batch_size: int,
+    crop: int | tuple[int, int] | None = None,
+    train: bool,
+    sampler: Sampler = "shuffled",
+    images_per_class: int = 4,
+    mirror: bool = True,
+    padding: int = 0,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+) -> "Batches":
+    """One epoch of batches: iterable, any number of times, and with a length.
+
+    For training, images come as the sampler has them, each with its own random crop, half of them mirrored. For
+    evaluation (train=False) they come in the order of `indices`, each with its centre crop, and the sampler and
+    `mirror` mean nothing. Everything follows from (seed, epoch).
+
+    Args:
+        indices: which images.
+        labels: the label of each of them.
+        batch_size: images in a batch of one process.
+        crop: height and width of what is cut out of an image; None for all of it.
+        sampler: "shuffled": each image once. "balanced": each at least once, those of smaller classes again, with
+            other crops, until all classes are as large as the largest. "pk": each once, in batches of
+            batch_size / images_per_class classes with `images_per_class` images each, or fewer where a class
+            has no more left; no class twice in a batch unless it has more such groups than there are batches.
+        mirror: mirror every other image, left to right; for writing, say, this is wrong.
+        padding: by how many pixels the border of an image is repeated outwards before it is cropped.
+        drop_last: leave out a last, smaller batch.
+        rank, world_size: this process and how many there are. Each gets its own share, in equally many batches.
+    """
+    if len(indices) == 0:
+        raise UserError("no images to make batches of.")
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size} processes")
+    if np.isin(indices, decoded.bad).any():
+        raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
+    sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
+    window = _window(sizes, crop, padding)
+    random = np.random.default_rng([seed, epoch])
+    if not train:
+        order = cut(np.arange(len(indices)), None, batch_size, world_size, drop_last)
+    elif sampler == "shuffled":
+        order = cut(random.permutation(len(indices)), None, batch_size, world_size, drop_last)
+    elif sampler == "balanced":
+        order = cut(*balanced(labels, random), batch_size, world_size, drop_last)
+    elif sampler == "pk":
+        if drop_last:
+            raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
+        order = by_class(labels, batch_size, images_per_class, world_size, random)
+    else:
+        raise unknown_name("sampler", sampler, ("shuffled", "balanced", "pk"))
+    plan = _Plan(decoded, indices, labels, sizes + 2 * padding - np.array(window), window, padding)
+    augmentation = (seed, epoch, mirror) if train else None
+    return Batches(plan, order[rank::world_size], augmentation)
+
+
+class _Plan(NamedTuple):
+    decoded: Decoded
+    indices: Int64[ndarray, " chosen"]
+    labels: Int64[ndarray, " chosen"]
+    rooms: Int64[ndarray, "chosen 2"]
+    window: tuple[int, int]
+    padding: int
+
+
+class Batches:
+    """The batches of one epoch: (images, labels, indices), made by a thread a little ahead of their use."""
+
+    def __init__(self, plan: _Plan, turns: Sequence[Turn], augmentation: tuple[int, int, bool] | None) -> None:
+        self._plan, self._turns, self._augmentation = plan, turns, augmentation
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def num_images(self) -> int:
+        return sum(len(turn.positions) for turn in self._turns)
+
+    def __iter__(self) -> Generator[Batch, None, None]:
+        return _made_ahead(self._made(turn) for turn in self._turns)
+
+    def _made(self, turn: Turn) -> Batch:
+        decoded, indices, labels, rooms, window, padding = self._plan
+        chosen = indices[turn.positions]
+        if self._augmentation is None:
+            places = centre_places(rooms[turn.positions])
+        else:
+            seed, epoch, mirror = self._augmentation
+            places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
+        if decoded.stack is not None:
+            images = crop_stack(decoded.stack, chosen, places, window, padding)
+        else:
+            images = crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
+        return images, torch.from_numpy(labels[turn.positions]), torch.from_numpy(chosen)
+
+
+def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | None, padding: int) -> tuple[int, int]:
+    smallest, largest = sizes.min(axis=0), sizes.max(axis=0)
+    if crop is None:
+        if (smallest != largest).any():
+            raise UserError("the images differ in size, so a batch of them needs a crop. Give --crop.")
+        return int(smallest[0]), int(smallest[1])
+    height, width = (crop, crop) if isinstance(crop, int) else crop
+    if (smallest + 2 * padding < (height, width)).any():
+        room = " x ".join(str(side) for side in (smallest + 2 * padding).tolist())
+        padded = f", padded by {padding}," if padding else ""
+        raise UserError(
+            f"a crop of {height} x {width} does not fit into the smallest images{padded} of {room}. "
+            "Lower --crop or scale the images up."
+        )
+    return height, width
+
+
+class _Failure(NamedTuple):
+    error: BaseException
+
+
+def _made_ahead(source: Iterator[Item]) -> Generator[Item, None, None]:
+    """The items of a source, made by a thread of its own, a few ahead; closing it early stops the thread."""
+    queue: Queue[Item | _Failure | None] = Queue(_AHEAD)
+    stop = Event()
+
+    def work() -> None:
+        try:
+            for item in source:
+                queue.put(item)
+                if stop.is_set():
+                    return
+            queue.put(None)
+        except BaseException as error:
+            queue.put(_Failure(error))
+
+    thread = Thread(target=work, daemon=True, name="tammes-batches")
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+    finally:
+        # The thread sees `stop` after its next put, for which emptying the queue makes room.
+        stop.set()
+        with suppress(Empty):
+            while True:
+                queue.get_nowait()
+        thread.join()

@@ -1,0 +1,330 @@
+"""Every image of a data set, decoded and resized once into a memory-mapped file of the cache."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from numpy import ndarray
+from PIL import Image
+
+from tammes.datasets.dataset import Dataset
+from tammes.datasets.pictures import Mode, in_mode
+from tammes.errors import UserError, unknown_name
+from tammes.runtime import cache_folder
+from tammes.transforms import resized, resized_size
+
+Result = TypeVar("Result")
+
+# A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
+# heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
+_MAGIC, _VERSION = b"TAMMESPX", 1
+_HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
+_PIXELS_START = 64
+_SUFFIX, _PARTIAL = ".pixels", ".partial"
+_STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
+_SHOWN = 10  # broken images named in an error
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Every image of a data set in one mode and size, in a memory-mapped file; numbered as in the data set.
+
+    Attributes:
+        pixels: all images one after another, each (channels, height, width).
+        heights, widths: of each image.
+        bad: the images that could not be read (left out by `skip_bad`); the numbers of the others are unchanged.
+        reasons: why, for each of the bad.
+    """
+
+    file: Path
+    pixels: UInt8[ndarray, " bytes"]
+    heights: Int64[ndarray, " images"]
+    widths: Int64[ndarray, " images"]
+    channels: int
+    bad: Int64[ndarray, " bad"]
+    reasons: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.heights)
+
+    def __getitem__(self, index: int) -> UInt8[ndarray, "channels height width"]:
+        start, shape = self._starts[index], (self.channels, int(self.heights[index]), int(self.widths[index]))
+        return self.pixels[start : start + shape[0] * shape[1] * shape[2]].reshape(shape)
+
+    def without_bad(self, indices: Int64[ndarray, " some"]) -> Int64[ndarray, " kept"]:
+        """The same images, less those that could not be read."""
+        return indices[~np.isin(indices, self.bad)]
+
+    @cached_property
+    def stack(self) -> UInt8[ndarray, "images channels height width"] | None:
+        """All images as one array, if they have one size."""
+        if len(np.unique(self.heights)) > 1 or len(np.unique(self.widths)) > 1:
+            return None
+        return self.pixels.reshape(len(self), self.channels, int(self.heights[0]), int(self.widths[0]))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *np.cumsum(self.heights * self.widths * self.channels).tolist()]
+
+
+def decode(
+    dataset: Dataset,
+    *,
+    mode: Mode,
+    shorter_side: int | None = None,
+    size: int | tuple[int, int] | None = None,
+    cache: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    skip_bad: bool = False,
+    threads: int | None = None,
+) -> Decoded:
+    """Every image decoded and resized, from the cache or, the first time, into it.
+
+    Several processes may ask for the same images at once: each that finds none builds its own file, the first to
+    finish puts it in place, and all use that one.
+
+    Args:
+        shorter_side: scale each image to this shorter side, its shape kept.
+        size: scale each image to this square or (height, width) instead. Neither: leave them as they are.
+        cache: folder of the cache; by default that of the program.
+        on_progress: called with (images done, images in all) as decoding goes on; not at all if the cache has them.
+        skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
+
+    Raises:
+        UserError: images that cannot be read, all named together; no room on the disk; a cache that cannot be written.
+    """
+    form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
+    folder = cache or cache_folder() / "images"
+    key = sha256(json.dumps([_VERSION, dataset.fingerprint, *form]).encode()).hexdigest()[:16]
+    file = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset.name).strip('-') or 'images'}-{key}{_SUFFIX}"
+    decoded = _opened(file, len(dataset))
+    if decoded is not None and any(not isinstance(_one(dataset, int(index), form), str) for index in decoded.bad):
+        file.unlink(missing_ok=True)  # what could not be read then can be now
+        decoded = None
+    if decoded is None:
+        decoded = _build(dataset, form, file, on_progress, threads or os.cpu_count() or 1)
+    if len(decoded.bad) == len(dataset) or (len(decoded.bad) and not skip_bad):
+        raise _bad_images(decoded)
+    return decoded
+
+
+class Cached(NamedTuple):
+    """One file of the cache of decoded images."""
+
+    name: str
+    file: Path
+    num_bytes: int
+    date: datetime
+
+
+def cached(cache: Path | None = None) -> list[Cached]:
+    """What the cache of decoded images holds, by name."""
+    files = sorted((cache or cache_folder() / "images").glob(f"*{_SUFFIX}"))
+    return [
+        Cached(file.stem, file, file.stat().st_size, datetime.fromtimestamp(file.stat().st_mtime)) for file in files
+    ]
+
+
+def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> int:
+    """Remove decoded images, all or those named as `cached` names them, and return how many bytes that freed.
+
+    What a process that was stopped left half written goes too, unless only some are named.
+    """
+    entries = {entry.name: entry.file for entry in cached(cache)}
+    for name in names or ():
+        if name not in entries:
+            raise unknown_name("cache entry", name, entries)
+    files = [entries[name] for name in entries if names is None or name in names]
+    if names is None:
+        partial = (cache or cache_folder() / "images").glob(f"*{_PARTIAL}")
+        files += [file for file in partial if time.time() - file.stat().st_mtime > _STALE_SECONDS]
+    freed = sum(file.stat().st_size for file in files)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return freed
+
+
+class _Form(NamedTuple):
+    """What decoding makes of an image."""
+
+    mode: Mode
+    shorter_side: int | None
+    size: tuple[int, int] | None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mode)
+
+
+def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
+    """One image as it will be cached, or why it cannot be."""
+    try:
+        stored = dataset.read(index)
+        width, height = resized_size(stored.size, shorter_side=form.shorter_side, size=form.size)
+        if width * height > (Image.MAX_IMAGE_PIXELS or float("inf")):
+            return f"cannot use {dataset.keys[index]}: scaled, it would have {width} x {height} pixels."
+        image = resized(in_mode(stored, form.mode), shorter_side=form.shorter_side, size=form.size)
+    except UserError as error:
+        text = str(error)
+        return text if text.startswith("cannot read") else f"cannot read {dataset.keys[index]}: {text}"
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        return f"cannot read {dataset.keys[index]}: {error}."
+    pixels = np.asarray(image)
+    return pixels[None] if form.mode == "L" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _build(
+    dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
+) -> Decoded:
+    partial = file.with_name(f"{file.stem}-{os.getpid()}-{token_hex(4)}{_PARTIAL}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(dataset, form, file.parent)
+        with partial.open("xb") as sink:
+            _write(dataset, form, sink, on_progress, threads)
+            sink.flush()
+            os.fsync(sink.fileno())
+        # Another process may have finished first: what it made is in use, and the same.
+        decoded = _opened(file, len(dataset))
+        if decoded is None:
+            partial.replace(file)
+            decoded = _opened(file, len(dataset))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _no_room(file.parent, None) from error
+        raise UserError(
+            f"cannot write decoded images to {file.parent}: {error.strerror}. "
+            "Set TAMMES_CACHE to a folder that can be written."
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    assert decoded is not None, "what was just written can be read"
+    return decoded
+
+
+def _write(
+    dataset: Dataset, form: _Form, sink: BinaryIO, on_progress: Callable[[int, int], None] | None, threads: int
+) -> None:
+    sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
+    bad: list[tuple[int, str]] = []
+    sink.write(bytes(_PIXELS_START))
+    for index, image in enumerate(_in_order(lambda index: _one(dataset, index, form), len(dataset), threads)):
+        if isinstance(image, str):
+            bad.append((index, image))
+            # A blank keeps images of one size in one array.
+            image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
+        sizes[:, index] = image.shape[1:]
+        sink.write(image.data)
+        if on_progress is not None:
+            on_progress(index + 1, len(dataset))
+    num_bytes = int((sizes[0] * sizes[1]).sum()) * form.channels
+    tail = sizes.astype("<i8").tobytes() + json.dumps({"channels": form.channels, "bad": bad}).encode()
+    sink.write(tail)
+    sink.seek(0)
+    sink.write(_HEADER.pack(_MAGIC, _VERSION, len(dataset), num_bytes, len(tail), zlib.crc32(tail)))
+
+
+def _in_order(work: Callable[[int], Result], count: int, threads: int) -> Iterator[Result]:
+    """work(0), work(1), … by a pool of threads that never runs far ahead of what is taken."""
+    waiting: deque[Future[list[Result]]] = deque()
+    chunk = 8
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for start in range(0, count, chunk):
+                some = range(start, min(start + chunk, count))
+                waiting.append(pool.submit(lambda some: [work(index) for index in some], some))
+                if len(waiting) > 4 * threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _opened(file: Path, num_images: int) -> Decoded | None:
+    """What a cache file holds; None if it is missing, cut short or damaged, and must be built."""
+    try:
+        with file.open("rb") as source:
+            magic, version, count, num_bytes, tail_bytes, crc = _HEADER.unpack(source.read(_HEADER.size))
+            whole = file.stat().st_size == _PIXELS_START + num_bytes + tail_bytes
+            if (magic, version, count, whole) != (_MAGIC, _VERSION, num_images, True):
+                return None
+            source.seek(_PIXELS_START + num_bytes)
+            tail = source.read(tail_bytes)
+    except (OSError, struct.error):
+        return None
+    if zlib.crc32(tail) != crc:
+        return None
+    heights, widths = np.frombuffer(tail, dtype="<i8", count=2 * count).reshape(2, count).astype(np.int64)
+    record = json.loads(tail[2 * count * 8 :])
+    shape = (num_bytes,)
+    return Decoded(
+        file=file,
+        pixels=np.asarray(np.memmap(file, dtype=np.uint8, mode="r", offset=_PIXELS_START, shape=shape)),
+        heights=heights,
+        widths=widths,
+        channels=record["channels"],
+        bad=np.array([index for index, _ in record["bad"]], dtype=np.int64),
+        reasons=tuple(reason for _, reason in record["bad"]),
+    )
+
+
+def _bad_images(decoded: Decoded) -> UserError:
+    count, shown = len(decoded.bad), decoded.reasons[:_SHOWN]
+    more = [f"and {count - _SHOWN} more."] if count > _SHOWN else []
+    advice = "Repair or remove them, or leave them out with --skip-bad."
+    if count == len(decoded):
+        advice = "None is left."
+    lines = "\n".join(f"  {line}" for line in (*shown, *more))
+    return UserError(f"{count} of {len(decoded)} images cannot be used:\n{lines}\n{advice}")
+
+
+def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
+    """Refuse before the first image what would fail at the last: judged by a few images, unless all have one size."""
+    if form.size is not None:
+        areas = [form.size[0] * form.size[1]]
+    else:
+        areas = []
+        for index in np.linspace(0, len(dataset) - 1, min(len(dataset), 16)).astype(int).tolist():
+            with suppress(OSError, SyntaxError, ValueError, EOFError):
+                width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
+                areas.append(width * height)
+    needed = int(sum(areas) / max(len(areas), 1) * form.channels * len(dataset))
+    if shutil.disk_usage(folder).free < needed:
+        raise _no_room(folder, needed)
+
+
+def _no_room(folder: Path, needed: int | None) -> UserError:
+    free = shutil.disk_usage(folder).free
+    wanted = "more" if needed is None else f"about {_in_words(needed)}"
+    return UserError(
+        f"no room for the decoded images in {folder}: {wanted} needed, {_in_words(free)} available. "
+        "Free some, or set TAMMES_CACHE to a folder on a larger disk."
+    )
+
+
+def _in_words(num_bytes: int | float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"

@@ -1,0 +1,112 @@
+"""Which images make up each batch of an epoch."""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from tammes.errors import UserError
+
+
+class Turn(NamedTuple):
+    """One batch to come: positions in `indices`, and how often this epoch has had each of them before."""
+
+    positions: Int64[ndarray, " batch"]
+    repeats: Int64[ndarray, " batch"]
+
+
+def balanced(
+    labels: Int64[ndarray, " chosen"], random: np.random.Generator
+) -> tuple[Int64[ndarray, " repeated"], Int64[ndarray, " repeated"]]:
+    """Positions, each class as often as the largest, and how often each position came before."""
+    members = _members(labels, random)
+    most = max(len(own) for own in members)
+    positions = np.concatenate([np.resize(own, most) for own in members])
+    repeats = np.concatenate([np.arange(most) // len(own) for own in members])
+    shuffle = random.permutation(len(positions))
+    return positions[shuffle], repeats[shuffle]
+
+
+def by_class(
+    labels: Int64[ndarray, " chosen"],
+    batch_size: int,
+    images_per_class: int,
+    world_size: int,
+    random: np.random.Generator,
+) -> list[Turn]:
+    """Groups of a class, dealt out like cards: a new shuffle of all batches each time all have got one more."""
+    if not 1 <= images_per_class <= batch_size or batch_size % images_per_class:
+        raise UserError(
+            f"a batch of {batch_size} cannot hold classes of {images_per_class} images each. "
+            f"Use --batch-size {images_per_class * max(1, round(batch_size / max(images_per_class, 1)))}."
+        )
+    classes = [
+        [own[start : start + images_per_class] for start in range(0, len(own), images_per_class)]
+        for own in _members(labels, random)
+    ]
+    num_groups = sum(len(groups) for groups in classes)
+    num_batches = -(-num_groups * images_per_class // batch_size)
+    num_batches += -num_batches % world_size
+    if num_groups < num_batches:
+        raise UserError(f"{num_groups} groups of images of a class are too few for {world_size} processes.")
+    batches: list[list[ndarray]] = [[] for _ in range(num_batches)]
+    deck: deque[int] = deque()
+    for number in random.permutation(len(classes)).tolist():
+        had: set[int] = set()
+        for group in classes[number]:
+            if len(had) == num_batches:
+                had.clear()
+            passed = []
+            while True:
+                if not deck:
+                    deck.extend(random.permutation(num_batches).tolist())
+                batch = deck.popleft()
+                if batch not in had:
+                    break
+                passed.append(batch)
+            deck.extendleft(reversed(passed))
+            had.add(batch)
+            batches[batch].append(group)
+    turns = [np.concatenate(groups) for groups in batches]
+    return [Turn(positions, np.zeros(len(positions), dtype=np.int64)) for positions in turns]
+
+
+def _members(labels: Int64[ndarray, " chosen"], random: np.random.Generator) -> list[ndarray]:
+    """The positions of each class, shuffled."""
+    shuffled = random.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def cut(
+    positions: Int64[ndarray, " shown"],
+    repeats: Int64[ndarray, " shown"] | None,
+    batch_size: int,
+    world_size: int,
+    drop_last: bool,
+) -> list[Turn]:
+    """Positions cut into batches, so many that every process gets equally many and none an empty one."""
+    if repeats is None:
+        repeats = np.zeros(len(positions), dtype=np.int64)
+    at_once = batch_size * world_size
+    full, rest = divmod(len(positions), at_once)
+    if rest and drop_last:
+        if not full:
+            raise UserError(f"{rest} images do not fill one batch of {at_once}. Lower --batch-size.")
+        rest = 0
+    lengths = [batch_size] * (full * world_size)
+    if rest:
+        last = world_size
+        if rest < world_size and full:  # too few for one each: share them and the step before
+            rest, last = rest + at_once, 2 * world_size
+            del lengths[-world_size:]
+        if rest < last:
+            raise UserError(
+                f"{len(positions)} images in batches of {batch_size} are too few for {world_size} processes."
+            )
+        lengths += [rest // last + (number < rest % last) for number in range(last)]
+    ends = np.cumsum(lengths)
+    spans = zip(ends - lengths, ends, strict=True)
+    return [Turn(positions[start:end], repeats[start:end]) for start, end in spans]

@@ -1,0 +1,457 @@
+"""Nearest neighbours, exact and in bounded memory: the order is that of float64 distances, and ties are known as ties.
+
+A matrix product in float32 finds candidates, with a bound on its error. Where the bound cannot tell two candidates
+apart, their squared distances are computed again from the differences, in float64: that value is what near means here,
+and items with the same one are tied. Where it cannot tell whether the list is complete, float64 products look again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, Integer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tammes.errors import UserError
+
+_AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
+_GALLERY_AT_ONCE = 1 << 16  # a longer gallery is searched in pieces, and the best of each are merged
+_EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which keeps about ten arrays of that size
+_DIFFERENCES_AT_ONCE = 1 << 20  # 8 MB of float64
+_FOLD = 16  # columns of which only the smallest is looked at first
+_LARGEST = 1e150  # the square of anything larger overflows
+
+Numbers = NDArray[np.floating[Any]]
+
+
+class Neighbours(NamedTuple):
+    """The k nearest gallery items of each query, nearest first, tied ones in the order of the gallery."""
+
+    distances: Float64[np.ndarray, "queries k"]
+    """Euclidean; infinite where nothing is left."""
+    ids: Int64[np.ndarray, "queries k"]
+    """Rows of the gallery; -1 where nothing is left."""
+    ties_cut: Int64[np.ndarray, " queries"]
+    """How many more items are exactly as near as the last one listed."""
+
+
+class Ranking(NamedTuple):
+    """Some queries with their nearest items, and everything that is tied with the last of them."""
+
+    rows: Int64[np.ndarray, " rows"]
+    """Which queries."""
+    ids: Int64[np.ndarray, "rows depth"]
+    """Rows of the gallery, nearest first, tied ones in the order of the gallery; -1 where the list has ended."""
+    groups: Int64[np.ndarray, "rows depth"]
+    """Grows along a row; the same number means the same distance."""
+
+
+def search(
+    queries: Float[np.ndarray, "queries dim"] | Float[Tensor, "queries dim"],
+    gallery: Float[np.ndarray, "gallery dim"] | Float[Tensor, "gallery dim"],
+    k: int,
+    *,
+    itself: Integer[np.ndarray, " queries"] | None = None,
+    query_groups: Integer[np.ndarray, " queries"] | None = None,
+    gallery_groups: Integer[np.ndarray, " gallery"] | None = None,
+) -> Neighbours:
+    """The k nearest gallery items of each query, by Euclidean distance between the vectors as they are.
+
+    Args:
+        itself: the gallery row that is the query and is left out, -1 for none. It is left out by its number: a
+            duplicate of the query stays.
+        query_groups, gallery_groups: a query does not find items of its own group, such as frames of its sequence.
+
+    >>> search(np.array([[0.0], [3.0]]), np.array([[1.0], [-1.0], [5.0]]), k=1)
+    Neighbours(distances=array([[1.],
+           [2.]]), ids=array([[0],
+           [0]]), ties_cut=array([1, 1]))
+    """
+    problem = Search(queries, gallery, itself, query_groups, gallery_groups)
+    check_k(k, len(problem.gallery) - (itself is not None and bool((itself >= 0).any())))
+    count = len(problem.queries)
+    ids = np.full((count, k), -1)
+    cut = np.zeros(count, dtype=np.int64)
+    for ranking in problem.rankings(np.full(count, k)):
+        width = min(k, ranking.ids.shape[1])
+        ids[ranking.rows, :width] = ranking.ids[:, :width]
+        cut[ranking.rows] = (ranking.ids[:, width:] >= 0).sum(1)
+    row, place = np.nonzero(ids >= 0)
+    distances = np.full((count, k), np.inf)
+    distances[row, place] = np.sqrt(problem.squared_distances(row, ids[row, place]))
+    return Neighbours(distances, ids, cut)
+
+
+class Search:
+    """Queries, a gallery, and what each query may not find. Arguments as those of `search`."""
+
+    def __init__(
+        self,
+        queries: Any,
+        gallery: Any,
+        itself: NDArray[np.integer[Any]] | None = None,
+        query_groups: NDArray[np.integer[Any]] | None = None,
+        gallery_groups: NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        self.gallery = checked_vectors(gallery, "gallery")
+        self.queries = self.gallery if queries is gallery else checked_vectors(queries, "queries")
+        if self.queries.shape[1] != self.gallery.shape[1]:
+            raise UserError(
+                f"queries and gallery must have the same dim, got {self.queries.shape[1]} and {self.gallery.shape[1]}."
+            )
+        if (query_groups is None) != (gallery_groups is None):
+            raise UserError("query_groups and gallery_groups go together: pass both or neither.")
+        for given, wanted, what in (
+            (itself, self.queries, "itself"),
+            (query_groups, self.queries, "query_groups"),
+            (gallery_groups, self.gallery, "gallery_groups"),
+        ):
+            if given is not None and np.shape(given) != (len(wanted),):
+                raise UserError(f"{what} must be {len(wanted)} numbers, got shape {np.shape(given)}.")
+        if itself is not None and (np.min(itself) < -1 or np.max(itself) >= len(self.gallery)):
+            raise UserError(
+                f"itself must be rows of the gallery, 0..{len(self.gallery) - 1}, or -1 for none;"
+                f" got {np.min(itself)}..{np.max(itself)}."
+            )
+        self.itself = None if itself is None else np.asarray(itself, dtype=np.int64)
+        self.query_groups, self.gallery_groups = query_groups, gallery_groups
+        # Distances do not change with the origin, but the error of a product grows with the distance from it.
+        self.centre = self.gallery.mean(axis=0, dtype=np.float64)  # (dim,)
+        longest = max(
+            np.linalg.norm(self.queries[part] - self.centre, axis=1).max() for part in self._parts(self.queries)
+        )
+        if self.queries is not self.gallery:
+            longest = max(
+                longest,
+                *(np.linalg.norm(self.gallery[part] - self.centre, axis=1).max() for part in self._parts(self.gallery)),
+            )
+        self.scale = float(longest) or 1.0
+        self.products = _Products(self, self.gallery, np.float32)
+
+    @staticmethod
+    def _parts(vectors: Numbers) -> Iterator[slice]:
+        size = max(1, _DIFFERENCES_AT_ONCE // vectors.shape[1])
+        return (slice(start, start + size) for start in range(0, len(vectors), size))
+
+    def centred(self, vectors: Numbers) -> Float64[np.ndarray, "rows dim"]:
+        """The vectors about the gallery's mean, none longer than 1, right to the last digits of float64."""
+        moved: Float64[np.ndarray, "rows dim"] = (vectors - self.centre) / self.scale
+        return moved
+
+    @cached_property
+    def distinct(self) -> tuple[Numbers, Int64[np.ndarray, " gallery"]]:
+        """The gallery without duplicates, and where each of its rows is in that."""
+        rows = np.ascontiguousarray(self.gallery)
+        bits = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+        _, first, inverse = np.unique(bits, return_index=True, return_inverse=True)
+        return self.gallery[first], inverse.reshape(-1)
+
+    @cached_property
+    def double_products(self) -> "_Products":
+        return _Products(self, self.distinct[0], np.float64)
+
+    def squared_distances(
+        self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company."""
+        result = np.empty(len(rows))
+        size = max(1, _DIFFERENCES_AT_ONCE // self.gallery.shape[1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            apart = self.queries[rows[part]].astype(np.float64) - self.gallery[ids[part]]  # (pairs, dim)
+            result[part] = np.square(apart, out=apart).sum(axis=1)
+        return result
+
+    def excluded(
+        self, rows: Integer[np.ndarray, " rows"], columns: Integer[np.ndarray, " columns"]
+    ) -> Bool[np.ndarray, "rows columns"] | None:
+        """Which of these gallery items these queries may not find; None if they may find all."""
+        if self.itself is None and self.query_groups is None:
+            return None
+        result = np.zeros((len(rows), len(columns)), dtype=bool)
+        if self.query_groups is not None and self.gallery_groups is not None:
+            result |= self.query_groups[rows, None] == self.gallery_groups[columns]
+        if self.itself is not None:
+            result |= self.itself[rows, None] == columns
+        return result
+
+    def _exclude(self, block: Tensor, rows: Int64[np.ndarray, " rows"], start: int) -> None:
+        """Put what may not be found infinitely far, in a block of products whose first column is `start`."""
+        stop = start + block.shape[1]
+        if self.query_groups is not None and self.gallery_groups is not None:
+            own = self.query_groups[rows, None] == self.gallery_groups[start:stop]
+            block.masked_fill_(torch.from_numpy(own), torch.inf)
+        if self.itself is not None:
+            column = self.itself[rows]
+            here = np.nonzero((column >= start) & (column < stop))[0]
+            block[torch.from_numpy(here), torch.from_numpy(column[here] - start)] = torch.inf
+
+    def rankings(self, depths: Integer[np.ndarray, " queries"]) -> Iterator[Ranking]:
+        """The nearest items of each query, at least as many as `depths` says, all the queries in some order.
+
+        A query with depth 0 is left out. A ranking holds whole groups of tied items, so its width has no bound but the
+        gallery; its rows are then few.
+        """
+        order = np.argsort(depths, kind="stable")
+        order = order[depths[order] > 0]
+        columns = min(len(self.gallery), _GALLERY_AT_ONCE)
+        start = 0
+        while start < len(order):
+            # The rows of a block are as deep as its deepest; their lists must fit as well as their products.
+            rows = order[start : start + max(1, min(4096, _AT_ONCE // columns))]
+            depth = min(int(depths[rows[-1]]), len(self.gallery))
+            rows = rows[: max(1, _AT_ONCE // (4 * _listed(depth)))]
+            depth = min(int(depths[rows[-1]]), len(self.gallery))
+            start += len(rows)
+            ranking, unsure = self._ranking(rows, depth)
+            if len(ranking.rows):
+                yield ranking
+            size = max(1, _EXACT_AT_ONCE // len(self.gallery))
+            for first in range(0, len(unsure), size):
+                yield self._ranking_in_double(unsure[first : first + size], depth)
+
+    def _ranking(self, rows: Int64[np.ndarray, " rows"], depth: int) -> tuple[Ranking, Int64[np.ndarray, " unsure"]]:
+        """The ranking of those rows for which float32 products are enough, and the other rows."""
+        listed = min(_listed(depth), len(self.gallery))
+        centred = self.centred(self.queries[rows])
+        margin = 2 * self.products.error(centred)  # (rows,): two products further apart than this are in that order
+        values, ids = self._candidates(rows, centred, listed)  # (rows, listed)
+        last = values[:, -1]
+        complete = (last > values[:, depth - 1] + margin) | np.isinf(last) | (listed == len(self.gallery))
+        unsure = rows[~complete]
+        if len(unsure):
+            rows, values, ids, margin = rows[complete], values[complete], ids[complete], margin[complete]
+        present = np.isfinite(values)
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            near = (values[:, 1:] - values[:, :-1] <= margin[:, None]) & present[:, 1:]  # (rows, listed - 1)
+        runs = np.cumsum(np.pad(~near, ((0, 0), (1, 0))), axis=1)  # (rows, listed): items that may be in another order
+        same = np.zeros(near.shape, dtype=bool)
+        row, place = np.nonzero(np.pad(near, ((0, 0), (1, 0))) | np.pad(near, ((0, 0), (0, 1))))
+        if len(row):
+            exact = self.squared_distances(rows[row], ids[row, place])
+            run = runs[row, place]
+            # The members of a run stand side by side: sorted, they go back to the places they came from.
+            order = np.lexsort((ids[row, place], exact, run, row))
+            ids[row, place] = ids[row, place][order]
+            exact = exact[order]
+            tied = (exact[1:] == exact[:-1]) & (run[1:] == run[:-1]) & (row[1:] == row[:-1])
+            same[row[1:][tied], place[:-1][tied]] = True
+        return _whole_groups(rows, np.where(present, ids, -1), same, depth), unsure
+
+    def _candidates(
+        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], listed: int
+    ) -> tuple[NDArray[np.float32], Int64[np.ndarray, "rows listed"]]:
+        """The smallest products of each row, and where they are."""
+        best: tuple[Tensor, Tensor] | None = None
+        for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
+            block = self.products.block(centred, slice(start, start + _GALLERY_AT_ONCE))
+            self._exclude(block, rows, start)
+            values, places = _smallest(block, min(listed, block.shape[1]))
+            places += start
+            if best is not None:
+                values, places = torch.cat([best[0], values], dim=1), torch.cat([best[1], places], dim=1)
+                values, kept = values.topk(min(listed, values.shape[1]), dim=1, largest=False)
+                places = places.gather(1, kept)
+            best = values, places
+        assert best is not None
+        values, order = best[0].sort(dim=1)
+        return values.numpy(), best[1].gather(1, order).numpy()
+
+    def _ranking_in_double(self, rows: Int64[np.ndarray, " rows"], depth: int) -> Ranking:
+        """By products in float64 with the distinct vectors, and the differences for whatever may be in the list."""
+        distinct, inverse = self.distinct
+        centred = self.centred(self.queries[rows])
+        products = self.double_products.block(centred, slice(None)).numpy()  # (rows, distinct)
+        away = self.excluded(rows, np.arange(len(self.gallery)))
+        values = products[:, inverse]  # (rows, gallery)
+        if away is not None:
+            values[away] = np.inf
+        bar = np.partition(values, depth - 1, axis=1)[:, depth - 1] + 2 * self.double_products.error(centred)  # (rows,)
+        row, item = np.nonzero((values <= bar[:, None]) & np.isfinite(values))  # in the order of the gallery
+        wanted = np.zeros(products.shape, dtype=bool)
+        wanted[row, inverse[item]] = True
+        first = np.empty(len(distinct), dtype=np.int64)
+        first[inverse[::-1]] = np.arange(len(inverse))[::-1]
+        exact = products  # its own values are no longer needed
+        pair_row, pair_item = np.nonzero(wanted)
+        exact[pair_row, pair_item] = self.squared_distances(rows[pair_row], first[pair_item])
+        counts = np.bincount(row, minlength=len(rows))
+        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        width = max(1, int(counts.max()))
+        ids, distances = np.full((len(rows), width), -1), np.full((len(rows), width), np.inf)
+        ids[row, place], distances[row, place] = item, exact[row, inverse[item]]
+        order = np.argsort(distances, axis=1, kind="stable")
+        ids, distances = np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
+        same = (distances[:, 1:] == distances[:, :-1]) & (ids[:, 1:] >= 0)
+        return _whole_groups(rows, ids, same, min(depth, width))
+
+    def nearest_of(
+        self, rows: Integer[np.ndarray, " rows"], items: Integer[np.ndarray, " items"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """The nearest of these gallery items to each of these queries, and how many of them are tied with it.
+
+        Among tied ones the first; `items` must not decrease, and each query must be allowed one of them.
+        """
+        nearest, tied = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
+        size = max(1, _EXACT_AT_ONCE // len(items))
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            some = rows[part]
+            squared = self.squared_distances(np.repeat(some, len(items)), np.tile(items, len(some)))
+            squared = squared.reshape(len(some), len(items))
+            away = self.excluded(some, items)
+            if away is not None:
+                squared[away] = np.inf
+            nearest[part] = items[squared.argmin(axis=1)]
+            tied[part] = (squared == squared.min(axis=1, keepdims=True)).sum(axis=1)
+        return nearest, tied
+
+    def places(
+        self, rows: Integer[np.ndarray, " rows"], ids: Integer[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Where in a query's full ranking one gallery item stands, without the ranking.
+
+        Returns how many items are nearer, how many exactly as near (itself too), and how many of those come before it
+        in the gallery.
+        """
+        closer, tied, before = (np.zeros(len(rows), dtype=np.int64) for _ in range(3))
+        bars = self.squared_distances(rows, ids)
+        columns = min(len(self.gallery), _GALLERY_AT_ONCE)
+        size = max(1, min(4096, _AT_ONCE // columns))
+        for first in range(0, len(rows), size):
+            part = slice(first, first + size)
+            centred = self.centred(self.queries[rows[part]])
+            margin = self.products.error(centred)
+            bar = bars[part] / self.scale**2 - np.square(centred).sum(axis=1)  # (rows,): what its product should be
+            low, high = torch.from_numpy(bar - margin)[:, None], torch.from_numpy(bar + margin)[:, None]
+            for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
+                block = self.products.block(centred, slice(start, start + _GALLERY_AT_ONCE))
+                self._exclude(block, rows[part], start)
+                certain = block < low.float()
+                closer[part] += certain.sum(dim=1).numpy()
+                row, item = ((block <= high.float()) & ~certain).nonzero().numpy().T
+                row, item = row + first, item + start
+                exact = self.squared_distances(rows[row], item)
+                np.add.at(closer, row[exact < bars[row]], 1)
+                np.add.at(tied, row[exact == bars[row]], 1)
+                np.add.at(before, row[(exact == bars[row]) & (item < ids[row])], 1)
+        return closer, tied, before
+
+
+class _Products:
+    """|b|² - 2 a·b, the squared distance up to a term that is the same for all b, as one matrix product."""
+
+    def __init__(self, search: Search, gallery: Numbers, dtype: type[np.float32] | type[np.float64]) -> None:
+        self.dtype = dtype
+        self.table = torch.from_numpy(np.empty((len(gallery), gallery.shape[1] + 1), dtype=dtype))  # (gallery, dim + 1)
+        longest = 0.0
+        for part in search._parts(gallery):
+            centred = search.centred(gallery[part])
+            squares = np.square(centred).sum(axis=1)
+            self.table.numpy()[part, :-1] = centred
+            self.table.numpy()[part, -1] = squares
+            longest = max(longest, float(squares.max()))
+        self.longest = longest**0.5
+        self.room: Tensor | None = None
+
+    def block(self, centred: Float64[np.ndarray, "rows dim"], columns: slice) -> Tensor:
+        """Some rows of products; the next call writes over them."""
+        ends = np.ones((len(centred), 1))
+        queries = torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
+        gallery = self.table[columns]
+        shape = (len(queries), len(gallery))
+        if self.room is None or self.room.shape != shape:
+            self.room = torch.empty(
+                shape, dtype=queries.dtype
+            )  # kept: new memory costs as much as a tenth of the product
+        with _highest_precision():
+            return torch.mm(queries, gallery.T, out=self.room)
+
+    def error(self, centred: Float64[np.ndarray, "rows dim"]) -> Float64[np.ndarray, " rows"]:
+        """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
+
+        The last term is for the float64 value itself, which is rounded too.
+        """
+        lengths = np.linalg.norm(centred, axis=1)
+        rounding = 1.1 * (centred.shape[1] + 16) * float(np.finfo(self.dtype).eps) / 2
+        of_product = rounding * (2 * lengths + self.longest) * self.longest
+        return np.asarray(of_product + 2.0**-48 * (lengths + self.longest) ** 2)
+
+
+@contextmanager
+def _highest_precision() -> Iterator[None]:
+    """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _listed(depth: int) -> int:
+    """How many candidates to list: enough that the last is clearly farther than the one at `depth`."""
+    return depth + 8 + depth // 8
+
+
+def _smallest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest of each row, and where. They lie in those k folds of the columns whose minima are smallest."""
+    columns = block.shape[1]
+    width = columns // _FOLD
+    if 4 * k > width:
+        return tuple(block.topk(k, dim=1, largest=False))  # type: ignore[return-value]
+    minima = block[:, : width * _FOLD].view(len(block), _FOLD, width).amin(dim=1)  # (rows, width)
+    folds = minima.topk(k, dim=1, largest=False, sorted=False).indices  # (rows, k)
+    inside = (folds[:, :, None] + width * torch.arange(_FOLD)).flatten(1)  # (rows, k * _FOLD)
+    rest = torch.arange(width * _FOLD, columns).expand(len(block), -1)  # (rows, columns that fill no fold)
+    places = torch.cat([inside, rest], dim=1)
+    values, kept = block.gather(1, places).topk(k, dim=1, largest=False)
+    return values, places.gather(1, kept)
+
+
+def _whole_groups(
+    rows: Int64[np.ndarray, " rows"],
+    ids: Int64[np.ndarray, "rows listed"],
+    same: Bool[np.ndarray, "rows listed-1"],
+    depth: int,
+) -> Ranking:
+    """Cut the lists behind the group of tied items that holds the last place of the depth."""
+    groups = np.cumsum(np.pad(~same, ((0, 0), (1, 0)), constant_values=False), axis=1)  # (rows, listed), from 0
+    kept = (groups <= groups[:, depth - 1 : depth]) & (ids >= 0)
+    width = max(1, int(kept.sum(axis=1).max(initial=0)))
+    return Ranking(rows, np.where(kept, ids, -1)[:, :width], groups[:, :width])
+
+
+def check_k(k: int, others: int) -> None:
+    """An error if there are fewer than k items to find."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, got {k}.")
+    if k > others:
+        raise UserError(f"k = {k} neighbours were asked for, but a query has only {others} other items.")
+
+
+def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
+    """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
+    if isinstance(vectors, Tensor):
+        vectors = vectors.detach().cpu()
+        vectors = (vectors.float() if vectors.dtype == torch.bfloat16 else vectors).numpy()
+    array = np.asarray(vectors)
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise UserError(f"{what} must be floating point, got {array.dtype}.")
+    if array.ndim != 2:
+        raise UserError(f"{what} must have shape (items, dim), got {array.shape}.")
+    if 0 in array.shape:
+        raise UserError(f"{what} are empty: got shape {array.shape}.")
+    array = array.astype(np.float32) if array.dtype == np.float16 else array
+    limit = array.dtype.type(min(_LARGEST, float(np.finfo(array.dtype).max)))
+    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in Search._parts(array)])  # (items,)
+    if not fine.all():
+        raise UserError(
+            f"{what} must be finite numbers below {_LARGEST:g}: row {np.argmin(fine)} is not"
+            f" ({np.sum(~fine)} of {len(fine)} rows)."
+        )
+    return array

@@ -1,0 +1,251 @@
+"""The main job as a user runs it: train, evaluate, embed, list; stopped at any moment and gone on with."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from tammes.cli import main
+from tammes.embedder import load
+from tammes.presets import PRESETS
+
+SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight classes of six images: stripes of a class's own angle and width, in noise."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    y, x = np.mgrid[:28, :28]
+    for number in range(8):
+        (root / f"class {number}").mkdir()
+        for image in range(6):
+            wave = np.sin(
+                (x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + rng.uniform(0, 6)
+            )
+            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    return load_file(run / "embedder.safetensors")
+
+
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    run = tmp_path_factory.mktemp("runs") / "stripes"
+    main(["train", str(photos), "--out", str(run), "--epochs", "4", "--val-classes", "1", "--log-bound", *SMALL])
+    return run
+
+
+def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> None:
+    names = {file.name for file in trained.iterdir()}
+    assert {"config.json", "environment.json", "classes.json", "metrics.jsonl", "checkpoint.safetensors"} <= names
+    assert {"embedder.safetensors", "embedder.json", "results.json", "neighbours.png", "best"} <= names
+    config = json.loads((trained / "config.json").read_text())
+    assert (config["epochs"], config["backbone"], config["rate"]) == (4, "conv4", PRESETS["default"].rate)
+    assert len(json.loads((trained / "classes.json").read_text())) == 3  # of the first four, one validates
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["above_minimum"] > 0 and line["images_per_second"] > 0 for line in lines)
+    for line in lines:
+        bound = line["bound"]
+        assert -1e-9 * bound["triplets"] <= bound["gap"] <= bound["certificate"] <= bound["tighter"] <= bound["lemma"]
+    results = json.loads((trained / "results.json").read_text())
+    assert {"untrained", "trained", "best_on_validation", "command"} <= set(results)
+    assert results["test_classes"] == 4
+    with Image.open(trained / "neighbours.png") as picture:
+        assert picture.width > 500
+
+
+def test_evaluate_repeats_the_results_of_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(printed(capsys, "evaluate", str(trained), "--json"))
+    results = json.loads((trained / "results.json").read_text())
+    for row in ("untrained", "trained"):
+        for name in ("recall_at_1", "mean_average_precision_at_r", "NMI"):
+            assert rows[row][name] == pytest.approx(results[row][name], abs=1e-9)
+    assert "R@1" in printed(capsys, "evaluate", str(trained))
+
+
+def test_embed_writes_vectors_that_evaluate_takes(
+    trained: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "vectors.npz"
+    said = json.loads(printed(capsys, "embed", str(trained), str(photos), "--out", str(file), "--json"))
+    assert (said["images"], said["dim"], said["skipped"]) == (48, 16, 0)
+    with np.load(file) as arrays:
+        np.testing.assert_allclose(np.linalg.norm(arrays["vectors"], axis=1), 1, atol=1e-6)
+        assert set(arrays["labels"]) == {f"class {n}" for n in range(8)}
+    row = json.loads(printed(capsys, "evaluate", str(file), "--json"))["vectors"]
+    everything = json.loads(printed(capsys, "evaluate", str(trained), str(photos), "--json"))["trained"]
+    assert row["recall_at_1"] == pytest.approx(everything["recall_at_1"], abs=1e-9)
+    assert "exists. Pass --overwrite" in refused(capsys, "embed", str(trained), str(photos), "--out", str(file))
+
+
+def test_a_loaded_embedder_encodes_files_folders_and_pictures_alike(trained: Path, photos: Path) -> None:
+    embedder, folder = load(trained), photos / "class 3"
+    by_folder = embedder.encode(folder, batch_size=4)
+    files = sorted(folder.iterdir())
+    np.testing.assert_allclose(by_folder, embedder.encode(files), atol=1e-6)
+    with Image.open(files[0]) as picture:
+        np.testing.assert_allclose(by_folder[:1], embedder.encode(picture), atol=1e-6)
+    assert by_folder.shape == (6, 16)
+    assert load(trained, embedding="last").encode(files[0]).shape == (1, 3)
+
+
+def test_runs_are_listed_and_removed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = json.loads(printed(capsys, "runs", str(trained.parent), "--json"))
+    assert [(record["state"], record["epochs"]) for record in records] == [("finished", "4/4")]
+    assert "stripes" in printed(capsys, "runs", str(trained.parent))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "config.json").write_text("{}")
+    printed(capsys, "runs", "--remove", str(copy))
+    assert not copy.exists()
+
+
+def test_a_new_run_starts_from_the_weights_of_another(
+    trained: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "next"
+    main(["train", str(photos), "--out", str(out), "--epochs", "1", "--rate", "0", "--backbone-rate", "0",
+          "--init-from", str(trained), "--val-classes", "1", *SMALL])  # fmt: skip
+    before, after = weights(trained), weights(out)
+    moved = [name for name in before if name.endswith("weight") and not np.array_equal(before[name], after[name])]
+    assert moved == []
+    given = ("--dim", "8", "--backbone", "conv4", "--init-from", str(trained))
+    other = refused(capsys, "train", str(photos), "--out", str(tmp_path / "x"), *given)
+    assert "They must be the same." in other
+
+
+def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    results = json.loads(printed(capsys, "train", str(photos), "--out", str(out), "--epochs", "1", "--json", *SMALL))
+    assert results["trained"]["recall_at_1"] >= 0
+    again = refused(capsys, "train", str(photos), "--out", str(out), *SMALL)
+    assert (
+        f"{out} is a run already. Go on with --resume {out}, replace it with --overwrite, or choose another --out."
+        in again
+    )
+    assert "has finished; there is nothing to go on with." in refused(capsys, "train", "--resume", str(out))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "discrimnative"], "unknown loss 'discrimnative'. Did you mean 'discriminative'?"),
+        (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
+        (["--backbone", "conv5"], "unknown backbone 'conv5'. Did you mean 'conv4'"),
+        (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for discriminative."),
+        (["--val-classes", "many"], "--val-classes must be a fraction or a number of classes, got 'many'."),
+    ],
+)
+def test_errors_say_what_to_type(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    given = ["--backbone", "conv4", *arguments] if "--backbone" not in arguments else arguments
+    assert message in refused(capsys, "train", str(photos), "--out", str(tmp_path / "run"), *given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_paper_preset_is_the_paper_to_the_letter() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.optimizer, paper.rate, paper.backbone_rate, paper.momentum) == ("sgd", 0.1, 0.01, 0.9)
+    assert (paper.schedule, paper.halve_every, paper.weight_decay) == ("halve", 5, 5e-4)
+    assert (paper.batch_size, paper.epochs, paper.mirror, paper.centroids) == (128, 40, True, "one-hot")
+
+
+def started(photos: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from tammes.cli import main; main()", "train", str(photos), "--out", str(out)]
+    options = ["--epochs", "30", "--seed", "5", *SMALL]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def resumed(out: Path) -> None:
+    command = [sys.executable, "-c", "from tammes.cli import main; main()", "train", "--resume", str(out)]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    os.environ["TAMMES_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")
+    out = tmp_path_factory.mktemp("whole") / "run"
+    output, _ = started(photos, out).communicate(timeout=300)
+    assert (out / "results.json").exists(), output.decode()
+    return out
+
+
+def stop_after_checkpoint(process: subprocess.Popen[bytes], out: Path, delay: float, number: int) -> None:
+    deadline = time.monotonic() + 120
+    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.002)
+    time.sleep(delay)
+    if process.poll() is None:
+        process.send_signal(number)
+
+
+KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]
+
+
+@pytest.mark.parametrize("seed", KILLS)
+def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
+    uninterrupted: Path, photos: Path, tmp_path: Path, seed: int
+) -> None:
+    out = tmp_path / "run"
+    process = started(photos, out)
+    stop_after_checkpoint(process, out, random.Random(seed).uniform(0, 0.5), signal.SIGKILL)
+    process.communicate(timeout=300)
+    if not (out / "results.json").exists():
+        resumed(out)
+    whole, again = weights(uninterrupted), weights(out)
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)
+    assert (
+        json.loads((out / "results.json").read_text())["trained"]
+        == (json.loads((uninterrupted / "results.json").read_text())["trained"])
+    )
+
+
+def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
+    uninterrupted: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = started(photos, out)
+    stop_after_checkpoint(process, out, 0.1, signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    if process.returncode == 130:
+        assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in output.decode()
+        resumed(out)
+    whole, again = weights(uninterrupted), weights(out)
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)

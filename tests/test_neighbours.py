@@ -1,0 +1,258 @@
+"""Neighbours against plain loops: exact integers for ties, float64 for the rest, small blocks for the seams."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tammes import UserError, neighbours
+from tammes.neighbours import Search, checked_vectors, search
+
+Array = NDArray[np.floating]
+SIZES = ("_AT_ONCE", "_GALLERY_AT_ONCE", "_EXACT_AT_ONCE", "_DIFFERENCES_AT_ONCE")
+
+
+def squared(a: Array, b: Array) -> float:
+    return float(np.square(a.astype(np.float64) - b).sum())
+
+
+def nearest_by_loops(queries: Array, gallery: Array, k: int, away: NDArray[np.bool_] | None = None) -> list[list[int]]:
+    """Sort the whole gallery by float64 distance and then by number."""
+    result = []
+    for row, query in enumerate(queries):
+        pairs = [(squared(query, item), i) for i, item in enumerate(gallery) if away is None or not away[row, i]]
+        result.append([i for _, i in sorted(pairs)[:k]])
+    return result
+
+
+def normal(*shape: int, seed: int, dtype: type = np.float32) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.fixture(params=["one block", "many blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "many blocks":
+        for name, size in zip(SIZES, (700, 64, 500, 100), strict=True):
+            monkeypatch.setattr(neighbours, name, size)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(("k", "dim"), [(1, 3), (5, 2), (20, 16), (299, 4)])
+def test_the_order_is_that_of_float64(k: int, dim: int, dtype: type) -> None:
+    queries, gallery = normal(40, dim, seed=0, dtype=dtype), normal(300, dim, seed=1, dtype=dtype)
+    found = search(queries, gallery, k)
+    assert found.ids.tolist() == nearest_by_loops(queries, gallery, k)
+    for row, ids in enumerate(found.ids):
+        np.testing.assert_array_equal(found.distances[row], np.sqrt([squared(queries[row], gallery[i]) for i in ids]))
+
+
+@pytest.mark.usefixtures("blocks")
+def test_near_ties_that_float32_products_cannot_tell_apart_are_in_order() -> None:
+    directions = normal(200, 8, seed=2, dtype=np.float64)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    shell = directions * (1 + 1e-9 * np.random.default_rng(3).permutation(200))[:, None]  # all at 1 from the origin
+    found = search(np.zeros((1, 8)), shell, k=50)
+    assert found.ids.tolist() == nearest_by_loops(np.zeros((1, 8)), shell, 50)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_two_tight_clusters_far_apart() -> None:
+    vectors = normal(120, 6, seed=4, dtype=np.float64) * 1e-7
+    vectors[60:] += 1
+    found = search(vectors, vectors, 10, itself=np.arange(120))
+    assert found.ids.tolist() == nearest_by_loops(vectors, vectors, 10, np.eye(120, dtype=bool))
+
+
+@pytest.mark.parametrize("size", [1e-140, 1e-30, 1e30, 1e140])
+def test_the_size_of_the_vectors_does_not_matter(size: float) -> None:
+    vectors = normal(60, 4, seed=5, dtype=np.float64)
+    assert (search(vectors * size, vectors * size, 7).ids == search(vectors, vectors, 7).ids).all()
+
+
+def test_queries_far_from_a_small_gallery() -> None:
+    queries, gallery = normal(20, 4, seed=6, dtype=np.float64) * 1e3, normal(80, 4, seed=7, dtype=np.float64) * 1e-3
+    assert search(queries, gallery, 9).ids.tolist() == nearest_by_loops(queries, gallery, 9)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_duplicates_stand_in_the_order_of_the_gallery_and_have_one_distance() -> None:
+    vectors = normal(30, 5, seed=8)[np.random.default_rng(9).integers(30, size=200)]
+    found = search(vectors, vectors, 25, itself=np.arange(200))
+    assert found.ids.tolist() == nearest_by_loops(vectors, vectors, 25, np.eye(200, dtype=bool))
+    twins = [len({vectors[i].tobytes() for i in ids}) for ids in found.ids]
+    assert [len(set(row)) for row in found.distances] == twins
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_collapsed_network() -> None:
+    vectors = np.full((150, 3), 0.1, dtype=np.float32)
+    found = search(vectors, vectors, 4, itself=np.arange(150))
+    assert found.ids[0].tolist() == [1, 2, 3, 4]
+    assert found.ids[2].tolist() == [0, 1, 3, 4]
+    assert (found.distances == 0).all()
+    assert (found.ties_cut == 145).all()
+
+
+def test_zero_and_negative_zero_are_one_vector() -> None:
+    gallery = np.zeros((100, 2), dtype=np.float32)
+    gallery[50:] *= -1
+    assert search(np.ones((1, 2)), gallery, 1).ties_cut.tolist() == [99]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_an_item_is_not_its_own_neighbour_but_its_twin_is() -> None:
+    vectors = np.concatenate([normal(50, 4, seed=10)] * 2)
+    found = search(vectors, vectors, 1, itself=np.arange(100))
+    assert found.ids[:, 0].tolist() == [(i + 50) % 100 for i in range(100)]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_items_of_the_own_group_are_left_out_and_lists_may_end() -> None:
+    vectors, groups = normal(90, 4, seed=11), np.arange(90) % 3
+    away = groups[:, None] == groups
+    found = search(vectors, vectors, 70, query_groups=groups, gallery_groups=groups)
+    expected = nearest_by_loops(vectors, vectors, 70, away)
+    assert [[i for i in ids if i >= 0] for ids in found.ids.tolist()] == expected
+    assert {len(ids) for ids in expected} == {60}
+    assert np.isinf(found.distances[:, 60:]).all()
+
+
+def test_a_query_that_may_find_nothing() -> None:
+    found = search(
+        np.zeros((1, 2)), np.zeros((5, 2)), 2, query_groups=np.zeros(1, int), gallery_groups=np.zeros(5, int)
+    )
+    assert found.ids.tolist() == [[-1, -1]]
+    assert found.ties_cut.tolist() == [0]
+
+
+def test_tensors_are_taken_and_half_precision_is_exact() -> None:
+    vectors = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    expected = search(vectors.detach().double().numpy(), vectors.detach().double().numpy(), 5)
+    assert (search(vectors, vectors, 5).ids == expected.ids).all()
+
+
+def test_products_are_in_float32_even_where_the_caller_allowed_less() -> None:
+    queries, gallery = normal(30, 64, seed=12), normal(200, 64, seed=13)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert search(queries, gallery, 5).ids.tolist() == nearest_by_loops(queries, gallery, 5)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+grids = st.integers(2, 40).flatmap(
+    lambda n: st.lists(st.lists(st.integers(-2, 2), min_size=2, max_size=2), min_size=n, max_size=n)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(points=grids, k=st.integers(1, 39), small=st.booleans())
+def test_ties_on_a_grid_are_found_to_the_last_one(points: list[list[int]], k: int, small: bool) -> None:
+    k = min(k, len(points) - 1)
+    vectors = np.array(points, dtype=np.float32) / 7  # not exact in binary: products round, differences are equal
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            for name, size in zip(SIZES, (64, 8, 32, 16), strict=True):
+                patch.setattr(neighbours, name, size)
+        found = search(vectors, vectors, k, itself=np.arange(len(points)))
+    assert found.ids.tolist() == nearest_by_loops(vectors, vectors, k, np.eye(len(points), dtype=bool))
+    for row, ids in enumerate(found.ids):
+        bar = squared(vectors[row], vectors[ids[-1]])
+        others = [squared(vectors[row], vectors[i]) for i in range(len(points)) if i != row and i not in ids]
+        assert found.ties_cut[row] == others.count(bar)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_the_place_of_an_item_is_that_in_the_full_ranking() -> None:
+    vectors = np.random.default_rng(14).integers(-3, 4, size=(150, 2)) / 7
+    problem = Search(vectors, vectors, np.arange(150))
+    rows, ids = np.arange(150), (np.arange(150) * 7 + 3) % 150
+    rows, ids = rows[rows != ids], ids[rows != ids]
+    closer, tied, before = problem.places(rows, ids)
+    for row, item, *places in zip(rows, ids, closer, tied, before, strict=True):
+        bar = squared(vectors[row], vectors[item])
+        others = [(squared(vectors[row], vectors[i]), i) for i in range(150) if i != row]
+        expected = [
+            sum(d < bar for d, _ in others),
+            sum(d == bar for d, _ in others),
+            sum(d == bar and i < item for d, i in others),
+        ]
+        assert places == expected
+
+
+def test_the_nearest_of_some_items() -> None:
+    vectors = np.array([[0.0], [1.0], [-1.0], [1.0], [9.0]])
+    nearest, tied = Search(vectors, vectors, np.arange(5)).nearest_of(np.array([0, 1]), np.array([1, 2, 3]))
+    assert nearest.tolist() == [1, 3]
+    assert tied.tolist() == [3, 1]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_the_groups_of_a_ranking_are_the_items_at_one_distance() -> None:
+    vectors = np.random.default_rng(21).integers(-9, 10, size=(200, 2)) / 7
+    problem = Search(vectors, vectors, np.arange(200))
+    for rows, ids, groups in problem.rankings(np.full(200, 30)):
+        for row, items, group in zip(rows, ids, groups, strict=True):
+            apart = np.array([squared(vectors[row], vectors[i]) for i in items[items >= 0]])
+            assert (np.diff(apart) >= 0).all()
+            assert ((np.diff(apart) == 0) == (np.diff(group[items >= 0]) == 0)).all()
+
+
+def test_the_depth_may_differ_from_query_to_query() -> None:
+    vectors = normal(80, 3, seed=15)
+    depths = np.random.default_rng(16).integers(0, 80, size=80)
+    expected = nearest_by_loops(vectors, vectors, 80)
+    seen = []
+    for rows, ids, _ in Search(vectors, vectors).rankings(depths):
+        for row, found in zip(rows, ids, strict=True):
+            assert found[: depths[row]].tolist() == expected[row][: depths[row]]
+            seen.append(int(row))
+    assert sorted(seen) == np.nonzero(depths)[0].tolist()
+
+
+def test_an_error_says_which_vector_is_not_a_number() -> None:
+    vectors = normal(9, 3, seed=17)
+    vectors[4, 1], vectors[7, 0] = np.nan, np.inf
+    with pytest.raises(UserError) as error:
+        search(vectors, vectors, 1)
+    assert str(error.value) == "gallery must be finite numbers below 1e+150: row 4 is not (2 of 9 rows)."
+
+
+@pytest.mark.parametrize(
+    ("vectors", "text"),
+    [
+        (np.ones((2, 2), dtype=int), "vectors must be floating point, got int64."),
+        (np.ones(3), "vectors must have shape (items, dim), got (3,)."),
+        (np.ones((0, 3)), "vectors are empty: got shape (0, 3)."),
+        (np.array([[1e200]]), "vectors must be finite numbers below 1e+150: row 0 is not (1 of 1 rows)."),
+    ],
+)
+def test_errors_for_vectors(vectors: Array, text: str) -> None:
+    with pytest.raises(UserError) as error:
+        checked_vectors(vectors)
+    assert str(error.value) == text
+
+
+def test_errors_for_k() -> None:
+    vectors = normal(5, 2, seed=18)
+    with pytest.raises(UserError, match=r"^k must be at least 1, got 0\.$"):
+        search(vectors, vectors, 0)
+    with pytest.raises(UserError, match=r"^k = 5 neighbours were asked for, but a query has only 4 other items\.$"):
+        search(vectors, vectors, 5, itself=np.arange(5))
+
+
+def test_errors_for_what_does_not_fit_together() -> None:
+    vectors = normal(5, 2, seed=19)
+    with pytest.raises(UserError, match=r"^queries and gallery must have the same dim, got 3 and 2\.$"):
+        Search(normal(4, 3, seed=20), vectors)
+    with pytest.raises(UserError, match=r"^query_groups and gallery_groups go together: pass both or neither\.$"):
+        Search(vectors, vectors, query_groups=np.arange(5))
+    with pytest.raises(UserError, match=r"^itself must be 5 numbers, got shape \(4,\)\.$"):
+        Search(vectors, vectors, np.arange(4))
+    with pytest.raises(UserError, match=r"^itself must be rows of the gallery, 0\.\.4, or -1 for none; got 1\.\.5\.$"):
+        Search(vectors, vectors, np.arange(1, 6))

@@ -1,0 +1,128 @@
+"""The run folder: nothing is lost, nothing is half there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tammes import UserError
+from tammes.runs import Run, create, listed, load_checkpoint, open_run, save_checkpoint
+from tammes.runtime import environment, write_atomically
+from tammes.training import Position
+from tests.oracles import seeded
+
+
+def trained(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    network = nn.Linear(3, 2)
+    optimizer = (
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        if kind == "sgd"
+        else torch.optim.AdamW(network.parameters(), lr=0.1)
+    )
+    step(network, optimizer)
+    return network, optimizer
+
+
+def step(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    network(torch.ones(1, 3)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_checkpoint_brings_everything_back(tmp_path: Path, kind: str) -> None:
+    network, optimizer = trained(kind)
+    position = Position(3, 7, 70, 1.5, {"loss": -2.25})
+    torch.manual_seed(5)
+    save_checkpoint(Run(tmp_path), network, optimizer, position)
+    expected = torch.rand(3)
+    step(network, optimizer)
+    other, its_optimizer = trained(kind)
+    for _ in range(3):
+        step(other, its_optimizer)
+    assert load_checkpoint(Run(tmp_path), other, its_optimizer) == position
+    assert torch.equal(torch.rand(3), expected)
+    step(other, its_optimizer)
+    assert torch.equal(other.weight, network.weight)  # type: ignore[arg-type]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    write_atomically(file, b"old")
+
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = create(folder)
+    run.write("config", {"seed": 0})
+    with pytest.raises(
+        UserError, match=r"run is a run already. Go on with --resume .*run, replace it with --overwrite, or"
+    ):
+        create(folder)
+    (folder / "old").touch()
+    create(folder, overwrite=True)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_not_a_run_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.doc").touch()
+    with pytest.raises(UserError, match="exists and is not a run. Please choose another --out.$"):
+        create(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.doc").exists()
+
+
+def test_metrics_survive_a_line_cut_short_and_forget_what_is_trained_again(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for epoch in (1, 2, 3):
+        run.log({"epoch": epoch, "loss": -epoch})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "lo')
+    assert [line["epoch"] for line in run.epochs()] == [1, 2, 3]
+    run.forget_after(2)
+    assert run.epochs() == [{"epoch": 1, "loss": -1}, {"epoch": 2, "loss": -2}]
+
+
+def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run = create(tmp_path / name)
+        run.write("config", {"seed": 0})
+        run.write("environment", environment())
+    assert [run.folder.name for run in listed(tmp_path)] == ["a", "b"]
+    run = open_run(tmp_path / "b")
+    assert run.state == "started"
+    network, optimizer = trained("sgd")
+    save_checkpoint(run, network, optimizer, Position())
+    assert run.state == "interrupted"
+    run.write("results", {})
+    assert run.state == "finished"
+    assert run.read("nothing") is None
+
+
+def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^no run in .*: config.json is missing. `tammes runs` lists the runs that there"
+    ):
+        open_run(tmp_path)
+    network, optimizer = trained("sgd")
+    with pytest.raises(
+        UserError, match="has no checkpoint to go on from: it was stopped before its first epoch ended.$"
+    ):
+        load_checkpoint(Run(tmp_path), network, optimizer)
+
+
+def test_the_environment_names_versions_and_machine() -> None:
+    said = environment()
+    assert said["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert said["cores"] >= 1
+    assert seeded(0).initial_seed() == 0
