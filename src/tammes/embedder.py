@@ -62,7 +62,8 @@ class Embedder(nn.Module):
         made = backbone(config.backbone, pretrained=pretrained)
         self.config = config
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
-        self.backbone = made.network
+        # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
+        self.backbone = made.network.to(memory_format=torch.channels_last)
         self.penultimate = nn.Linear(made.features, config.dim)
         self.class_layer = None if config.class_dim is None else nn.Linear(config.dim, config.class_dim)
         for layer in self.new_layers():
@@ -77,7 +78,8 @@ class Embedder(nn.Module):
 
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """What the backbone gives."""
-        features: Tensor = self.backbone((images.to(self.mean.dtype) - self.mean) / self.std)
+        scaled = (images.to(self.mean.dtype) - self.mean) / self.std
+        features: Tensor = self.backbone(scaled.contiguous(memory_format=torch.channels_last))
         return features
 
     def for_loss(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:

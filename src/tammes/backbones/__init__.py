@@ -82,7 +82,7 @@ def _of_torchvision(name: str, *, pretrained: bool) -> Backbone:
 
 def _of_timm(name: str, *, pretrained: bool) -> Backbone:
     from timm import create_model
-    from timm.data import resolve_model_data_config
+    from timm.data.config import resolve_model_data_config
 
     network = create_model(name, pretrained=pretrained, num_classes=0)
     wants = resolve_model_data_config(network)

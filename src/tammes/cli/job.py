@@ -63,8 +63,8 @@ def run_job(given: Train) -> None:
     config = saved_options(open_run(given.resume)) if given.resume is not None else _resolved(given)
     config = replace(config, json=given.json)
     data = load_data(config)
-    embedder = _embedder(config, data.num_classes)
-    objective = Objective(embedder, _loss(config, data, embedder))
+    embedder = make_embedder(config, data.num_classes)
+    objective = Objective(embedder, make_loss(config, data, embedder))
     run = open_run(Path(str(config.out))) if resumed else _new_run(config, data)
     if resumed and run.state == "finished":
         raise UserError(
@@ -73,12 +73,12 @@ def run_job(given: Train) -> None:
     if not resumed and config.init_from is not None:
         embedder.load_state_dict(_matching(load(config.init_from), embedder))
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
-    prepared, optimizer = accelerator.prepare(objective, _optimizer(config, objective))
+    prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(config, data, embedder, accelerator.device, _estimate(config, data, objective))
     untrained = run.read("untrained")
     if untrained is None:
         with working("evaluating the untrained backbone"):
-            untrained = _evaluated(embedder, data, data.split.test, backbone_only=True)
+            untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
         run.write("untrained", untrained)
     start = load_checkpoint(run, objective, optimizer) if resumed else Position()
     run.forget_after(start.epoch - 1)
@@ -114,16 +114,17 @@ def _train(
     start: Position,
 ) -> bool:
     """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
-    recipe = _recipe(config)
-    schedule = halved_every(recipe["halve_every"]) if recipe["schedule"] == "halve" else cosine(recipe["epochs"])
+    options = recipe(config)
+    schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     least = float(objective.loss.minimum)  # type: ignore[arg-type]
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
-    with _stop_on_signal() as stop, TrainingBar(recipe["epochs"], len(data.split.train), least, prepared) as bar:
+    processes = accelerator.process_index, accelerator.num_processes
+    with _stop_on_signal() as stop, TrainingBar(options["epochs"], len(data.split.train), least, prepared) as bar:
         for epoch in fit(
             prepared,
-            lambda number: bar.watch(_batches(config, data, accelerator, number), number),
+            lambda number: bar.watch(training_batches(config, data, number, *processes), number),
             optimizer,
-            epochs=recipe["epochs"],
+            epochs=options["epochs"],
             schedule=schedule,
             seed=config.seed,
             start=start,
@@ -157,7 +158,7 @@ def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: 
         "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
     }
     if data.split.val is not None:
-        line["val_recall_at_1"] = _evaluated(objective.embedder, data, data.split.val, quick=True)["recall_at_1"]
+        line["val_recall_at_1"] = evaluated(objective.embedder, data, data.split.val, quick=True)["recall_at_1"]
     if config.log_bound:
         line["bound"] = _watched_bound(config, data, objective)
     return line
@@ -177,7 +178,7 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     return asdict(certificate(torch.cat(outputs), torch.from_numpy(labels), points))
 
 
-def _evaluated(
+def evaluated(
     embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
 ) -> dict[str, Any]:
     vectors = embed(embedder, data.images, indices, backbone_only=backbone_only)
@@ -209,7 +210,7 @@ def _results(config: Train, run: Run, data: Data, vectors: np.ndarray, untrained
     }
     if (run.folder / "best").exists():
         chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0))
-        best = _evaluated(load(run.folder / "best"), data, data.split.test)
+        best = evaluated(load(run.folder / "best"), data, data.split.test)
         results["best_on_validation"] = {"epoch": chosen["epoch"], **best}
     return results
 
@@ -220,7 +221,7 @@ def load_data(config: Train) -> Data:
     if isinstance(held_out, Path):
         raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
     parts = split(dataset, test_classes=_number(config.test_classes), val_classes=held_out, seed=config.seed)
-    shape = _embedder(config, 2)  # only to ask what images it wants
+    shape = make_embedder(config, 2)  # only to ask what images it wants
     with progress("decoding images") as on_progress:
         images = decode(
             dataset, mode=shape.mode, shorter_side=shape.shorter_side, on_progress=on_progress, skip_bad=config.skip_bad
@@ -238,30 +239,31 @@ def load_data(config: Train) -> Data:
     return Data(dataset, images, parts, labels, names, shape.size)
 
 
-def _batches(config: Train, data: Data, accelerator: Accelerator, epoch: int) -> Batches:
-    recipe = _recipe(config)
+def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:
+    """One epoch of the training images."""
+    options = recipe(config)
     return batches(
         data.images,
         data.split.train,
         data.labels,
-        batch_size=recipe["batch_size"],
+        batch_size=options["batch_size"],
         crop=data.size,
         train=True,
         sampler=config.sampler,
-        mirror=recipe["mirror"],
-        padding=recipe["shift"],
+        mirror=options["mirror"],
+        padding=options["shift"],
         seed=config.seed,
         epoch=epoch,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
+        rank=rank,
+        world_size=world_size,
     )
 
 
-def _loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
+def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     """The loss that was asked for, with its centroids; options of another loss are refused, not ignored."""
     if config.loss not in LOSSES:
         raise unknown_name("loss", config.loss, LOSSES)
-    kind = _recipe(config)["centroids"]
+    kind = recipe(config)["centroids"]
     if kind not in CENTROIDS:
         raise unknown_name("kind of centroids", kind, CENTROIDS)
     classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
@@ -283,7 +285,7 @@ def _loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     return LOSSES[config.loss](points, **options)
 
 
-def _embedder(config: Train, num_classes: int) -> Embedder:
+def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
     outputs = config.centroid_dim or (num_classes if num_classes <= MOST_OUTPUTS else BEYOND)
     shape = EmbedderConfig(str(config.backbone), config.dim, outputs if config.class_layer else None, config.embedding)
@@ -293,24 +295,24 @@ def _embedder(config: Train, num_classes: int) -> Embedder:
 
 def untrained_embedder(config: Train) -> Embedder:
     """The network of a run as it was before training; of its backbone only, the new layers being random."""
-    return _embedder(config, 2).eval()
+    return make_embedder(config, 2).eval()
 
 
-def _optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
-    recipe = _recipe(config)
+def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
+    options = recipe(config)
     groups = parameter_groups(
         objective.embedder.new_layers(),
         objective,
-        rate=recipe["rate"],
-        backbone_rate=recipe["backbone_rate"],
-        weight_decay=recipe["weight_decay"],
+        rate=options["rate"],
+        backbone_rate=options["backbone_rate"],
+        weight_decay=options["weight_decay"],
     )
-    if recipe["optimizer"] == "sgd":
-        return torch.optim.SGD(groups, lr=recipe["rate"], momentum=recipe["momentum"])
-    return torch.optim.AdamW(groups, lr=recipe["rate"])
+    if options["optimizer"] == "sgd":
+        return torch.optim.SGD(groups, lr=options["rate"], momentum=options["momentum"])
+    return torch.optim.AdamW(groups, lr=options["rate"])
 
 
-def _recipe(config: Train) -> dict[str, Any]:
+def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
     preset = asdict(PRESETS[config.preset])
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
@@ -319,9 +321,9 @@ def _recipe(config: Train) -> dict[str, Any]:
 def _resolved(config: Train) -> Train:
     """The options with everything filled in that is not left to the data."""
     backbone = config.backbone or ("conv4" if config.data == "glyphs" or is_omniglot(Path(config.data)) else "resnet18")
-    stem = f"{Path(config.data).name}-{config.loss}-{_recipe(config)['centroids']}-{config.seed}"
+    stem = f"{Path(config.data).name}-{config.loss}-{recipe(config)['centroids']}-{config.seed}"
     out = config.out or Path("runs") / stem
-    return replace(config, backbone=backbone, out=out, **_recipe(config))
+    return replace(config, backbone=backbone, out=out, **recipe(config))
 
 
 def _new_run(config: Train, data: Data) -> Run:
@@ -369,20 +371,20 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
         copy(images, labels)["loss"].backward()
         times.append(perf_counter() - started)
     torch.set_rng_state(random)
-    return float(min(times) / number * len(data.split.train) * _recipe(config)["epochs"])
+    return float(min(times) / number * len(data.split.train) * recipe(config)["epochs"])
 
 
 def _say_plan(config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
     """What will be done, on what, and how long it may take, before it starts."""
-    parts, recipe = data.split, _recipe(config)
+    parts, options = data.split, recipe(config)
     held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
     weights = sum(parameter.numel() for parameter in embedder.parameters())
     say(f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out}, ")
     say(f"          {len(parts.test)} test images of {len(np.unique(data.dataset.labels[parts.test]))} other classes")
     layer = "no class layer" if embedder.config.class_dim is None else f"class layer {embedder.config.class_dim}"
     say(f"network   {embedder.config.backbone}, embedding {embedder.config.dim}, {layer}, {weights:,} weights")
-    say(f"loss      {config.loss}, {recipe['centroids']} centroids, preset {config.preset}")
-    say(f"device    {device}; {recipe['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk")
+    say(f"loss      {config.loss}, {options['centroids']} centroids, preset {config.preset}")
+    say(f"device    {device}; {options['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk")
     say(f"run       {config.out}")
 
 

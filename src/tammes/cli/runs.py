@@ -51,13 +51,14 @@ def runs(config: Runs) -> None:
 
     table = Table(title=f"runs in {config.folder}")
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for name in SHOWN.values():
         table.add_column(name, justify="right")
     for record in records:
         measured = record["trained"] or {}
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in SHOWN]
-        said = (record["run"], record["state"], record["data"], record["loss"], record["centroids"], record["epochs"])
+        place, data = Path(record["run"]).relative_to(config.folder), Path(record["data"]).name
+        said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
         table.add_row(*map(str, said), *cells)
     Console(width=max(100, len(SHOWN) * 9 + 90)).print(table)
 

@@ -1,0 +1,70 @@
+"""The Embedder: unit vectors, the paper's two layers, and a round trip through files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tammes import UserError
+from tammes.embedder import Embedder, EmbedderConfig, load
+from tests.oracles import seeded
+
+IMAGES = torch.randint(256, (5, 1, 28, 28), generator=seeded(0), dtype=torch.uint8)
+
+
+def made(**changes: object) -> Embedder:
+    torch.manual_seed(0)
+    options = {"backbone": "conv4", "dim": 16, "class_dim": 7, **changes}
+    return Embedder(EmbedderConfig(**options)).eval()  # type: ignore[arg-type]
+
+
+def test_vectors_have_unit_length_and_the_asked_dimension() -> None:
+    vectors = made()(IMAGES)
+    assert vectors.shape == (5, 16)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(5))
+    assert made(embedding="last")(IMAGES).shape == (5, 7)
+
+
+def test_the_loss_sees_the_class_layer_on_the_layer_before_it_is_normalised() -> None:
+    embedder = made()
+    penultimate = embedder.penultimate(embedder.features(IMAGES))
+    assert embedder.class_layer is not None
+    torch.testing.assert_close(embedder.for_loss(IMAGES), embedder.class_layer(penultimate))
+    assert made(class_dim=None).for_loss(IMAGES).shape == (5, 16)
+
+
+def test_bytes_and_floats_of_an_image_give_the_same_vector() -> None:
+    embedder = made()
+    torch.testing.assert_close(embedder(IMAGES), embedder(IMAGES.float()))
+
+
+def test_new_layers_start_as_the_papers_lineage_has_them() -> None:
+    embedder = made()
+    assert [layer.out_features for layer in embedder.new_layers()] == [16, 7]
+    assert all(layer.bias.eq(0).all() for layer in embedder.new_layers())
+
+
+def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:
+    embedder = made()
+    with torch.no_grad():
+        embedder.train()(IMAGES)  # moves the running statistics, which are part of it
+    embedder.eval().save(tmp_path)
+    torch.testing.assert_close(load(tmp_path)(IMAGES), embedder(IMAGES), rtol=0, atol=0)
+    assert load(tmp_path, embedding="last")(IMAGES).shape == (5, 7)
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^no trained model in .*: embedder.json is missing. Train one: tammes train DATA"
+    ):
+        load(tmp_path)
+    with pytest.raises(UserError, match=r"^--embedding last needs the class layer."):
+        EmbedderConfig("conv4", embedding="last")
+    with pytest.raises(UserError, match=r"^--dim must be at least 1, got 0.$"):
+        EmbedderConfig("conv4", dim=0)
+    with pytest.raises(UserError, match=r"^no images to encode.$"):
+        made().encode([])
+    with pytest.raises(UserError, match=r"^no such file or folder: .*nowhere.$"):
+        made().encode(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"^no images in "):
+        made().encode(tmp_path)
