@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
@@ -55,9 +56,12 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def say(text: str) -> None:
-    """A line for the person who watches; stdout is for results."""
+def say(text: str, log: Path | None = None) -> None:
+    """A line for the person who watches, and for the log file; stdout is for results."""
     print(text, file=sys.stderr, flush=True)
+    if log is not None:
+        with log.open("a") as file:
+            file.write(text + "\n")
 
 
 def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
@@ -69,7 +73,7 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
     table.add_column("")
     shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows.values())]
     for name in shown:
-        table.add_column(SHOWN[name], justify="right")
+        table.add_column(SHOWN[name], justify="right", no_wrap=True)
     for label, row in rows.items():
         cells = []
         for name in shown:
@@ -77,7 +81,7 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
             cell = "-" if value is None else f"{100 * value:.2f}"
             cells.append(cell if interval is None else f"{cell}\n[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]")
         table.add_row(label, *cells)
-    Console(width=max(80, 14 * len(shown) + 12)).print(table)
+    Console(width=16 * len(shown) + 40).print(table)
 
 
 def print_json(content: Any) -> None:
@@ -87,11 +91,11 @@ def print_json(content: Any) -> None:
 class TrainingBar:
     """The bar of a training: epoch, images per second, loss, its distance to the known minimum, time left."""
 
-    def __init__(self, epochs: int, images: int, least: float, objective: "nn.Module") -> None:
+    def __init__(self, epochs: int, images: int, least: float, objective: "nn.Module", log: Path) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.epochs, self.images, self.least = epochs, images, least
+        self.epochs, self.images, self.least, self.log = epochs, images, least, log
         self._loss: torch.Tensor | None = None
         objective.register_forward_hook(self._see)
         columns = (
@@ -139,4 +143,6 @@ class TrainingBar:
             bound = line["bound"]
             gap, allowed = (bound[name] / max(1, bound["triplets"]) for name in ("gap", "lemma"))
             text += f"  gap to the triplet loss {gap:.4f} (Lemma {allowed:.4f})"
-        self._bar.console.print(text, highlight=False) if not self._bar.disable else say(text)
+        self._bar.stop()  # a line that stays goes above the bar
+        say(text, self.log)
+        self._bar.start()

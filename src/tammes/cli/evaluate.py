@@ -24,7 +24,8 @@ class Evaluate:
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|VECTORS.npz")]
-    """A run folder, or a .npz file with arrays `vectors` and `labels`."""
+    """A run folder, or a .npz file with arrays `vectors` and `labels`, and if need be `query`, `gallery` (masks) and
+    `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
     """Images to measure on, all of their classes; by default the test classes of the run's own data."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
@@ -71,7 +72,9 @@ def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
         if missing:
             raise UserError(f"{config.model} has no array `{missing[0]}`; it has {', '.join(arrays) or 'none'}.")
         with working("measuring"):
-            return {"vectors": measured(arrays["vectors"], arrays["labels"], **_options(config, len(arrays["labels"])))}
+            options = _options(config, len(arrays["labels"]))
+            options |= {name: arrays[name] for name in ("query", "gallery", "sequence") if name in arrays}
+            return {"vectors": measured(arrays["vectors"], arrays["labels"], **options)}
 
 
 def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:

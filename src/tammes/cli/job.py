@@ -74,9 +74,9 @@ def run_job(given: Train) -> None:
         embedder.load_state_dict(_matching(load(config.init_from), embedder))
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
     prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
-    _say_plan(config, data, embedder, accelerator.device, _estimate(config, data, objective))
+    _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
     untrained = run.read("untrained")
-    if untrained is None:
+    if untrained is None and len(data.split.test):
         with working("evaluating the untrained backbone"):
             untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
         run.write("untrained", untrained)
@@ -84,9 +84,15 @@ def run_job(given: Train) -> None:
     run.forget_after(start.epoch - 1)
     finished = _train(config, run, data, objective, prepared, optimizer, accelerator, start)
     if not finished:
-        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}")
+        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
         raise SystemExit(130)
     embedder.save(run.folder)
+    if len(data.split.test) == 0:
+        run.write(
+            "results", {"data": data.dataset.name, "untrained": None, "trained": None, "command": _command(config)}
+        )
+        say(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}", run.folder / "log.txt")
+        return
     with working("evaluating on classes never seen"):
         vectors = embed(embedder, data.images, data.split.test)
         results = _results(config, run, data, vectors, untrained)
@@ -119,7 +125,7 @@ def _train(
     least = float(objective.loss.minimum)  # type: ignore[arg-type]
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
     processes = accelerator.process_index, accelerator.num_processes
-    with _stop_on_signal() as stop, TrainingBar(options["epochs"], len(data.split.train), least, prepared) as bar:
+    with _stop_on_signal() as stop, _bar(run, data, options["epochs"], least, prepared) as bar:
         for epoch in fit(
             prepared,
             lambda number: bar.watch(training_batches(config, data, number, *processes), number),
@@ -374,18 +380,26 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
     return float(min(times) / number * len(data.split.train) * recipe(config)["epochs"])
 
 
-def _say_plan(config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
+def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
     """What will be done, on what, and how long it may take, before it starts."""
-    parts, options = data.split, recipe(config)
+    parts, options, shape = data.split, recipe(config), embedder.config
     held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
     weights = sum(parameter.numel() for parameter in embedder.parameters())
-    say(f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out}, ")
-    say(f"          {len(parts.test)} test images of {len(np.unique(data.dataset.labels[parts.test]))} other classes")
-    layer = "no class layer" if embedder.config.class_dim is None else f"class layer {embedder.config.class_dim}"
-    say(f"network   {embedder.config.backbone}, embedding {embedder.config.dim}, {layer}, {weights:,} weights")
-    say(f"loss      {config.loss}, {options['centroids']} centroids, preset {config.preset}")
-    say(f"device    {device}; {options['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk")
-    say(f"run       {config.out}")
+    layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
+    lines = [
+        f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
+        f"          {len(parts.test)} test images of {len(parts.test_classes)} other classes",
+        f"network   {shape.backbone}, embedding {shape.dim}, {layer}, {weights:,} weights",
+        f"loss      {config.loss}, {options['centroids']} centroids, preset {config.preset}",
+        f"device    {device}; {options['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk",
+        f"run       {run.folder}",
+    ]
+    for line in lines:
+        say(line, run.folder / "log.txt")
+
+
+def _bar(run: Run, data: Data, epochs: int, least: float, objective: nn.Module) -> TrainingBar:
+    return TrainingBar(epochs, len(data.split.train), least, objective, run.folder / "log.txt")
 
 
 def _duration(seconds: float) -> str:
