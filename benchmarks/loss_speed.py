@@ -1,6 +1,6 @@
 """How fast is a step of the loss? Forward and backward, beside the peers, in one run.
 
-    python benchmarks/loss_speed.py [--rounds 30] [--json FILE]
+    python -m benchmarks.loss_speed [--rounds 30] [--json FILE]
 
 One thread, batch 128, 256 dimensions, medians; every time is also given as a ratio to a linear layer with
 cross-entropy in the same run, and the memory is the most that the tensors of one step held at once. Peers are those of

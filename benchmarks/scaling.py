@@ -1,6 +1,6 @@
 """How does the cost of a step grow? With the classes, with the batch, and with neither when classes are sampled.
 
-    python benchmarks/scaling.py [--rounds 15] [--json FILE]
+    python -m benchmarks.scaling [--rounds 15] [--json FILE]
 
 One thread, 128 dimensions, forward and backward, medians. The exponent is the slope of log(time) over log(size), fitted
 on the upper half of the sizes: 1 is linear. Targets: at most 1.05 in classes and in batch, 0 in classes with sampling.

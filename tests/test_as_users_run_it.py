@@ -86,6 +86,32 @@ def test_torch_compile_takes_the_loss_in_one_graph() -> None:
     assert printed.split() == ["same", "same"]
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
+def test_torch_compile_takes_a_sample_of_the_classes() -> None:
+    printed = run(
+        """
+        import torch
+        from tammes import DiscriminativeLoss, centroids
+
+        loss = DiscriminativeLoss(centroids.place(50, 8), sample_classes=10)
+        labels, z = torch.arange(9), torch.ones(9, 8).cumsum(0).sin().requires_grad_()
+        results = []
+        for run in (loss, torch.compile(loss)):
+            torch.manual_seed(0)
+            value = run(z, labels)
+            results.append((value.detach(), torch.autograd.grad(value, z)[0]))
+        torch.testing.assert_close(results[0], results[1])
+        print("same")
+        """
+    )
+    assert printed.split() == ["same"]
+
+
+def test_a_number_of_classes_may_come_from_numpy() -> None:
+    printed = run("import numpy as np; from tammes import DiscriminativeLoss as L; print(L(np.int64(5)).num_classes)")
+    assert printed == "5\n"
+
+
 def test_the_package_imports_without_torch_until_a_name_is_used() -> None:
     assert run("import sys, tammes; print('torch' in sys.modules, tammes.__version__ > '0')").split() == [
         "False",

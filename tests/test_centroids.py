@@ -1,5 +1,7 @@
 """What every generator of centroids promises, and what the closed forms guarantee."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from math import isclose, sqrt
 
@@ -278,3 +280,17 @@ def test_quality_is_the_summary_of_all_pairs() -> None:
     assert isclose(found.mean, distances.mean().item(), rel_tol=1e-6)
     assert isclose(found.std, distances.std(correction=0).item(), rel_tol=1e-5)
     assert isclose(found.ratio, found.min / centroids.upper_bound(40, 5), rel_tol=1e-12)
+
+
+@pytest.mark.slow
+def test_quality_of_a_hundred_thousand_centroids_takes_bounded_memory() -> None:
+    code = (
+        "from pathlib import Path\nimport torch\nfrom tammes import centroids\n"
+        "points = centroids.random(100_000, 32)\nfound = centroids.quality(points)\n"
+        "line = next(l for l in Path('/proc/self/status').read_text().splitlines() if l.startswith('VmHWM'))\n"
+        "print(found.min <= found.upper_bound, int(line.split()[1]) // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    below, megabytes = done.stdout.split()
+    assert below == "True"
+    assert int(megabytes) < 2000  # all pairs in float32 would be 40,000

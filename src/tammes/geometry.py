@@ -31,7 +31,9 @@ def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
     """The points scaled to unit length; one no longer than `NO_LENGTH` has no direction and becomes zero."""
     points = full_precision(points)
     lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)  # (rows, 1)
-    return points * torch.where(lengths <= NO_LENGTH, 0.0, 1 / lengths.clamp_min(NO_LENGTH))
+    scale = torch.where(lengths <= NO_LENGTH, 0.0, 1 / lengths.clamp_min(NO_LENGTH))
+    # Squares that overflow must not pass for a vector without a direction.
+    return points * torch.where(lengths.isinf(), float("nan"), scale)
 
 
 def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows columns"]:
@@ -157,10 +159,10 @@ def blocks_of_pairs(points: Float[Tensor, "points dim"]) -> Iterator[Float[Tenso
 
 def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Tensor, "classes dim"] | None:
     """The centroids in full precision and detached, None for one-hot ones, or an error if a loss cannot use them."""
-    num_classes = centroids if isinstance(centroids, int) else len(centroids)
+    num_classes = len(centroids) if isinstance(centroids, Tensor) else int(centroids)
     if num_classes < 2:
         raise UserError(f"a loss against centroids needs at least 2 classes, got {num_classes}.")
-    if isinstance(centroids, int):
+    if not isinstance(centroids, Tensor):
         return None
     if centroids.ndim != 2 or not centroids.is_floating_point():
         raise UserError(

@@ -54,10 +54,12 @@ def test_gradient_is_finite_where_points_coincide(either: tuple[nn.Module, Tenso
     assert gradient(loss, embeddings, torch.arange(4).repeat(2)).isfinite().all()
 
 
-def test_gradient_is_zero_where_every_embedding_sits_on_its_centroid(either: tuple[nn.Module, Tensor]) -> None:
-    loss, centroids = either
-    pulled_away = gradient(loss, centroids * 3, torch.arange(4))
-    assert pulled_away.abs().max() < 0.2 / 4 / 3  # what is left is the repulsion, at most push in all
+def test_an_embedding_on_its_centroid_is_not_pulled(name: str, either: tuple[nn.Module, Tensor]) -> None:
+    _, centroids = either
+    pull_only = LOSSES[name](4 if len(centroids) == centroids.shape[1] else centroids, push=0.0)
+    assert gradient(pull_only, centroids * 3, torch.arange(4)).abs().max() < 1e-6
+    away = torch.nn.functional.normalize(centroids + 0.1 * centroids.roll(1, 0))
+    assert gradient(pull_only, away * 3, torch.arange(4)).norm(dim=1).min() > 0.9 / 4 / 3
 
 
 def test_the_worst_placed_image_is_moved(either: tuple[nn.Module, Tensor]) -> None:
@@ -165,6 +167,14 @@ def test_nan_in_an_embedding_is_not_hidden(either: tuple[nn.Module, Tensor]) -> 
     embeddings = torch.randn(4, centroids.shape[1], generator=seeded(0))
     embeddings[1, 0] = float("nan")
     assert loss(embeddings, torch.arange(4)).isnan()
+
+
+def test_an_embedding_whose_length_overflows_is_not_hidden(either: tuple[nn.Module, Tensor]) -> None:
+    loss, centroids = either
+    embeddings = torch.randn(4, centroids.shape[1], generator=seeded(0))
+    embeddings[1] *= 1e30
+    value = loss(embeddings, torch.arange(4))
+    assert value.isnan() or gradient(loss, embeddings, torch.arange(4))[1].norm() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])

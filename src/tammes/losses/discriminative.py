@@ -89,7 +89,7 @@ class DiscriminativeLoss(nn.Module):
     ) -> None:
         super().__init__()
         points = checked_centroids(centroids)
-        self.num_classes, self.dim = (centroids, centroids) if isinstance(centroids, int) else centroids.shape
+        self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
         if chunk_classes is not None and chunk_classes < 1:
             raise UserError(f"chunk_classes must be at least 1, got {chunk_classes}.")
         if points is None and (chunk_classes is not None or sample_classes is not None):
@@ -105,9 +105,9 @@ class DiscriminativeLoss(nn.Module):
         pull, repel, per_class = _weights(weighting, push, self.num_classes, sizes)
         self.register_buffer("centroids", points)  # fixed: saved and moved with the module, never trained
         self.register_buffer("class_sizes", sizes, persistent=False)
-        self.register_buffer("pull_weights", pull, persistent=False)
-        self.register_buffer("push_weights", repel, persistent=False)
-        self.register_buffer("class_weights", per_class, persistent=False)
+        dtype = torch.float32 if points is None else points.dtype
+        for name, weights in (("pull_weights", pull), ("push_weights", repel), ("class_weights", per_class)):
+            self.register_buffer(name, None if weights is None else weights.to(dtype), persistent=False)
 
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels, self.dim)
@@ -268,15 +268,18 @@ _compiled.register_autograd(_scale_gradient, setup_context=_keep_gradient)
 def _lengths(embeddings: Tensor) -> tuple[Tensor, Tensor | float]:
     """|z|, (batch, 1), and 1 + |x|²: an embedding without a direction is the zero vector and stays there."""
     length = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-    if not length.min().item() <= NO_LENGTH:
+    shortest, longest = torch.aminmax(length)
+    if longest.item() == float("inf"):  # squares that overflow must not pass for a loss without a gradient
+        length = torch.where(length.isinf(), float("nan"), length)
+    if not shortest.item() <= NO_LENGTH:
         return length, 2.0
     length = torch.where(length <= NO_LENGTH, float("inf"), length)
     return length, torch.where(length.isinf(), 1.0, 2.0).to(length)
 
 
 def _reciprocal(distance: Tensor) -> Tensor:
-    """1 / distance, bounded where the points coincide but for rounding: times their difference it then goes to 0."""
-    return distance.clamp_min(COINCIDE * torch.finfo(distance.dtype).eps).reciprocal_()
+    """1 / distance, and 0 where the points coincide but for rounding: the subgradient that stays put."""
+    return distance.reciprocal().masked_fill_(distance <= COINCIDE * torch.finfo(distance.dtype).eps, 0)
 
 
 def _against_centroids(

@@ -61,7 +61,7 @@ class HardDiscriminativeLoss(nn.Module):
     ) -> None:
         super().__init__()
         points = checked_centroids(centroids)
-        self.num_classes, self.dim = (centroids, centroids) if isinstance(centroids, int) else centroids.shape
+        self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
         if not temperature > 0:
             raise UserError(f"temperature must be above 0, got {temperature}.")
         self.push, self.temperature = checked_push(push), temperature
