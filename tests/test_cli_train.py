@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tammes.cli import main
@@ -72,7 +74,9 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     assert {"embedder.safetensors", "embedder.json", "results.json", "neighbours.png", "best"} <= names
     config = json.loads((trained / "config.json").read_text())
     assert (config["epochs"], config["backbone"], config["rate"]) == (4, "conv4", PRESETS["default"].rate)
-    assert len(json.loads((trained / "classes.json").read_text())) == 3  # of the first four, one validates
+    classes = json.loads((trained / "classes.json").read_text())
+    assert [len(classes[use]) for use in ("train", "val", "test")] == [3, 1, 4]
+    assert "epoch   4" in (trained / "log.txt").read_text()
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert all(line["above_minimum"] > 0 and line["images_per_second"] > 0 for line in lines)
@@ -127,7 +131,9 @@ def test_runs_are_listed_and_removed(trained: Path, tmp_path: Path, capsys: pyte
     assert "stripes" in printed(capsys, "runs", str(trained.parent))
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "config.json").write_text("{}")
+    (copy / "config.json").write_text("{}")  # other programs have one too
+    assert "no run in" in refused(capsys, "runs", "--remove", str(copy))
+    (copy / "environment.json").write_text("{}")
     printed(capsys, "runs", "--remove", str(copy))
     assert not copy.exists()
 
@@ -155,7 +161,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         f"{out} is a run already. Go on with --resume {out}, replace it with --overwrite, or choose another --out."
         in again
     )
-    assert "has finished; there is nothing to go on with." in refused(capsys, "train", "--resume", str(out))
+    assert "has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,10 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--backbone", "conv5"], "unknown backbone 'conv5'. Did you mean 'conv4'"),
         (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for discriminative."),
         (["--val-classes", "many"], "--val-classes must be a fraction or a number of classes, got 'many'."),
+        (["--accumulate", "0"], "--accumulate must be at least 1, got 0."),
+        (["--rate", "-1"], "--rate must not be negative, got -1.0."),
+        (["--no-class-layer", "--centroid-dim", "7"], "--centroid-dim is the size of the class layer, which"),
+        (["--centroids", "one-hot", "--centroid-dim", "3"], "one-hot centroids for 4 classes need dim >= 4, got 3."),
     ],
 )
 def test_errors_say_what_to_type(
@@ -181,6 +191,63 @@ def test_the_paper_preset_is_the_paper_to_the_letter() -> None:
     assert (paper.optimizer, paper.rate, paper.backbone_rate, paper.momentum) == ("sgd", 0.1, 0.01, 0.9)
     assert (paper.schedule, paper.halve_every, paper.weight_decay) == ("halve", 5, 5e-4)
     assert (paper.batch_size, paper.epochs, paper.mirror, paper.centroids) == (128, 40, True, "one-hot")
+
+
+def test_options_that_change_the_way_of_training_are_honoured(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    given = ["--epochs", "2", "--accumulate", "2", "--sampler", "balanced", "--precision", "bf16", "--overwrite"]
+    given += ["--embedding", "last", "--test-classes", "0.5", "--loss", "hard-discriminative", "--temperature", "0.2"]
+    main(["train", str(photos), "--out", str(out), *given, *SMALL])
+    config = json.loads((out / "config.json").read_text())
+    assert (config["accumulate"], config["sampler"], config["precision"]) == (2, "balanced", "bf16")
+    assert load(out).encode(photos / "class 0").shape == (6, 4)
+    assert "leave out --epochs." in refused(capsys, "train", "--resume", str(out), "--epochs", "7")
+
+
+def test_all_classes_may_train(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    results = printed(
+        capsys, "train", str(photos), "--out", str(out), "--epochs", "1", "--test-classes", "0", "--json", *SMALL
+    )
+    assert json.loads(results)["trained"] is None
+    assert "was trained on all classes. Give it others" in refused(capsys, "evaluate", str(out))
+    assert "R@1" in printed(capsys, "evaluate", str(out), str(photos))
+
+
+def test_broken_images_stop_training_or_are_left_out(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, out = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, copy)
+    (copy / "class 1" / "0.png").write_bytes(b"no image")
+    said = refused(capsys, "train", str(copy), "--out", str(out), "--epochs", "1", *SMALL)
+    assert "class 1/0.png" in said
+    assert "--skip-bad" in said
+    main(["train", str(copy), "--out", str(out), "--epochs", "1", "--skip-bad", *SMALL])
+    assert "1 images cannot be read and are left out" in capsys.readouterr().err
+    assert "R@1" in printed(capsys, "evaluate", str(out))
+
+
+def test_a_class_that_was_added_is_not_mixed_up_with_the_old_ones(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, out = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, copy)
+    main(["train", str(copy), "--out", str(out), "--epochs", "1", *SMALL])
+    shutil.copytree(copy / "class 7", copy / "class 8")
+    assert "are no longer those that the run was started with" in refused(capsys, "evaluate", str(out))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    main(["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL])
+    before = weights(out)
+    for name in ("checkpoint.safetensors", "results.json", "embedder.safetensors"):
+        (out / name).unlink()
+    main(["train", "--resume", str(out)])
+    assert all(np.array_equal(before[name], after) for name, after in weights(out).items())
 
 
 def started(photos: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -244,8 +311,10 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     process = started(photos, out)
     stop_after_checkpoint(process, out, 0.1, signal.SIGINT)
     output, _ = process.communicate(timeout=300)
-    if process.returncode == 130:
-        assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in output.decode()
-        resumed(out)
+    assert process.returncode == 130, output.decode()
+    assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in output.decode()
+    with safe_open(out / "checkpoint.safetensors", framework="np") as opened:
+        assert json.loads(opened.metadata()["state"])["position"]["step"] > 0
+    resumed(out)
     whole, again = weights(uninterrupted), weights(out)
     assert all(np.array_equal(whole[name], again[name]) for name in whole)

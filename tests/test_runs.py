@@ -65,6 +65,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = create(folder)
     run.write("config", {"seed": 0})
+    run.write("environment", {})
     with pytest.raises(
         UserError, match=r"run is a run already. Go on with --resume .*run, replace it with --overwrite, or"
     ):
@@ -110,7 +111,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
 
 def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^no run in .*: config.json is missing. `tammes runs` lists the runs that there"
+        UserError, match=r"^no run in .*: config.json or environment.json is missing. `tammes runs` lists"
     ):
         open_run(tmp_path)
     network, optimizer = trained("sgd")

@@ -55,7 +55,7 @@ PRESETS: dict[str, Recipe] = {
     ),
     # The best on validation classes of those tried: docs/log.md.
     "default": Recipe(
-        centroids="simplex",
+        centroids="place",
         optimizer="adam",
         rate=1e-3,
         backbone_rate=1e-3,

@@ -70,7 +70,7 @@ class Run:
 def create(folder: Path, *, overwrite: bool = False) -> Run:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        is_run = (folder / "config.json").exists()
+        is_run = _is_run(folder)
         if not overwrite or not is_run:
             what = "is a run already" if is_run else "exists and is not a run"
             hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if is_run else "Please"
@@ -82,14 +82,16 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
 
 def open_run(folder: Path) -> Run:
     """A run folder that is there."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"no run in {folder}: config.json is missing. `tammes runs` lists the runs that there are.")
+    if not _is_run(folder):
+        raise UserError(
+            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
+        )
     return Run(folder)
 
 
 def listed(root: Path) -> list[Run]:
     """All runs below a folder, oldest first."""
-    found = [Run(file.parent) for file in root.glob("**/config.json") if (file.parent / "environment.json").exists()]
+    found = [Run(file.parent) for file in root.glob("**/config.json") if _is_run(file.parent)]
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
 
 
@@ -132,6 +134,11 @@ def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> Pos
     optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
     torch.set_rng_state(tensors["random"])
     return Position(**said["position"])
+
+
+def _is_run(folder: Path) -> bool:
+    """Other programs have a config.json too; what is removed must be ours."""
+    return (folder / "config.json").exists() and (folder / "environment.json").exists()
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

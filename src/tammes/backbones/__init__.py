@@ -46,11 +46,8 @@ def backbone(name: str, *, pretrained: bool = False) -> Backbone:
         if pretrained:
             raise UserError("conv4 has no pretrained weights: it is trained from scratch. Drop --pretrained.")
         return Backbone(Conv4(), 64, "L", 28, 28, (0.5,), (0.5,))
-    if library != "timm":
-        from torchvision.models import list_models
-
-        if plain in list_models():
-            return _of_torchvision(plain, pretrained=pretrained)
+    if library != "timm" and plain in _torchvision_names():
+        return _of_torchvision(plain, pretrained=pretrained)
     if library != "torchvision":
         from timm import is_model
 
@@ -102,11 +99,17 @@ def _features(network: nn.Module, size: int) -> int:
     return features.shape[1]
 
 
+def _torchvision_names() -> list[str]:
+    """Its classifiers; detectors and networks for video see other things than one image."""
+    from torchvision import models
+
+    return list(models.list_models(module=models))
+
+
 def _unknown(name: str, plain: str) -> UserError:
     from timm import list_models as timm_models
-    from torchvision.models import list_models
 
-    known = [*OURS, *list_models(), *timm_models()]
+    known = [*OURS, *_torchvision_names(), *timm_models()]
     near = get_close_matches(plain, known, n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
     return UserError(f"unknown backbone {name!r}.{hint} Known: conv4, and every name of torchvision and timm.")

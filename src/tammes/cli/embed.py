@@ -46,6 +46,8 @@ def embed(config: Embed) -> None:
     """Read, embed, write."""
     if config.out.suffix != ".npz":
         raise UserError(f"--out must end in .npz, got {str(config.out)!r}.")
+    if not config.out.parent.is_dir():
+        raise UserError(f"no such folder: {config.out.parent}. Make it first, or write --out elsewhere.")
     if config.out.exists() and not config.overwrite:
         raise UserError(f"{config.out} exists. Pass --overwrite to replace it.")
     import numpy as np

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from tammes.cli.console import optional, print_json, progress, results_table, working
 from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Evaluate:
 
 def evaluate(config: Evaluate) -> None:
     """Embed, search, measure, show."""
+    if config.restarts < 1 or not config.seeds:
+        raise UserError("--restarts must be at least 1, and --seeds one number or more.")
     rows = _of_vectors(config) if config.model.suffix == ".npz" else _of_run(config)
     if config.json:
         print_json(rows)
@@ -67,12 +72,16 @@ def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
         raise UserError("vectors are measured as they are: give no DATA and no --embedding with a .npz file.")
     if not config.model.exists():
         raise UserError(f"no such file: {config.model}. Expected a .npz file with arrays `vectors` and `labels`.")
-    with np.load(config.model, allow_pickle=False) as arrays:
+    try:
+        loaded = np.load(config.model, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {config.model}: {error} Expected a .npz file.") from None
+    with loaded as arrays:
         missing = [name for name in ("vectors", "labels") if name not in arrays]
         if missing:
             raise UserError(f"{config.model} has no array `{missing[0]}`; it has {', '.join(arrays) or 'none'}.")
         with working("measuring"):
-            options = _options(config, len(arrays["labels"]))
+            options = _options(config, arrays["labels"])
             options |= {name: arrays[name] for name in ("query", "gallery", "sequence") if name in arrays}
             return {"vectors": measured(arrays["vectors"], arrays["labels"], **options)}
 
@@ -92,9 +101,14 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     run = open_run(config.model)
     embedder = load(run.folder, embedding=config.embedding)
-    options = replace(saved_options(run), skip_bad=config.skip_bad)
+    options = saved_options(run)
+    options = replace(options, skip_bad=options.skip_bad or config.skip_bad)
     if config.data is None:
-        data = load_data(options)
+        data = load_data(options, run.read("classes"))
+        if len(data.split.test) == 0:
+            raise UserError(
+                f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA"
+            )
         images, chosen, labels = data.images, data.split.test, data.dataset.labels[data.split.test]
     else:
         dataset = open_dataset(config.data)
@@ -116,11 +130,14 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         with progress(f"embedding, {name}") as on_progress:
             vectors = embed(network, images, chosen, backbone_only=backbone_only, on_progress=on_progress)
         with working("measuring"):
-            rows[name] = measured(vectors, labels, **_options(config, len(labels)))
+            rows[name] = measured(vectors, labels, **_options(config, labels))
     return rows
 
 
-def _options(config: Evaluate, images: int) -> dict[str, Any]:
-    """Recall at 8 needs more than 8 images."""
-    ks = tuple(k for k in (1, 2, 4, 8) if k < images)
-    return {"ks": ks, "clustering": config.clustering, "seeds": config.seeds, "restarts": config.restarts}
+def _options(config: Evaluate, labels: "np.ndarray") -> dict[str, Any]:
+    """Recall at 8 needs more than 8 images, and clusters more than one class."""
+    import numpy as np
+
+    ks = tuple(k for k in (1, 2, 4, 8) if k < len(labels)) or (1,)
+    clustering = config.clustering and len(np.unique(labels)) > 1
+    return {"ks": ks, "clustering": clustering, "seeds": config.seeds, "restarts": config.restarts}

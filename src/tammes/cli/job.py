@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from tammes.bound import certificate
@@ -56,22 +57,31 @@ class Data:
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    def classes(self) -> dict[str, list[str]]:
+        """The names of the classes by their use."""
+        parts = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
+        return {
+            use: [] if chosen is None else [self.dataset.class_names[n] for n in np.unique(self.dataset.labels[chosen])]
+            for use, chosen in parts.items()
+        }
+
 
 def run_job(given: Train) -> None:
     """Train from the start or from where a run stopped; evaluate; show."""
-    resumed = given.resume is not None
-    config = saved_options(open_run(given.resume)) if given.resume is not None else _resolved(given)
-    config = replace(config, json=given.json)
-    data = load_data(config)
+    _check(given)
+    resumed = None if given.resume is None else open_run(given.resume)
+    if resumed is not None and resumed.state == "finished":
+        raise UserError(
+            f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
+        )
+    config = _resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
+    data = load_data(config, None if resumed is None else resumed.read("classes"))
     embedder = make_embedder(config, data.num_classes)
     objective = Objective(embedder, make_loss(config, data, embedder))
-    run = open_run(Path(str(config.out))) if resumed else _new_run(config, data)
-    if resumed and run.state == "finished":
-        raise UserError(
-            f"{run.folder} has finished; there is nothing to go on with. `tammes evaluate {run.folder}` shows it."
-        )
-    if not resumed and config.init_from is not None:
+    if config.init_from is not None:  # before the new folder is made, in case it takes the other's place
         embedder.load_state_dict(_matching(load(config.init_from), embedder))
+    run = resumed or _new_run(config, data)
+    AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
     prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
@@ -80,33 +90,66 @@ def run_job(given: Train) -> None:
         with working("evaluating the untrained backbone"):
             untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
         run.write("untrained", untrained)
-    start = load_checkpoint(run, objective, optimizer) if resumed else Position()
+    start = load_checkpoint(run, objective, optimizer) if run.state == "interrupted" else Position()
     run.forget_after(start.epoch - 1)
-    finished = _train(config, run, data, objective, prepared, optimizer, accelerator, start)
-    if not finished:
+    if not _train(config, run, data, objective, prepared, optimizer, accelerator, start):
         say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
         raise SystemExit(130)
     embedder.save(run.folder)
-    if len(data.split.test) == 0:
-        run.write(
-            "results", {"data": data.dataset.name, "untrained": None, "trained": None, "command": _command(config)}
-        )
-        say(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}", run.folder / "log.txt")
-        return
-    with working("evaluating on classes never seen"):
-        vectors = embed(embedder, data.images, data.split.test)
-        results = _results(config, run, data, vectors, untrained)
+    _report(config, run, data, embedder, untrained)
+
+
+def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: dict[str, Any] | None) -> None:
+    """Evaluate on the test classes, if there are any; write, draw and show the results."""
+    test, labels = data.split.test, data.dataset.labels[data.split.test]
+    results: dict[str, Any] = {
+        "data": data.dataset.name,
+        "untrained": None,
+        "trained": None,
+        "command": _command(config),
+    }
+    if len(test):
+        with working("evaluating on classes never seen"):
+            vectors = embed(embedder, data.images, test)
+            results |= _results(run, data, vectors) | {"untrained": untrained}
+        draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
     run.write("results", results)
-    labels = data.dataset.labels[data.split.test]
-    draw_retrievals(run.folder / "neighbours.png", data.images, data.split.test, vectors, labels)
     if config.json:
         print_json(results)
-        return
-    rows = {"untrained": results["untrained"], "trained": results["trained"]}
-    if "best_on_validation" in results:
-        rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
-    results_table(rows, f"{data.dataset.name}: {results['test_classes']} classes never seen, per cent")
-    print(f"run folder: {run.folder}    picture: {run.folder / 'neighbours.png'}")
+    elif len(test) == 0:
+        print(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}")
+    else:
+        rows = {"untrained": results["untrained"], "trained": results["trained"]}
+        if "best_on_validation" in results:
+            rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
+        results_table(rows, f"{data.dataset.name}: {results['test_classes']} classes never seen, per cent")
+        print(f"run folder: {run.folder}    picture: {run.folder / 'neighbours.png'}")
+
+
+def _check(config: Train) -> None:
+    """Refuse what cannot work before anything is made."""
+    if config.resume is not None:
+        known = {field.name: field.default for field in fields(Train)}
+        changed = [
+            name for name, value in known.items() if name not in ("resume", "json") and getattr(config, name) != value
+        ]
+        if changed:
+            flag = "DATA" if changed[0] == "data" else "--" + changed[0].replace("_", "-")
+            raise UserError(f"--resume goes on with the run's own options: leave out {flag}.")
+    for name in ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+    for name in ("rate", "backbone_rate", "momentum", "weight_decay", "shift", "seed"):
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+    if config.centroid_dim is not None and not config.class_layer:
+        raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+    if config.init_from is not None and config.init_from == config.out:
+        raise UserError("--init-from and --out are the same folder. Choose another --out.")
+    if config.tensorboard:
+        _summary_writer()
 
 
 def _train(
@@ -138,8 +181,8 @@ def _train(
             accumulate=config.accumulate,
             stop=stop,
         ):
-            save_checkpoint(run, objective, optimizer, epoch.position)
             if not epoch.complete:
+                save_checkpoint(run, objective, optimizer, epoch.position)
                 return False
             line = _line(config, data, objective, epoch, least)
             if line.get("val_recall_at_1", 0.0) > best:
@@ -147,6 +190,7 @@ def _train(
                 (run.folder / "best").mkdir(exist_ok=True)
                 objective.embedder.save(run.folder / "best")
             run.log(line)
+            save_checkpoint(run, objective, optimizer, epoch.position)  # last: an epoch is done when its record is
             bar.epoch_ended(line)
             if config.tensorboard:
                 _to_tensorboard(run, line)
@@ -201,18 +245,15 @@ def measured(vectors: np.ndarray, labels: np.ndarray, *, quick: bool = False) ->
     )
 
 
-def _results(config: Train, run: Run, data: Data, vectors: np.ndarray, untrained: dict[str, Any]) -> dict[str, Any]:
+def _results(run: Run, data: Data, vectors: np.ndarray) -> dict[str, Any]:
     labels = data.dataset.labels[data.split.test]
     results = {
-        "data": data.dataset.name,
         "test_classes": len(np.unique(labels)),
         "test_images": len(labels),
         "train_classes": data.num_classes,
         "train_images": len(data.split.train),
-        "untrained": untrained,
         "trained": measured(vectors, labels),
         "seconds": sum(line["seconds"] for line in run.epochs()),
-        "command": _command(config),
     }
     if (run.folder / "best").exists():
         chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0))
@@ -221,13 +262,19 @@ def _results(config: Train, run: Run, data: Data, vectors: np.ndarray, untrained
     return results
 
 
-def load_data(config: Train) -> Data:
+def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
+    """The images of a job, decoded and split.
+
+    Args:
+        classes: those that a run was started with; an error if the data has others now.
+    """
     dataset = open_dataset(config.data)
     held_out = _number(config.val_classes)
     if isinstance(held_out, Path):
         raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
-    parts = split(dataset, test_classes=_number(config.test_classes), val_classes=held_out, seed=config.seed)
-    shape = make_embedder(config, 2)  # only to ask what images it wants
+    test_classes = _number(config.test_classes)
+    parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
+    shape = make_embedder(replace(config, pretrained=False), 2)  # only to ask what images it wants
     with progress("decoding images") as on_progress:
         images = decode(
             dataset, mode=shape.mode, shorter_side=shape.shorter_side, on_progress=on_progress, skip_bad=config.skip_bad
@@ -240,9 +287,17 @@ def load_data(config: Train) -> Data:
         val=None if parts.val is None else images.without_bad(parts.val),
         test=images.without_bad(parts.test),
     )
-    labels, classes = relabel(dataset.labels, parts.train)
-    names = tuple(dataset.class_names[number] for number in classes)
-    return Data(dataset, images, parts, labels, names, shape.size)
+    for use, chosen in (("test", parts.test), ("validation", parts.val)):
+        if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
+            raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
+    labels, numbers = relabel(dataset.labels, parts.train)
+    data = Data(dataset, images, parts, labels, tuple(dataset.class_names[number] for number in numbers), shape.size)
+    if classes is not None and classes != data.classes():
+        raise UserError(
+            f"the classes in {config.data} are no longer those that the run was started with, so what it was trained on"
+            " could be taken for a test. Put them back, or train anew."
+        )
+    return data
 
 
 def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:
@@ -293,7 +348,8 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
-    outputs = config.centroid_dim or (num_classes if num_classes <= MOST_OUTPUTS else BEYOND)
+    one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot"
+    outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
     shape = EmbedderConfig(str(config.backbone), config.dim, outputs if config.class_layer else None, config.embedding)
     torch.manual_seed(config.seed)
     return Embedder(shape, pretrained=config.pretrained)
@@ -336,7 +392,7 @@ def _new_run(config: Train, data: Data) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     run.write("config", asdict(config))
     run.write("environment", environment())
-    run.write("classes", list(data.class_names))
+    run.write("classes", data.classes())
     return run
 
 
@@ -368,8 +424,9 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
     """Seconds that training may take: a few steps of a copy on 16 images, scaled."""
     copy, number = deepcopy(objective), min(16, len(data.split.train))
     size = objective.embedder.size
-    images = torch.zeros(number, data.images.channels, size, size, dtype=torch.uint8)
-    labels = torch.zeros(number, dtype=torch.long)
+    device = objective.embedder.mean.device
+    images = torch.zeros(number, data.images.channels, size, size, dtype=torch.uint8, device=device)
+    labels = torch.zeros(number, dtype=torch.long, device=device)
     times = []
     random = torch.get_rng_state()
     for _ in range(2):
@@ -388,7 +445,7 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
-        f"          {len(parts.test)} test images of {len(parts.test_classes)} other classes",
+        f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
         f"network   {shape.backbone}, embedding {shape.dim}, {layer}, {weights:,} weights",
         f"loss      {config.loss}, {options['centroids']} centroids, preset {config.preset}",
         f"device    {device}; {options['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk",
@@ -435,12 +492,16 @@ def _command(config: Train) -> str:
     return " ".join(words)
 
 
-def _to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("--tensorboard needs the package tensorboard: pip install 'tammes[track]'.") from None
-    with SummaryWriter(run.folder / "tensorboard") as writer:
+    return SummaryWriter
+
+
+def _to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+    with _summary_writer()(run.folder / "tensorboard") as writer:
         for name, value in {**line, **line.get("bound", {})}.items():
             if isinstance(value, int | float):
                 writer.add_scalar(name, value, line["epoch"])
