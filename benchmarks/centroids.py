@@ -2,8 +2,8 @@
 
     python -m benchmarks.centroids [--hard] [--json FILE]
 
-`--hard` adds the sizes that `place` must end within a minute for; above 100,000 classes the distances of all pairs are not
-measured.
+`--hard` adds the sizes that `place` must end within a minute for; above 20,000 classes the distances of all pairs are
+not measured.
 """
 
 from dataclasses import dataclass
