@@ -18,7 +18,7 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import job
+from tammes.cli import making
 from tammes.cli.train import Train
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -47,15 +47,15 @@ def main(options: Options) -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done = {(row["method"], row["seed"], row["epochs"]) for row in rows}
     base = Train(data=str(options.folder), backbone="conv4", epochs=options.epochs)
-    data = job.load_data(base)
+    data = making.load_data(base)
     for seed in options.seeds:
         for method, changes in {"untrained backbone": None, **ROWS}.items():
             if (method, seed, options.epochs) in done:
                 continue
             started, config = perf_counter(), replace(base, seed=seed, **(changes or {}))
-            embedder = job.untrained_embedder(config) if changes is None else trained(config, data)
+            embedder = making.untrained_embedder(config) if changes is None else trained(config, data)
             seconds = perf_counter() - started
-            measured = job.evaluated(embedder, data, data.split.test, backbone_only=changes is None, quick=True)
+            measured = making.evaluated(embedder, data, data.split.test, backbone_only=changes is None, quick=True)
             rows.append({"method": method, "seed": seed, "epochs": options.epochs, "seconds": seconds,
                          **{name: measured[name] for name in MEASURES}})  # fmt: skip
             print(f"{method:<30} seed {seed}  R@1 {100 * measured['recall_at_1']:.2f}  {seconds:.0f} s", flush=True)

@@ -1,4 +1,4 @@
-"""Which options train best? Each variation of the default preset, on validation classes only, never on test classes.
+"""Which options train best? Each variation of one base, on validation classes only, never on test classes.
 
     python -m benchmarks.presets --omniglot FOLDER [--epochs 4]
 
@@ -17,11 +17,11 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import job
+from tammes.cli import making
 from tammes.cli.train import Train
 
 VARIATIONS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "base": {},
     "rate 3e-3": {"rate": 3e-3, "backbone_rate": 3e-3},
     "rate 3e-4": {"rate": 3e-4, "backbone_rate": 3e-4},
     "sgd 0.1, cosine": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.1},
@@ -41,7 +41,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Try variations of the default preset."""
+    """Try variations of the base: the default preset with batches of 64."""
 
     omniglot: Path | None = None
     """Folder with Omniglot; without it only glyphs are tried."""
@@ -54,9 +54,9 @@ def main(options: Options) -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done = {(row["data"], row["variation"], row["seed"], row["epochs"]) for row in rows}
     for data_name in ["glyphs", *([] if options.omniglot is None else [str(options.omniglot)])]:
-        base = Train(data=data_name, epochs=options.epochs, val_classes="0.2", backbone="conv4")
+        base = Train(data=data_name, epochs=options.epochs, val_classes="0.2", backbone="conv4", batch_size=64)
         for seed in options.seeds:
-            data = job.load_data(replace(base, seed=seed))
+            data = making.load_data(replace(base, seed=seed))
             for name, changes in VARIATIONS.items():
                 shown = Path(data_name).name
                 if (shown, name, seed, options.epochs) in done:
@@ -65,7 +65,7 @@ def main(options: Options) -> None:
                 started = perf_counter()
                 embedder = trained(replace(base, seed=seed, **changes), data)
                 assert data.split.val is not None
-                recall = job.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
+                recall = making.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
                 rows.append({"data": shown, "variation": name, "seed": seed, "epochs": options.epochs,
                              "val_recall_at_1": recall, "seconds": perf_counter() - started})  # fmt: skip
                 print(

@@ -52,21 +52,14 @@ def embed(config: Embed) -> None:
         raise UserError(f"{config.out} exists. Pass --overwrite to replace it.")
     import numpy as np
 
+    from tammes.cli.making import decoded_for
     from tammes.datasets import open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed as vectors_of
-    from tammes.loading import decode
     from tammes.runtime import write_atomically
 
     embedder, dataset = load(config.model, embedding=config.embedding), open_dataset(config.data)
-    with progress("decoding images") as on_progress:
-        images = decode(
-            dataset,
-            mode=embedder.mode,
-            shorter_side=embedder.shorter_side,
-            on_progress=on_progress,
-            skip_bad=config.skip_bad,
-        )
+    images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding") as on_progress:
         vectors = vectors_of(embedder, images, chosen, batch_size=config.batch_size, on_progress=on_progress)

@@ -91,11 +91,11 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     import numpy as np
 
-    from tammes.cli.job import load_data, saved_options, untrained_embedder
+    from tammes.cli.job import saved_options
+    from tammes.cli.making import decoded_for, load_data, untrained_embedder
     from tammes.datasets import open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed
-    from tammes.loading import decode
     from tammes.metrics import evaluate as measured
     from tammes.runs import open_run
 
@@ -112,14 +112,7 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         images, chosen, labels = data.images, data.split.test, data.dataset.labels[data.split.test]
     else:
         dataset = open_dataset(config.data)
-        with progress("decoding images") as on_progress:
-            images = decode(
-                dataset,
-                mode=embedder.mode,
-                shorter_side=embedder.shorter_side,
-                on_progress=on_progress,
-                skip_bad=config.skip_bad,
-            )
+        images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
         chosen = images.without_bad(np.arange(len(dataset)))
         labels = dataset.labels[chosen]
     rows = {}
