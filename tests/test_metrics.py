@@ -468,7 +468,7 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @needs_proc
 def test_memory_does_not_hold_all_pairs() -> None:
-    assert megabytes_beyond_the_vectors(12_000, 8) < 400  # all pairs: 576 MB in float32
+    assert megabytes_beyond_the_vectors(20_000, 8) < 900  # all pairs: 1,600 MB in float32
 
 
 @pytest.mark.slow
