@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.datasets.folder import folder
+from tammes.datasets import open_dataset
+from tammes.datasets.folder import flat, folder, images_below
 from tammes.errors import UserError
 
 
@@ -61,15 +62,43 @@ def test_hidden_and_other_files_are_left_alone(tmp_path: Path) -> None:
     for name in ("a/1.PNG", "b/1.png", "a/.1.png", ".git/1.png", "__MACOSX/1.png", "loose.png"):
         draw(tmp_path / name)
     (tmp_path / "a" / "notes.txt").write_text("none of the images")
-    assert folder(tmp_path).keys == ("a/1.PNG", "b/1.png")
+    images = folder(tmp_path)
+    assert images.keys == ("a/1.PNG", "b/1.png")
+    assert images.remarks == (
+        "1 file is no image and is left alone: a/notes.txt.",
+        "1 file lies in no sub-folder and is left alone: loose.png.",
+    )
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"])
-def test_a_file_without_suffix_is_judged_by_its_content(kind: str, tmp_path: Path) -> None:
-    draw(tmp_path / "a" / "0f3c", kind=kind)
+def test_what_is_left_alone_is_counted(tmp_path: Path) -> None:
+    for name in ("a/1.png", "b/1.png", "2.png", "10.png"):
+        draw(tmp_path / name)
+    assert folder(tmp_path).remarks == ("2 files lie in no sub-folder and are left alone, 2.png first.",)
+    for name in ("LICENSE", "a/1.json", "b/deep/1.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert folder(tmp_path).remarks[0] == "3 files are no images and are left alone, LICENSE first."
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000"])
+@pytest.mark.parametrize("name", ["0f3c", "photo.orig", "2024.05.01", "photo.txt"])
+def test_a_file_of_another_suffix_or_none_is_judged_by_its_content(kind: str, name: str, tmp_path: Path) -> None:
+    draw(tmp_path / "a" / name, kind=kind)
     draw(tmp_path / "b" / "1.png")
-    (tmp_path / "b" / "README").write_text("no image")
-    assert folder(tmp_path).keys == ("a/0f3c", "b/1.png")
+    assert folder(tmp_path).keys == (f"a/{name}", "b/1.png")
+    assert folder(tmp_path).remarks == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no image", b"BMW and other cars", b"GIF is a format", b"RIFF\x24\x00\x00\x00AVI LIST", b"P5 is out"],
+)
+def test_a_text_that_begins_like_an_image_is_none(content: bytes, tmp_path: Path) -> None:
+    for name in ("a/1.png", "b/1.png"):
+        draw(tmp_path / name)
+    (tmp_path / "b" / "README").write_bytes(content)
+    assert folder(tmp_path).keys == ("a/1.png", "b/1.png")
+    assert folder(tmp_path).remarks == ("1 file is no image and is left alone: b/README.",)
 
 
 def test_a_broken_image_fails_only_when_it_is_read(tmp_path: Path) -> None:
@@ -90,6 +119,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "root" / "a" / "2.png").symlink_to(tmp_path / "gone.png")
     images = folder(tmp_path / "root")
     assert images.keys == ("a/1.png", "a/2.png", "b/1.png")
+    assert images.remarks == (f"1 of 3 images is not there, {tmp_path / 'root' / 'a' / '2.png'} first.",)
     with pytest.raises(UserError, match="no such file"):
         images.read(1)
 
@@ -161,3 +191,76 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "scandir", forbidden)
     assert refused(tmp_path) == f"cannot look into {tmp_path}: Permission denied."
+
+
+def test_images_below_a_folder_in_natural_order(tmp_path: Path) -> None:
+    for name in ("10.png", "9.png", "b/1.png", "a/deep/2.JPG", ".hidden/1.png", ".1.png"):
+        draw(tmp_path / name)
+    draw(tmp_path / "a" / "scan", kind="TIFF")
+    (tmp_path / "notes.txt").write_text("none of the images")
+    names = [file.relative_to(tmp_path).as_posix() for file in images_below(tmp_path)]
+    assert names == ["9.png", "10.png", "a/deep/2.JPG", "a/scan", "b/1.png"]
+
+
+def test_a_folder_may_have_no_images_below_it(tmp_path: Path) -> None:
+    assert images_below(tmp_path) == []
+    with pytest.raises(UserError) as refusal:
+        images_below(tmp_path / "nowhere")
+    assert str(refusal.value) == f"no such folder: {tmp_path / 'nowhere'}. Expected a folder of images."
+
+
+def test_flat_takes_images_however_they_are_arranged(tmp_path: Path) -> None:
+    for number, name in enumerate(("2.png", "class 10/1.png", "class 9/deep/1.png", "class 9/deep/2.png", "10.png")):
+        draw(tmp_path / "photos" / name, colour=number)
+    (tmp_path / "photos" / "class 9" / "notes.txt").write_text("none of the images")
+    images = flat(tmp_path / "photos")
+    assert images.name == "photos"
+    assert images.keys == ("2.png", "10.png", "class 9/deep/1.png", "class 9/deep/2.png", "class 10/1.png")
+    assert images.files == tuple(tmp_path / "photos" / key for key in images.keys)
+    assert images.class_names == (".", "class 9", "class 10")
+    assert images.labels.tolist() == [0, 0, 1, 1, 2]
+    assert [images.read(index).getpixel((0, 0)) for index in range(5)] == [0, 4, 2, 3, 1]
+    assert images.remarks == ("1 file is no image and is left alone: class 9/notes.txt.",)
+
+
+@pytest.mark.parametrize(
+    "names", [["1.png", "2.png"], ["a/1.png"], ["train/1.png", "test/1.png"], ["1.png", "a/x.png"]]
+)
+def test_flat_needs_no_classes(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        draw(tmp_path / name)
+    assert sorted(flat(tmp_path).keys) == sorted(names)
+
+
+def test_flat_without_images(tmp_path: Path) -> None:
+    def refused_flat(root: Path) -> str:
+        with pytest.raises(UserError) as refusal:
+            flat(root)
+        return str(refusal.value)
+
+    assert refused_flat(tmp_path) == f"no images in {tmp_path}. Expected a folder of images."
+    (tmp_path / "notes.txt").write_text("none of the images")
+    assert refused_flat(tmp_path) == (
+        f"no images in {tmp_path}: 'notes.txt' is none that can be read. Expected a folder of images."
+    )
+    assert refused_flat(tmp_path / "x") == f"no such folder: {tmp_path / 'x'}. Expected a folder of images."
+    file = tmp_path / "notes.txt"
+    assert refused_flat(file) == f"{file} is a file, not a folder. Expected a folder of images."
+
+
+@pytest.mark.parametrize("name", ["cub", "CUB", "cars196", "sop", "inshop", "omniglot"])
+def test_the_name_of_a_set_without_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        open_dataset(name)
+    assert str(refusal.value) == (
+        f"no such folder: {name}. Give the folder that {name.lower()} is in; "
+        f"`tammes data {name.lower()} --to FOLDER` gets it."
+    )
+
+
+def test_a_folder_that_is_called_like_a_set_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cub/a/1.png", "cub/b/1.png"):
+        draw(tmp_path / name)
+    assert open_dataset("cub").class_names == ("a", "b")

@@ -1,5 +1,6 @@
 """Classes are divided between training, validation and test, and no class has two uses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tammes.datasets.dataset import Dataset
+from tammes.datasets.dataset import TEST, TRAIN, VALIDATION, Dataset
 from tammes.errors import UserError
 from tammes.splits import Split, relabel, split
 
@@ -98,6 +99,80 @@ def test_the_seed_decides_which_classes_validate() -> None:
     assert all(one is not None for one in chosen)
     first, again, other = (one.tolist() for one in chosen if one is not None)
     assert first == again != other
+
+
+def parts(labels: list[int], part: list[int]) -> Dataset:
+    """A data set that says itself what each image is for."""
+    dataset = replace(classes(max(labels) + 1, per_class=1), keys=tuple(map(str, range(len(labels)))))
+    return replace(dataset, labels=np.array(labels), part=np.array(part, dtype=np.uint8))
+
+
+def test_what_the_data_says_of_each_image_is_believed() -> None:
+    dataset = parts([3, 0, 1, 2, 0, 4, 3], [TEST, TRAIN, TRAIN, VALIDATION, TRAIN, TEST, TEST])
+    result = split(dataset)
+    assert result.val is not None
+    assert result.val_classes is not None
+    assert (result.train.tolist(), result.val.tolist(), result.test.tolist()) == ([1, 2, 4], [3], [0, 5, 6])
+    assert (result.train_classes.tolist(), result.val_classes.tolist()) == ([0, 1], [2])
+    assert result.test_classes.tolist() == [3, 4]
+
+
+def test_the_data_may_test_on_classes_that_it_trains() -> None:
+    result = split(parts([0, 0, 1, 1], [TRAIN, TEST, TRAIN, TEST]))
+    assert (result.train.tolist(), result.test.tolist()) == ([0, 2], [1, 3])
+    assert result.train_classes.tolist() == result.test_classes.tolist() == [0, 1]
+    assert result.val is None
+    assert result.val_classes is None
+
+
+def test_test_classes_that_are_asked_for_go_before_what_the_data_says() -> None:
+    dataset = parts([0, 0, 1, 1, 2, 2, 3], [TRAIN, TEST] * 3 + [VALIDATION])
+    check(split(dataset, test_classes=1), dataset)
+    assert split(dataset, test_classes=1).test.tolist() == [6]
+
+
+@given(
+    part=st.lists(st.sampled_from([TRAIN, TRAIN, VALIDATION, TEST]), min_size=40, max_size=40),
+    number=st.integers(0, 4),
+    seed=st.integers(0, 99),
+)
+def test_validation_classes_come_out_of_the_training_classes_of_the_data(
+    part: list[int], number: int, seed: int
+) -> None:
+    labels = [index % 10 for index in range(40)]
+    dataset = parts(labels, part)
+    pool = sorted({label for label, use in zip(labels, part, strict=True) if use != TEST})
+    if len(pool) < number + 2:
+        return
+    result = split(dataset, val_classes=number, seed=seed)
+    assert result.val is not None
+    assert result.val_classes is not None
+    held_out = set(result.val_classes.tolist())
+    assert len(held_out) == number
+    assert sorted(held_out | set(result.train_classes.tolist())) == pool
+    assert result.test.tolist() == [index for index in range(40) if part[index] == TEST]
+    assert result.val.tolist() == [i for i in range(40) if part[i] != TEST and labels[i] in held_out]
+    assert result.train.tolist() == [i for i in range(40) if part[i] != TEST and labels[i] not in held_out]
+
+
+def test_validation_that_is_asked_for_does_not_look_at_the_test_images() -> None:
+    labels = list(range(20)) * 2
+    few = parts(labels, [TRAIN] * 20 + [TEST] * 20)
+    many = parts([*labels, 20, 21], [TRAIN] * 20 + [TEST] * 22)
+    chosen = [split(dataset, val_classes=0.2, seed=1).val_classes for dataset in (few, many)]
+    assert chosen[0] is not None
+    assert chosen[1] is not None
+    assert chosen[0].tolist() == chosen[1].tolist()
+    assert len(chosen[0]) == 4
+
+
+def test_too_few_classes_in_what_the_data_says() -> None:
+    dataset = parts([0, 0, 1, 2], [TRAIN, TRAIN, TEST, VALIDATION])
+    assert refused(dataset) == (
+        "1 of 3 classes would train; at least 2 must. Say otherwise in the data, or with --test-classes."
+    )
+    assert refused(dataset, val_classes=1) == "1 of 3 classes would train; at least 2 must. Lower --val-classes."
+    assert refused(dataset, val_classes=3) == "--val-classes 3 is not a number of classes from 0 to 2."
 
 
 def test_too_few_classes_to_train() -> None:

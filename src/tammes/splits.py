@@ -1,4 +1,8 @@
-"""Which classes train, which validate, which test. The sets share no class: what is tested was never seen."""
+"""Which classes train, which validate, which test.
+
+The sets share no class, so that what is tested was never seen; but where the data itself says which images train and
+which test, it is believed.
+"""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -6,10 +10,10 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from numpy import ndarray
 
-from tammes.datasets.dataset import Dataset
+from tammes.datasets.dataset import TEST, TRAIN, VALIDATION, Dataset
 from tammes.errors import UserError
 
 
@@ -34,15 +38,19 @@ def split(
 ) -> Split:
     """Classes to train, to validate and to test.
 
-    By default as published for a named set; for a folder the first half of the classes trains and the second tests,
-    which is the usual rule. Validation classes come out of the training classes and never out of the others.
+    By default as published for a named set, or as the data itself says image by image; for a folder the first half of
+    the classes trains and the second tests, which is the usual rule. Validation classes come out of the training
+    classes and never out of the others.
 
     Args:
         test_classes: how many of the last classes test: a share of all (below 1) or a number, 0 for none;
-            or a file with the name of one test class a line.
-        val_classes: how many classes validate: a share of the training classes or a number. None: there are none.
+            or a file with the name of one test class a line. Whatever the data says is then left aside.
+        val_classes: how many classes validate: a share of the training classes or a number. None: there are none, but
+            for those that the data itself has; these train where others are asked for.
         seed: decides which classes validate.
     """
+    if test_classes is None and dataset.part is not None:
+        return _as_the_data_says(dataset, dataset.part, val_classes, seed)
     everything = np.arange(dataset.num_classes)
     if isinstance(test_classes, Path):
         test = _listed(test_classes, dataset.class_names)
@@ -55,8 +63,7 @@ def split(
     train = np.setdiff1d(everything, test)
     val = None
     if val_classes is not None:
-        number = _number(val_classes, len(train), "val-classes")
-        val = np.sort(np.random.default_rng(seed).permutation(train)[len(train) - number :])
+        val = _held_out(train, val_classes, seed)
         train = np.setdiff1d(train, val)
     if len(train) < 2:
         raise UserError(
@@ -83,6 +90,35 @@ def relabel(
     """
     classes, new = np.unique(labels[indices], return_inverse=True)
     return new.astype(np.int64), classes
+
+
+def _as_the_data_says(
+    dataset: Dataset, part: UInt8[ndarray, " images"], val_classes: float | int | None, seed: int
+) -> Split:
+    if val_classes is None:
+        train, validates = part == TRAIN, part == VALIDATION
+    else:
+        held_out = _held_out(np.unique(dataset.labels[part != TEST]), val_classes, seed)
+        validates = (part != TEST) & np.isin(dataset.labels, held_out)
+        train = (part != TEST) & ~validates
+    train_classes = np.unique(dataset.labels[train])
+    if len(train_classes) < 2:
+        advice = "Say otherwise in the data, or with --test-classes." if val_classes is None else "Lower --val-classes."
+        raise UserError(f"{len(train_classes)} of {dataset.num_classes} classes would train; at least 2 must. {advice}")
+    has_val = val_classes is not None or bool(validates.any())
+    return Split(
+        train=np.flatnonzero(train),
+        val=np.flatnonzero(validates) if has_val else None,
+        test=np.flatnonzero(part == TEST),
+        train_classes=train_classes,
+        val_classes=np.unique(dataset.labels[validates]) if has_val else None,
+        test_classes=np.unique(dataset.labels[part == TEST]),
+    )
+
+
+def _held_out(train: Int64[ndarray, " train"], asked: float | int, seed: int) -> Int64[ndarray, " held_out"]:
+    number = _number(asked, len(train), "val-classes")
+    return np.sort(np.random.default_rng(seed).permutation(train)[len(train) - number :])
 
 
 def _images_of(classes: Int64[ndarray, " classes"], dataset: Dataset) -> Int64[ndarray, " images"]:

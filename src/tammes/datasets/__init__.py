@@ -2,17 +2,71 @@
 
 from pathlib import Path
 
-from tammes.datasets.dataset import Dataset
-from tammes.datasets.folder import folder
+from tammes.datasets.cars196 import cars196, is_cars196
+from tammes.datasets.cub import cub, is_cub
+from tammes.datasets.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.datasets.folder import flat, folder, images_below
 from tammes.datasets.glyphs import glyphs
+from tammes.datasets.inshop import inshop, is_inshop
 from tammes.datasets.omniglot import is_omniglot, omniglot
+from tammes.datasets.sop import is_sop, sop
+from tammes.datasets.table import table
+from tammes.datasets.vectors import Vectors, vectors
+from tammes.errors import UserError
 
-__all__ = ["Dataset", "folder", "glyphs", "is_omniglot", "omniglot", "open_dataset"]
+__all__ = [
+    "READERS",
+    "TEST",
+    "TRAIN",
+    "VALIDATION",
+    "Dataset",
+    "Vectors",
+    "cars196",
+    "cub",
+    "flat",
+    "folder",
+    "glyphs",
+    "images_below",
+    "inshop",
+    "is_cars196",
+    "is_cub",
+    "is_inshop",
+    "is_omniglot",
+    "is_sop",
+    "omniglot",
+    "open_dataset",
+    "sop",
+    "table",
+    "vectors",
+]
+
+# The named sets that are folders: how each is recognised, and what then reads it.
+READERS = {
+    "cub": (is_cub, cub),
+    "cars196": (is_cars196, cars196),
+    "sop": (is_sop, sop),
+    "inshop": (is_inshop, inshop),
+    "omniglot": (is_omniglot, omniglot),
+}
 
 
 def open_dataset(data: str) -> Dataset:
-    """The data set of that name or in that folder, recognised by what is in it."""
+    """The data set of that name, in that folder or in that CSV file, recognised by what is in it.
+
+    Raises:
+        UserError: there is none, or something is wrong with it.
+    """
     if data == "glyphs":
         return glyphs()
     path = Path(data)
-    return omniglot(path) if is_omniglot(path) else folder(path)
+    name = data.casefold()
+    if name in READERS and not path.exists():
+        raise UserError(
+            f"no such folder: {data}. Give the folder that {name} is in; `tammes data {name} --to FOLDER` gets it."
+        )
+    if path.suffix.lower() == ".csv" and not path.is_dir():
+        return table(path)
+    for recognised, reader in READERS.values():
+        if recognised(path):
+            return reader(path)
+    return folder(path)

@@ -2,17 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterator
-from hashlib import sha256
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from tammes.datasets.dataset import Dataset
-from tammes.datasets.pictures import open_picture
+from tammes.datasets.files import of_files
 from tammes.errors import UserError
 
-# What Pillow reads. A file with another suffix is not an image; one without a suffix is judged by how it begins.
+# What Pillow reads. A file with another suffix, or with none, is judged by how it begins.
 SUFFIXES = frozenset(
     (
         ".avif",
@@ -20,18 +19,29 @@ SUFFIXES = frozenset(
         ".gif",
         ".jfif",
         ".jp2",
+        ".jpe",
         ".jpeg",
         ".jpg",
         ".pbm",
         ".pgm",
         ".png",
+        ".pnm",
         ".ppm",
         ".tif",
         ".tiff",
         ".webp",
     )
 )
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
+_BEGINNINGS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"II*\x00",
+    b"MM\x00*",
+    b"\x00\x00\x00\x0cjP  \r\n\x87\n",
+)
+_BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # their sizes: a text may begin with BM too
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _EXPECTED = "Expected one sub-folder of images per class."
 
@@ -39,16 +49,14 @@ _EXPECTED = "Expected one sub-folder of images per class."
 def folder(root: Path) -> Dataset:
     """The images below a folder: each sub-folder is a class, whatever is below it belongs to that class.
 
-    Classes and images come in natural order (2 before 10). Files that are no images by their suffix are left alone,
-    as is everything whose name begins with a dot, and pictures that lie in no sub-folder. Links are followed.
+    Classes and images come in natural order (2 before 10). A file is an image by its suffix, or else by how it begins.
+    What is no image is left alone, and so are images that lie in no sub-folder: remarks count both. Everything whose
+    name begins with a dot is left alone too. Links are followed.
 
     Raises:
         UserError: there is no such folder, or no two classes with images in it.
     """
-    if not root.exists():
-        raise UserError(f"no such folder: {root}. {_EXPECTED}")
-    if not root.is_dir():
-        raise UserError(f"{root} is a file, not a folder. {_EXPECTED}")
+    _check(root, _EXPECTED)
     class_names = sorted((entry.name for entry in _visible(root) if entry.is_dir()), key=natural)
     if not class_names:
         loose = "its files are in no sub-folder" if any(_visible(root)) else "it is empty"
@@ -60,27 +68,69 @@ def folder(root: Path) -> Dataset:
         )
     if len(class_names) == 1:
         raise UserError(f"only one class in {root}: {class_names[0]!r}. At least two are needed. {_EXPECTED}")
-    keys: list[str] = []
+    files: list[Path] = []
     labels: list[int] = []
-    digest = sha256(b"folder")
+    loose_images, no_images = _sorted_out(
+        root / entry.name
+        for entry in sorted(_visible(root), key=lambda entry: natural(entry.name))
+        if not entry.is_dir()
+    )
     for label, class_name in enumerate(class_names):
-        images, others = _images(root / class_name)
+        images, others = _sorted_out(_files(root / class_name, set()))
         if not images:
             such = f" {others[0].name!r} is none that can be read." if others else ""
             raise UserError(f"no images in {root / class_name}.{such} Add some or remove the folder.")
-        for image in images:
-            key = image.relative_to(root).as_posix()
-            digest.update(f"{key}\0{_state(image)}\0".encode(errors="surrogateescape"))
-            keys.append(key)
-            labels.append(label)
-    return Dataset(
-        name=root.resolve().name or "folder",
-        keys=tuple(keys),
-        labels=np.array(labels, dtype=np.int64),
-        class_names=tuple(class_names),
-        read=lambda index: open_picture(root / keys[index]),
-        fingerprint=digest.hexdigest(),
+        files += images
+        labels += [label] * len(images)
+        no_images += others
+    return of_files(
+        _name(root),
+        [file.relative_to(root).as_posix() for file in files],
+        files,
+        np.array(labels, dtype=np.int64),
+        class_names,
+        remarks=[
+            *_left_alone(no_images, root, "is no image", "are no images"),
+            *_left_alone(loose_images, root, "lies in no sub-folder", "lie in no sub-folder"),
+        ],
     )
+
+
+def flat(root: Path) -> Dataset:
+    """Every image at or below a folder, however it is arranged: to embed images that need no classes.
+
+    The class of an image is its first sub-folder, or "." if it lies in none; there may be one class only.
+
+    Raises:
+        UserError: there is no such folder, or no image in it.
+    """
+    _check(root, "Expected a folder of images.")
+    files, others = _sorted_out(_files(root, set()))
+    if not files:
+        such = f": {others[0].name!r} is none that can be read" if others else ""
+        raise UserError(f"no images in {root}{such}. Expected a folder of images.")
+    keys = [file.relative_to(root).as_posix() for file in files]
+    own = [key.split("/")[0] if "/" in key else "." for key in keys]
+    class_names = sorted(set(own), key=lambda name: (name != ".", natural(name)))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return of_files(
+        _name(root),
+        keys,
+        files,
+        np.array([numbers[name] for name in own], dtype=np.int64),
+        class_names,
+        remarks=_left_alone(others, root, "is no image", "are no images"),
+    )
+
+
+def images_below(place: Path) -> list[Path]:
+    """The images at or below a folder in natural order, found as `folder` finds them; it may have none.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    _check(place, "Expected a folder of images.")
+    return _sorted_out(_files(place, set()))[0]
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
@@ -88,11 +138,31 @@ def natural(name: str) -> tuple[list[str | int], str]:
     return [int(part) if part.isdecimal() else part.casefold() for part in re.split(r"(\d+)", name)], name
 
 
-def _images(place: Path) -> tuple[list[Path], list[Path]]:
-    """The images at or below a place in natural order, and the other files there."""
+def _check(root: Path, expected: str) -> None:
+    if not root.exists():
+        raise UserError(f"no such folder: {root}. {expected}")
+    if not root.is_dir():
+        raise UserError(f"{root} is a file, not a folder. {expected}")
+
+
+def _name(root: Path) -> str:
+    return root.resolve().name or "folder"
+
+
+def _left_alone(files: list[Path], root: Path, is_so: str, are_so: str) -> list[str]:
+    if not files:
+        return []
+    first = files[0].relative_to(root).as_posix()
+    if len(files) == 1:
+        return [f"1 file {is_so} and is left alone: {first}."]
+    return [f"{len(files):,} files {are_so} and are left alone, {first} first."]
+
+
+def _sorted_out(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The images among the files, and the others."""
     images: list[Path] = []
     others: list[Path] = []
-    for file in _files(place, set()):
+    for file in files:
         (images if _is_image(file) else others).append(file)
     return images, others
 
@@ -119,20 +189,15 @@ def _visible(place: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _is_image(file: Path) -> bool:
-    if file.suffix:
-        return file.suffix.lower() in SUFFIXES
+    if file.suffix.lower() in SUFFIXES:
+        return True
     try:
         with file.open("rb") as source:
-            beginning = source.read(16)
+            beginning = source.read(18)
     except OSError:
         return False
-    return beginning.startswith(_BEGINNINGS) or beginning[8:12] == b"WEBP" or beginning[4:12] == b"ftypavif"
-
-
-def _state(file: Path) -> str:
-    """What changes when a file does. A link to nothing has none, and fails when it is read."""
-    try:
-        status = file.stat()
-    except OSError:
-        return "missing"
-    return f"{status.st_size} {status.st_mtime_ns}"
+    if beginning.startswith(b"BM"):
+        return int.from_bytes(beginning[14:18], "little") in _BITMAP_HEADERS
+    if beginning[:4] == b"RIFF":
+        return beginning[8:12] == b"WEBP"
+    return beginning.startswith(_BEGINNINGS) or beginning[4:12] in (b"ftypavif", b"ftypavis")

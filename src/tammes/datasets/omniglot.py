@@ -51,6 +51,8 @@ def omniglot(root: Path) -> Dataset:
     for drawing in drawings:
         digest.update(f"{drawing.key}\0{drawing.state}\0".encode())
 
+    files = tuple(drawing.file for drawing in drawings if drawing.file is not None)
+
     def read(index: int) -> Image.Image:
         drawing = drawings[index]
         return open_picture(BytesIO(drawing.content()), name=drawing.key)
@@ -63,6 +65,7 @@ def omniglot(root: Path) -> Dataset:
         read=read,
         fingerprint=digest.hexdigest(),
         train_classes=len(train) if train and test else None,
+        files=files if len(files) == len(drawings) else None,
     )
 
 
@@ -77,6 +80,7 @@ class _Drawing(NamedTuple):
     name: str
     state: str  # changes when the file does
     content: Callable[[], bytes]
+    file: Path | None = None  # None: it is in a zip file
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -126,7 +130,8 @@ def _unpacked(part: str, place: Path) -> list[_Drawing]:
         if match := _DRAWING.search(file.relative_to(place).as_posix()):
             status = file.stat()
             state = f"{status.st_size} {status.st_mtime_ns}"
-            drawings.append(_Drawing(f"{part}/{match[1]}/{match[2]}", match[1], match[2], state, file.read_bytes))
+            key = f"{part}/{match[1]}/{match[2]}"
+            drawings.append(_Drawing(key, match[1], match[2], state, file.read_bytes, file))
     return drawings
 
 

@@ -1,0 +1,305 @@
+"""Vectors from .npz and .parquet files, mapped into memory where they can be."""
+
+import sys
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from tammes.datasets import vectors
+from tammes.errors import UserError
+
+VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
+LABELS = np.array(["a", "b", "a", "c"])
+
+
+def npz(file: Path, **arrays: object) -> Path:
+    np.savez(file, **({"vectors": VECTORS, "labels": LABELS} | arrays))  # type: ignore[arg-type]
+    return file
+
+
+def pq(file: Path, **columns: object) -> Path:
+    parquet.write_table(pyarrow.table({name: column for name, column in columns.items() if column is not None}), file)
+    return file
+
+
+def refused(file: Path) -> str:
+    with pytest.raises(UserError) as refusal:
+        vectors(file)
+    return str(refusal.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "vectors.npz"
+
+
+@pytest.fixture
+def columns(tmp_path: Path) -> Path:
+    return tmp_path / "vectors.parquet"
+
+
+def test_an_uncompressed_file_is_mapped_and_not_read(file: Path) -> None:
+    found = vectors(npz(file))
+    assert isinstance(found.vectors, np.memmap)
+    assert found.vectors.dtype == np.float32
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+    assert found.labels.tolist() == ["a", "b", "a", "c"]
+    assert (found.query, found.gallery, found.sequence, found.paths) == (None, None, None, None)
+    assert len(found) == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 5)),
+    dtype=st.sampled_from(["<f2", "<f4", "<f8", ">f4", "<i4", "|u1"]),
+    order=st.sampled_from(["C", "F"]),
+    compressed=st.booleans(),
+    before=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_whatever_numpy_writes_is_read_as_numpy_reads_it(
+    shape: tuple[int, int],
+    dtype: str,
+    order: str,
+    compressed: bool,
+    before: int,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    file = tmp_path_factory.mktemp("vectors") / "vectors.npz"
+    array = np.asarray(np.random.default_rng(seed).integers(0, 99, shape), dtype=dtype, order=order)  # type: ignore[call-overload]
+    others = {f"other{number}": np.arange(number) for number in range(before)}  # entries that push the vectors back
+    save = np.savez_compressed if compressed else np.savez
+    save(file, **others, vectors=array, labels=np.arange(len(array)))  # type: ignore[arg-type]
+    found = vectors(file).vectors
+    with np.load(file) as arrays:
+        np.testing.assert_array_equal(found, arrays["vectors"])
+    assert found.dtype == (np.dtype(dtype).newbyteorder("=") if "f" in dtype else np.float64)
+    assert isinstance(found, np.memmap) == (not compressed and dtype in ("<f2", "<f4", "<f8"))
+
+
+def test_a_later_version_of_the_header(file: Path) -> None:
+    for version in ((2, 0), (3, 0)):
+        content, labels = BytesIO(), BytesIO()
+        np.lib.format.write_array(content, VECTORS, version=version)
+        np.save(labels, LABELS)
+        with ZipFile(file, "w") as archive:
+            archive.writestr("vectors.npy", content.getvalue())
+            archive.writestr("labels.npy", labels.getvalue())
+        np.testing.assert_array_equal(vectors(file).vectors, VECTORS)
+
+
+def test_what_else_a_file_may_say(file: Path) -> None:
+    found = vectors(
+        npz(file, query=[True, False, False, True], gallery=np.array([2, 0]), sequence=[1, 1, 2, 2], paths=list("wxyz"))
+    )
+    assert found.query is not None
+    assert found.gallery is not None
+    assert found.sequence is not None
+    assert found.paths is not None
+    assert found.query.tolist() == [True, False, False, True]
+    assert found.gallery.tolist() == [True, False, True, False]
+    assert found.sequence.tolist() == [1, 1, 2, 2]
+    assert found.paths.tolist() == ["w", "x", "y", "z"]
+
+
+def test_text_in_bytes_is_text(file: Path) -> None:
+    assert vectors(npz(file, labels=np.array([b"a", b"b", "é".encode(), b"c"]))).labels.tolist() == ["a", "b", "é", "c"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"vectors": VECTORS[0]}, "`vectors` of {file} has the shape (3,). Expected one row of numbers for each item."),
+        (
+            {"vectors": VECTORS[:0]},
+            "`vectors` of {file} has the shape (0, 3). Expected one row of numbers for each item.",
+        ),
+        (
+            {"vectors": np.float32(1)},
+            "`vectors` of {file} has the shape (). Expected one row of numbers for each item.",
+        ),
+        ({"vectors": VECTORS > 1}, "`vectors` of {file} holds bool. Expected floating-point numbers."),
+        ({"vectors": VECTORS * 1j}, "`vectors` of {file} holds complex64. Expected floating-point numbers."),
+        (
+            {"vectors": np.where(np.eye(4, 3, -2) > 0, np.nan, VECTORS)},
+            "vector 2 of {file} holds a number that is not finite.",
+        ),
+        ({"labels": LABELS[:3]}, "`labels` of {file} has the shape (3,). Expected one for each of 4 vectors."),
+        ({"labels": LABELS[:, None]}, "`labels` of {file} has the shape (4, 1). Expected one for each of 4 vectors."),
+        ({"labels": np.zeros(4)}, "`labels` of {file} holds float64. Expected whole numbers or text."),
+        ({"labels": np.array([b"\xff"] * 4)}, "`labels` of {file} is not a text in UTF-8."),
+        (
+            {"labels": LABELS.astype(object)},
+            "`labels` of {file} holds Python objects, which are not read. "
+            "Save it as numbers or text: np.array(labels, dtype=str).",
+        ),
+        ({"sequence": [1]}, "`sequence` of {file} has the shape (1,). Expected one for each of 4 vectors."),
+        (
+            {"query": [1, 0, 0, 1]},
+            "`query` of {file} is neither a mask (4 truth values) nor different positions from 0 to 3: "
+            "it holds int64 in the shape (4,).",
+        ),
+        (
+            {"gallery": [0, 4]},
+            "`gallery` of {file} is neither a mask (4 truth values) nor different positions from 0 to 3: "
+            "it holds int64 in the shape (2,).",
+        ),
+        (
+            {"gallery": [True]},
+            "`gallery` of {file} is neither a mask (4 truth values) nor different positions from 0 to 3: "
+            "it holds bool in the shape (1,).",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_used(arrays: dict[str, object], said: str, file: Path) -> None:
+    npz(file, **arrays)
+    assert refused(file) == said.format(file=file)
+
+
+def test_a_number_that_is_not_finite_is_found_in_every_block(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tammes.datasets.vectors"], "_BLOCK", 6)
+    many = np.zeros((9, 3))
+    many[7, 1] = np.inf
+    npz(file, vectors=many, labels=np.arange(9))
+    assert refused(file) == f"vector 7 of {file} holds a number that is not finite."
+
+
+def test_files_that_cannot_be_read(file: Path) -> None:
+    assert refused(file) == f"no such file: {file}. Expected a .npz or .parquet file with `vectors` and `labels`."
+    file.write_bytes(b"no zip file")
+    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a whole .npz file."
+    np.savez(file, features=VECTORS, labels=LABELS)
+    assert refused(file) == f"{file} has no array `vectors`; it has features, labels."
+    np.savez(file, vectors=VECTORS)
+    assert refused(file) == f"{file} has no array `labels`; it has vectors."
+    npz(file)
+    file.write_bytes(file.read_bytes()[:-30])
+    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a whole .npz file."
+    other = file.with_suffix(".npy")
+    np.save(other, VECTORS)
+    assert refused(other) == (
+        f"{other} is neither .npz nor .parquet. Expected a .npz or .parquet file with `vectors` and `labels`."
+    )
+
+
+@pytest.mark.parametrize("compression", [ZIP_STORED, ZIP_DEFLATED])
+def test_entries_that_are_no_arrays(compression: int, file: Path) -> None:
+    content = BytesIO()
+    np.save(content, VECTORS)
+    whole = content.getvalue()
+    for vector_bytes, label_bytes, broken in (
+        (b"no array at all", whole, "vectors"),
+        (whole, b"no array at all", "labels"),
+        (whole[:-4], whole, "vectors"),
+        (whole[:20], whole, "vectors"),
+        (whole, whole[:60], "labels"),
+        (whole.replace(b"(4, 3)", b"(4, 4)"), whole, "vectors"),
+    ):
+        with ZipFile(file, "w", compression) as archive:
+            archive.writestr("vectors.npy", vector_bytes)
+            archive.writestr("labels.npy", label_bytes)
+        assert refused(file) == f"`{broken}` of {file} is no whole array. Save it again."
+
+
+def test_a_file_that_was_damaged(file: Path) -> None:
+    npz(file)
+    content = bytearray(file.read_bytes())
+    content[0:4] = b"____"  # the header of the first entry, which is `vectors`
+    file.write_bytes(content)
+    assert refused(file) == (
+        f"cannot read {file}: an entry is not where the list of entries says. Expected a whole .npz file."
+    )
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_parquet_with_lists(kind: str, fixed: bool, columns: Path) -> None:
+    array = VECTORS.astype(kind)
+    of = pyarrow.list_(pyarrow.from_numpy_dtype(kind), 3 if fixed else -1)
+    pq(columns, vectors=pyarrow.array(list(array), of), labels=[5, 6, 5, 7], paths=list("wxyz"), query=[True] * 4)
+    found = vectors(columns)
+    assert found.vectors.dtype == kind
+    np.testing.assert_array_equal(found.vectors, array)
+    assert found.labels.tolist() == [5, 6, 5, 7]
+    assert found.paths is not None
+    assert found.paths.tolist() == ["w", "x", "y", "z"]
+    assert found.query is not None
+    assert found.query.all()
+
+
+def test_parquet_with_a_column_a_number(columns: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((5, 12))
+    numbers = {str(number): array[:, number] for number in reversed(range(12))}
+    pq(columns, labels=pyarrow.array(list("abcab")).dictionary_encode(), **numbers)
+    found = vectors(columns)
+    np.testing.assert_array_equal(found.vectors, array)
+    assert found.labels.tolist() == list("abcab")
+
+
+def test_parquet_of_many_rows(columns: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((10_000, 2)).astype(np.float32)
+    parquet.write_table(
+        pyarrow.table({"vectors": list(array), "labels": np.arange(10_000)}), columns, row_group_size=3000
+    )
+    np.testing.assert_array_equal(vectors(columns).vectors, array)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"vectors": None}, "{file} has no column `vectors`; it has labels."),
+        ({"labels": None}, "{file} has no column `labels`; it has vectors."),
+        (
+            {"vectors": None, "0": [1.0], "2": [1.0], "labels": [1]},
+            "{file} has no column `1`, but `2`: a number of each vector is missing.",
+        ),
+        ({"vectors": [[1.0, 2.0], [1.0]]}, "vector 1 of {file} has 1 numbers, those before it 2."),
+        ({"vectors": [[1.0, 2.0], None]}, "`vectors` of {file} is empty in row 1."),
+        ({"vectors": [[1.0, 2.0], [1.0, None]]}, "a vector of {file} has an empty place; it is in row 1."),
+        ({"vectors": [1.0, 2.0]}, "`vectors` of {file} holds double. Expected lists of numbers."),
+        ({"vectors": ["a", "b"]}, "`vectors` of {file} holds string. Expected lists of numbers."),
+        (
+            {"vectors": [["a"], ["b"]]},
+            "`vectors` of {file} holds list<element: string>. Expected lists of numbers.",
+        ),
+        ({"vectors": None, "0": ["a", "b"]}, "`0` of {file} holds string. Expected numbers."),
+        ({"vectors": [[1.0], [np.inf]]}, "vector 1 of {file} holds a number that is not finite."),
+        ({"labels": [1, None]}, "`labels` of {file} is empty in 1 rows. Fill it in."),
+        ({"labels": [1.5, 2.5]}, "`labels` of {file} holds float64. Expected whole numbers or text."),
+        (
+            {
+                "vectors": pyarrow.array([], pyarrow.list_(pyarrow.float32())),
+                "labels": pyarrow.array([], pyarrow.int64()),
+            },
+            "`vectors` of {file} has the shape (0, 0). Expected one row of numbers for each item.",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_used(changed: dict[str, object], said: str, columns: Path) -> None:
+    pq(columns, **({"vectors": [[1.0], [2.0]], "labels": [1, 2]} | changed))
+    assert refused(columns) == said.format(file=columns)
+
+
+def test_vectors_whose_length_changes_between_batches(columns: Path) -> None:
+    pq(columns, vectors=[[1.0, 2.0]] * 4096 + [[1.0, 2.0, 3.0]] * 3, labels=np.arange(4099))
+    assert refused(columns) == f"vector 4096 of {columns} has 3 numbers, those before it 2."
+
+
+def test_no_parquet_file(columns: Path) -> None:
+    columns.write_bytes(b"PAR1 but no more")
+    assert refused(columns).startswith(f"cannot read {columns}: ")
+    assert refused(columns).endswith("Expected a whole .parquet file.")
+
+
+def test_without_pyarrow(columns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq(columns, vectors=[[1.0], [2.0]], labels=[1, 2])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert refused(columns) == f"reading {columns} needs pyarrow: pip install 'tammes[vectors]'."
