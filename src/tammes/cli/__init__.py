@@ -12,6 +12,8 @@ import tyro
 from tammes import __version__
 from tammes.cli.cache import Cache, cache
 from tammes.cli.centroids import Centroids, centroids
+from tammes.cli.data import Data, data
+from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.embed import Embed, embed
 from tammes.cli.evaluate import Evaluate, evaluate
 from tammes.cli.runs import Runs, runs
@@ -23,6 +25,8 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "evaluate": (Evaluate, evaluate),
     "embed": (Embed, embed),
     "runs": (Runs, runs),
+    "data": (Data, data),
+    "doctor": (Doctor, doctor),
     "centroids": (Centroids, centroids),
     "cache": (Cache, cache),
 }
