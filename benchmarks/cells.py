@@ -1,5 +1,9 @@
 """One cell of a table: train with some options, without a run folder, and keep the network."""
 
+from dataclasses import replace
+
+import torch
+
 from tammes.cli import making
 from tammes.cli.train import Train
 from tammes.embedder import Embedder
@@ -7,12 +11,18 @@ from tammes.objectives import Objective
 from tammes.training import cosine, fit, halved_every
 
 
-def trained(config: Train, data: making.Data) -> Embedder:
-    """The network after the last epoch."""
+def trained(config: Train, data: making.Data) -> tuple[Embedder, making.Data]:
+    """The network after the last epoch, and the data with the activations that it was trained on, if on any."""
+    config = making.resolved(config)
     embedder = making.make_embedder(config, data.num_classes)
-    objective = Objective(embedder, making.make_loss(config, data, embedder))
+    if config.train == "top" and config.cut is None:
+        config = replace(config, cut=embedder.default_cut)
+    loss = making.make_loss(config, data, embedder)
+    data = replace(data, kept=making.keep(config, data, embedder))
+    objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
     options = making.recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
+    torch.manual_seed(config.seed)
     for _ in fit(
         objective,
         lambda epoch: making.training_batches(config, data, epoch),
@@ -22,4 +32,4 @@ def trained(config: Train, data: making.Data) -> Embedder:
         seed=config.seed,
     ):
         pass
-    return embedder
+    return embedder, data

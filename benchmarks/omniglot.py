@@ -10,13 +10,13 @@ docs/results.md is written from that file.
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
 from time import perf_counter
 from typing import Annotated, Any
 
 import tyro
 
 from benchmarks.cells import trained
+from benchmarks.page import write_page
 from benchmarks.timing import machine
 from tammes.cli import making
 from tammes.cli.train import Train
@@ -28,7 +28,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "hard form, simplex centroids": {"loss": "hard-discriminative", "centroids": "simplex"},
 }
 MEASURES = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r")
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided t for that many seeds
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Options:
     epochs: int = 10
     seeds: tuple[int, ...] = (0, 1, 2)
     out: Path = Path("benchmarks/results/omniglot.json")
-    page: Path = Path("docs/results.md")
 
 
 def main(options: Options) -> None:
@@ -53,48 +51,14 @@ def main(options: Options) -> None:
             if (method, seed, options.epochs) in done:
                 continue
             started, config = perf_counter(), replace(base, seed=seed, **(changes or {}))
-            embedder = making.untrained_embedder(config) if changes is None else trained(config, data)
+            embedder = making.untrained_embedder(config) if changes is None else trained(config, data)[0]
             seconds = perf_counter() - started
             measured = making.evaluated(embedder, data, data.split.test, backbone_only=changes is None, quick=True)
             rows.append({"method": method, "seed": seed, "epochs": options.epochs, "seconds": seconds,
                          **{name: measured[name] for name in MEASURES}})  # fmt: skip
             print(f"{method:<30} seed {seed}  R@1 {100 * measured['recall_at_1']:.2f}  {seconds:.0f} s", flush=True)
             options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    options.page.write_text(page(json.loads(options.out.read_text()), options.epochs))
-
-
-def page(stored: dict[str, Any], epochs: int) -> str:
-    """docs/results.md from the stored results: the mean over the seeds and its 95 % interval."""
-    lines = [
-        "# Results",
-        "",
-        "Written by `python -m benchmarks.omniglot FOLDER` from `benchmarks/results/omniglot.json`; do not edit.",
-        "",
-        "## Omniglot",
-        "",
-        f"conv4, preset default, {epochs} epochs, trained on the 242 characters of the two small background sets,",
-        "tested on the 659 characters of the evaluation set (13,180 drawings). Last epoch; per cent; mean over the",
-        "seeds ± half of its 95 % interval (Student's t).",
-        "",
-        "| method | R@1 | R@2 | R@4 | R@8 | MAP@R | seeds | seconds to train |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for method in ["untrained backbone", *ROWS]:
-        rows = [row for row in stored["rows"] if row["method"] == method and row["epochs"] == epochs]
-        if rows:
-            cells = [_with_interval([100 * row[name] for row in rows]) for name in MEASURES]
-            seconds = mean(row["seconds"] for row in rows)
-            lines.append(f"| {method} | {' | '.join(cells)} | {len(rows)} | {seconds:.0f} |")
-    of = stored["machine"]
-    lines += ["", f"{of['processor']}, {of['threads']} threads, torch {of['torch']}, commit {of['commit']}.", ""]
-    return "\n".join(lines)
-
-
-def _with_interval(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.2f}"
-    half = STUDENT_95.get(len(values), 1.96) * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.2f} ± {half:.2f}"
+    write_page()
 
 
 if __name__ == "__main__":

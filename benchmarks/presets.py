@@ -63,7 +63,7 @@ def main(options: Options) -> None:
                     continue
                 torch.manual_seed(seed)
                 started = perf_counter()
-                embedder = trained(replace(base, seed=seed, **changes), data)
+                embedder, _ = trained(replace(base, seed=seed, **changes), data)
                 assert data.split.val is not None
                 recall = making.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
                 rows.append({"data": shown, "variation": name, "seed": seed, "epochs": options.epochs,

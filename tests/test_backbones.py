@@ -38,6 +38,6 @@ def test_unknown_names(name: str, message: str) -> None:
 
 def test_conv4_has_no_pretrained_weights() -> None:
     with pytest.raises(
-        UserError, match=r"^conv4 has no pretrained weights: it is trained from scratch. Drop --pretrained.$"
+        UserError, match=r"^conv4 has no ImageNet weights: it is trained from scratch. Use --weights none.$"
     ):
-        backbone("conv4", pretrained=True)
+        backbone("conv4", weights="imagenet")

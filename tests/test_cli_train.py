@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from tammes.cli import main
 from tammes.embedder import load
-from tammes.presets import PRESETS
+from tammes.presets import RECIPES
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2")
 
@@ -73,7 +73,7 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     assert {"config.json", "environment.json", "classes.json", "metrics.jsonl", "checkpoint.safetensors"} <= names
     assert {"embedder.safetensors", "embedder.json", "results.json", "neighbours.png", "best"} <= names
     config = json.loads((trained / "config.json").read_text())
-    assert (config["epochs"], config["backbone"], config["rate"]) == (4, "conv4", PRESETS["default"].rate)
+    assert (config["epochs"], config["backbone"], config["rate"]) == (4, "conv4", RECIPES["characters"].rate)
     classes = json.loads((trained / "classes.json").read_text())
     assert [len(classes[use]) for use in ("train", "val", "test")] == [3, 1, 4]
     assert "epoch   4" in (trained / "log.txt").read_text()
@@ -171,11 +171,20 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
         (["--backbone", "conv5"], "unknown backbone 'conv5'. Did you mean 'conv4'"),
         (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for discriminative."),
+        (["--loss", "softmax", "--push", "0.1"], "--push is for --loss discriminative or hard-discriminative, not for"),
+        (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
+        (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),
+        (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
+        (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
+        (["--views", "2"], "--views says of how many crops activations are kept: it is for --train top or head."),
+        (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
+        (["--weights", "imagenet"], "conv4 has no ImageNet weights"),
+        (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
         (["--val-classes", "many"], "--val-classes must be a fraction or a number of classes, got 'many'."),
         (["--accumulate", "0"], "--accumulate must be at least 1, got 0."),
         (["--rate", "-1"], "--rate must not be negative, got -1.0."),
         (["--no-class-layer", "--centroid-dim", "7"], "--centroid-dim is the size of the class layer, which"),
-        (["--centroids", "one-hot", "--centroid-dim", "3"], "one-hot centroids for 4 classes need dim >= 4, got 3."),
+        (["--centroids", "one-hot", "--centroid-dim", "3"], "--centroids one-hot with --centroid-dim 3: one-hot"),
     ],
 )
 def test_errors_say_what_to_type(
@@ -187,7 +196,7 @@ def test_errors_say_what_to_type(
 
 
 def test_the_paper_preset_is_the_paper_to_the_letter() -> None:
-    paper = PRESETS["paper"]
+    paper = RECIPES["paper"]
     assert (paper.optimizer, paper.rate, paper.backbone_rate, paper.momentum) == ("sgd", 0.1, 0.01, 0.9)
     assert (paper.schedule, paper.halve_every, paper.weight_decay) == ("halve", 5, 5e-4)
     assert (paper.batch_size, paper.epochs, paper.mirror, paper.centroids) == (128, 40, True, "one-hot")
@@ -204,6 +213,107 @@ def test_options_that_change_the_way_of_training_are_honoured(
     assert (config["accumulate"], config["sampler"], config["precision"]) == (2, "balanced", "bf16")
     assert load(out).encode(photos / "class 0").shape == (6, 4)
     assert "leave out --epochs." in refused(capsys, "train", "--resume", str(out), "--epochs", "7")
+
+
+def test_the_balanced_sampler_is_counted_with_its_repeats(photos: Path, tmp_path: Path) -> None:
+    copy, out = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, copy)
+    for image in (copy / "class 0").glob("[1-5].png"):
+        image.unlink()
+    main(["train", str(copy), "--out", str(out), "--epochs", "1", "--sampler", "balanced", *SMALL])
+    (line,) = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert round(line["images_per_second"] * line["seconds"]) == 4 * 6
+    # Classes are as large as the largest then, so the minimum is that of equal sizes.
+    assert line["loss"] - line["above_minimum"] == pytest.approx(-((2 * 4 / 3) ** 0.5) / 3, abs=1e-6)
+
+
+def test_curves_for_tensorboard(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    main(["train", str(photos), "--out", str(out), "--epochs", "2", "--tensorboard", *SMALL])
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    curves = EventAccumulator(str(out / "tensorboard"))
+    curves.Reload()
+    assert [point.step for point in curves.Scalars("loss")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "trains"),
+    [
+        (["--train", "head"], "penultimate"),
+        (["--train", "top", "--cut", "blocks.2", "--views", "3"], "backbone.blocks.2"),
+    ],
+)
+def test_a_part_of_the_network_trains_on_kept_activations(
+    photos: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], trains: str
+) -> None:
+    out, file = tmp_path / "run", trained / "embedder.safetensors"
+    given = ["--epochs", "3", "--weights", str(file), "--val-classes", "1", "--log-bound", *options, *SMALL]
+    main(["train", str(photos), "--out", str(out), *given])
+    assert "computing the activations of 24 training images" in capsys.readouterr().err
+    before, after = weights(trained), weights(out)
+    moved = {name for name in before if name.startswith("backbone") and not np.array_equal(before[name], after[name])}
+    assert all(name.startswith(("backbone.blocks.2", "backbone.blocks.3")) for name in moved)
+    assert any(name.startswith("backbone") for name in moved) == trains.startswith("backbone")
+    assert any(name.startswith(trains) and not np.array_equal(before[name], after[name]) for name in before)
+    # What evaluates the whole network agrees with what was evaluated from half precision.
+    rows = json.loads(printed(capsys, "evaluate", str(out), "--json"))
+    results = json.loads((out / "results.json").read_text())
+    assert rows["trained"]["recall_at_1"] == pytest.approx(results["trained"]["recall_at_1"], abs=0.09)
+    # The same again takes the activations from the cache.
+    main(["train", str(photos), "--out", str(tmp_path / "again"), *given])
+    assert "computing the activations" not in capsys.readouterr().err
+    again = weights(tmp_path / "again")
+    assert all(np.array_equal(after[name], again[name]) for name in after)
+
+
+def test_softmax_trains_the_same_network(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    main(["train", str(photos), "--out", str(out), "--epochs", "3", "--loss", "softmax", *SMALL])
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["loss"] > lines[-1]["loss"] > 0
+    assert lines[0]["loss"] == lines[0]["above_minimum"]
+
+
+def test_a_folder_without_classes_is_embedded(trained: Path, photos: Path, tmp_path: Path) -> None:
+    flat, file = tmp_path / "flat", tmp_path / "vectors.npz"
+    flat.mkdir()
+    for number in (10, 9, 1):
+        shutil.copy(photos / "class 2" / "0.png", flat / f"{number}.dat")  # images by content, not by name
+    main(["embed", str(trained), str(flat), "--out", str(file)])
+    with np.load(file) as arrays:
+        assert arrays["paths"].tolist() == ["1.dat", "9.dat", "10.dat"]
+        np.testing.assert_allclose(arrays["vectors"], load(trained).encode(flat), atol=1e-6)
+
+
+def test_who_measures_on_trained_classes_is_told(
+    trained: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", str(trained), str(photos), "--no-clustering"])
+    assert "note: 3 of the 8 classes have the names of classes that the model was trained on" in capsys.readouterr().err
+
+
+def test_a_run_is_gone_on_with_from_another_folder(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    main(["train", photos.name, "--out", str(tmp_path / "run"), "--epochs", "1", *SMALL])
+    (tmp_path / "run" / "results.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    main(["train", "--resume", "run"])
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_queries_and_gallery_of_vectors_are_honoured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.array([[1.0, 0], [0.99, 0.1], [0, 1.0], [0.1, 0.99], [0.98, 0.2]])
+    labels, file = np.array(["a", "b", "b", "b", "a"]), tmp_path / "vectors.npz"
+    query, gallery = np.array([1, 0, 0, 0, 0], bool), np.array([0, 1, 1, 1, 1], bool)
+    np.savez(file, vectors=vectors, labels=labels, query=query, gallery=gallery)
+    row = json.loads(printed(capsys, "evaluate", str(file), "--json", "--no-clustering"))["vectors"]
+    assert (row["queries"], row["recall_at_1"], row["recall_at_2"]) == (1, 0, 1)
+    np.savez(file, vectors=vectors, labels=labels, query=query, gallery=gallery, sequence=np.array([7, 7, 1, 2, 3]))
+    row = json.loads(printed(capsys, "evaluate", str(file), "--json", "--no-clustering"))["vectors"]
+    assert row["recall_at_1"] == 1
 
 
 def test_all_classes_may_train(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

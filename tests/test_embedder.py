@@ -29,8 +29,9 @@ def test_the_loss_sees_the_class_layer_on_the_layer_before_it_is_normalised() ->
     embedder = made()
     penultimate = embedder.penultimate(embedder.features(IMAGES))
     assert embedder.class_layer is not None
-    torch.testing.assert_close(embedder.for_loss(IMAGES), embedder.class_layer(penultimate))
-    assert made(class_dim=None).for_loss(IMAGES).shape == (5, 16)
+    torch.testing.assert_close(embedder.outputs(embedder.features(IMAGES)), embedder.class_layer(penultimate))
+    plain = made(class_dim=None)
+    assert plain.outputs(plain.features(IMAGES)).shape == (5, 16)
 
 
 def test_bytes_and_floats_of_an_image_give_the_same_vector() -> None:

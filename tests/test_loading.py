@@ -25,10 +25,11 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 import tammes.loading.decoded
+from tammes.cache import cached, clear
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import folder
 from tammes.errors import UserError
-from tammes.loading import Batches, Decoded, batches, cached, clear, decode
+from tammes.loading import Batches, Decoded, batches, decode
 
 
 def picture(index: int, ragged: bool) -> Image.Image:
@@ -148,7 +149,7 @@ def test_a_damaged_file_is_built_again(damage: str, tmp_path: Path) -> None:
     first.file.write_bytes(content[damage])
     again = decode(pictures(9), mode="L", size=8, cache=tmp_path)
     assert again.file.read_bytes() == whole
-    assert [file.name for file in tmp_path.iterdir()] == [first.file.name]
+    assert [file.name for file in (tmp_path / "images").iterdir()] == [first.file.name]
 
 
 def build(arguments: tuple[Path, int]) -> bytes:
@@ -168,7 +169,7 @@ def test_two_processes_build_one_cache(tmp_path: Path) -> None:
     with get_context("fork").Pool(2) as pool:
         first, second = pool.map(build, [(tmp_path, 0), (tmp_path, 1)], chunksize=1)
     assert first == second
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list((tmp_path / "images").iterdir())) == 1
 
 
 def test_the_loser_uses_what_the_winner_made(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_the_loser_uses_what_the_winner_made(tmp_path: Path) -> None:
 
     lost = decode(pictures(9), mode="L", size=8, cache=tmp_path, on_progress=another_finishes_first)
     assert lost.file.stat().st_ino == won[0].file.stat().st_ino
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list((tmp_path / "images").iterdir())) == 1
 
 
 def test_a_build_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_a_build_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         decode(pictures(90), mode="L", size=8, cache=tmp_path, on_progress=stop)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "images").iterdir()) == []
 
 
 class Usage(NamedTuple):
@@ -202,11 +203,11 @@ class Usage(NamedTuple):
 def test_no_room_is_said_before_the_first_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 0, 5000))
     assert refused(lambda: decode(pictures(100), mode="RGB", size=8, cache=tmp_path)) == (
-        f"no room for the decoded images in {tmp_path}: about 19.2 kB needed, 5 kB available. "
+        f"no room for the decoded images in {tmp_path / 'images'}: about 19.2 kB needed, 5 kB available. "
         "Free some, or set TAMMES_CACHE to a folder on a larger disk."
     )
     assert "about 43.2 kB needed" in refused(lambda: decode(pictures(100), mode="RGB", cache=tmp_path))
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "images").iterdir()) == []
 
 
 def test_a_disk_that_fills_up_underway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,16 +217,16 @@ def test_a_disk_that_fills_up_underway(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 0, 2 * 10**6))
     assert refused(lambda: decode(pictures(9), mode="L", size=8, cache=tmp_path)) == (
-        f"no room for the decoded images in {tmp_path}: more needed, 2 MB available. "
+        f"no room for the decoded images in {tmp_path / 'images'}: more needed, 2 MB available. "
         "Free some, or set TAMMES_CACHE to a folder on a larger disk."
     )
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "images").iterdir()) == []
 
 
 def test_a_cache_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     folder = tmp_path / "file" / "images"
-    assert refused(lambda: decode(pictures(9), mode="L", size=8, cache=folder)) == (
+    assert refused(lambda: decode(pictures(9), mode="L", size=8, cache=tmp_path / "file")) == (
         f"cannot write decoded images to {folder}: Not a directory. Set TAMMES_CACHE to a folder that can be written."
     )
 
@@ -307,12 +308,13 @@ def test_cached_and_clear(tmp_path: Path) -> None:
     assert text.endswith(f"Known: {birds.name}, {cars.name}.")
     assert clear([cars.name], cache=tmp_path) == cars.num_bytes
     assert [entry.name for entry in cached(tmp_path)] == [birds.name]
-    fresh, stale = tmp_path / "x-1.partial", tmp_path / "x-2.partial"
+    fresh, stale = tmp_path / "images" / "x-1.partial", tmp_path / "activations" / "x-2.partial"
+    stale.parent.mkdir()
     for file in (fresh, stale):
         file.write_bytes(b"123")
     os.utime(stale, (0, 0))
     assert clear(cache=tmp_path) == birds.num_bytes + 3
-    assert list(tmp_path.iterdir()) == [fresh]
+    assert list((tmp_path / "images").iterdir()) == [fresh]
     assert cached(tmp_path / "nowhere") == []
 
 
@@ -504,15 +506,16 @@ def test_what_cannot_be_batched_says_so() -> None:
     assert refused(lambda: epoch_of(labels, batch_size=0)) == "--batch-size 0 is not a number of images from 1 up."
     assert refused(lambda: epoch_of(np.empty(0, dtype=np.int64))) == "no images to make batches of."
     assert refused(lambda: epoch_of(labels, crop=3)) == (
-        "a crop of 3 x 3 does not fit into the smallest images of 2 x 2. Lower --crop or scale the images up."
+        "a crop of 3 x 3 does not fit into the smallest images of 2 x 2. "
+        "Scale the images up, or choose a network with a smaller input."
     )
     assert refused(lambda: epoch_of(labels, crop=(5, 4), padding=1)) == (
         "a crop of 5 x 4 does not fit into the smallest images, padded by 1, of 4 x 4. "
-        "Lower --crop or scale the images up."
+        "Scale the images up, or choose a network with a smaller input."
     )
     ragged = in_memory([(2, 2), (2, 3)])
     assert refused(lambda: batches(ragged, np.arange(2), np.arange(2), batch_size=2, train=True)) == (
-        "the images differ in size, so a batch of them needs a crop. Give --crop."
+        "the images differ in size, so a batch of them needs a crop of one size."
     )
     with pytest.raises(ValueError, match="rank 2 of 2 processes"):
         epoch_of(labels, rank=2, world_size=2)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from tammes import UserError
-from tammes.runs import Run, create, listed, load_checkpoint, open_run, save_checkpoint
+from tammes.runs import Run, create, listed, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
 from tammes.runtime import environment, write_atomically
 from tammes.training import Position
 
@@ -35,13 +36,13 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path, kind: str) -> None:
     network, optimizer = trained(kind)
     position = Position(3, 7, 70, 1.5, {"loss": -2.25})
     torch.manual_seed(5)
-    save_checkpoint(Run(tmp_path), network, optimizer, position)
+    save_checkpoint(Run(tmp_path), network, optimizer, position, {"scale": 65536.0})
     expected = torch.rand(3)
     step(network, optimizer)
     other, its_optimizer = trained(kind)
     for _ in range(3):
         step(other, its_optimizer)
-    assert load_checkpoint(Run(tmp_path), other, its_optimizer) == position
+    assert load_checkpoint(Run(tmp_path), other, its_optimizer) == (position, {"scale": 65536.0})
     assert torch.equal(torch.rand(3), expected)
     step(other, its_optimizer)
     assert torch.equal(other.weight, network.weight)  # type: ignore[arg-type]
@@ -125,3 +126,29 @@ def test_the_environment_names_versions_and_machine() -> None:
     said = environment()
     assert said["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert said["cores"] >= 1
+
+
+def test_frozen_weights_are_kept_once_and_not_in_every_checkpoint(tmp_path: Path) -> None:
+    def network(seed: int) -> nn.Sequential:
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        layers[0].requires_grad_(False)
+        return layers
+
+    run, first, other = Run(tmp_path), network(0), network(1)
+    optimizer = torch.optim.SGD([each for each in first.parameters() if each.requires_grad], lr=0.1, momentum=0.9)
+    save_frozen(run, first)
+    save_checkpoint(run, first, optimizer, Position())
+    assert set(load_file(tmp_path / "frozen.safetensors")) == {"0.weight", "0.bias"}
+    assert not any(name.startswith("model/0") for name in load_file(tmp_path / "checkpoint.safetensors"))
+    load_frozen(run, other)
+    load_checkpoint(run, other, torch.optim.SGD(other[1:].parameters(), lr=0.1, momentum=0.9))
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+
+
+def test_a_run_without_frozen_weights_has_none_to_put_back(tmp_path: Path) -> None:
+    network = nn.Linear(2, 2)
+    before = network.weight.clone()
+    load_frozen(Run(tmp_path), network)
+    assert torch.equal(network.weight, before)

@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.backbones import backbone
-from tammes.datasets.folder import SUFFIXES
+from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import in_mode, open_picture
 from tammes.errors import UserError
 from tammes.geometry import normalise
@@ -57,10 +57,10 @@ class Embedder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: EmbedderConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: EmbedderConfig, *, weights: str | Path = "none") -> None:
         super().__init__()
-        made = backbone(config.backbone, pretrained=pretrained)
-        self.config = config
+        made = backbone(config.backbone, weights=weights)
+        self.config, self.default_cut = config, made.default_cut
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
         # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
         self.backbone = made.network.to(memory_format=torch.channels_last)
@@ -76,22 +76,29 @@ class Embedder(nn.Module):
         """The layers on top of the backbone, which the paper trains ten times as fast."""
         return [self.penultimate] if self.class_layer is None else [self.penultimate, self.class_layer]
 
+    def scaled(
+        self, images: Shaped[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch channels height width"]:
+        """Pixels as the backbone wants them: mean and spread of each channel taken out."""
+        return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """What the backbone gives."""
-        scaled = (images.to(self.mean.dtype) - self.mean) / self.std
-        features: Tensor = self.backbone(scaled.contiguous(memory_format=torch.channels_last))
+        features: Tensor = self.backbone(self.scaled(images))
         return features
 
-    def for_loss(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch outputs"]:
-        """The outputs that the loss compares with the centroids: of the class layer, or without it the penultimate."""
-        outputs: Tensor = self.penultimate(self.features(images))
+    def outputs(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch outputs"]:
+        """What the loss compares with the centroids: the class layer's outputs, or without it the penultimate's."""
+        outputs: Tensor = self.penultimate(features)
         return outputs if self.class_layer is None else self.class_layer(outputs)
 
+    def embedding(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Unit vectors from the backbone's features: what images are compared by."""
+        return normalise(self.outputs(features) if self.config.embedding == "last" else self.penultimate(features))
+
     def forward(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch dim"]:
-        """Unit vectors: what images are compared by."""
-        if self.config.embedding == "last":
-            return normalise(self.for_loss(images))
-        return normalise(self.penultimate(self.features(images)))
+        """Unit vectors of images."""
+        return self.embedding(self.features(images))
 
     @torch.inference_mode()
     def encode(
@@ -103,8 +110,8 @@ class Embedder(nn.Module):
     ) -> Float32[np.ndarray, "images dim"]:
         """Unit vectors of images: a file, a folder of files, a Pillow image, or any number of these.
 
-        A folder is read in the order of its files' names, sub-folders included. Images are scaled to the shorter side
-        that the network was trained with and cropped in the centre.
+        A folder is read in the natural order of its files' names (2 before 10), sub-folders included. Images are scaled
+        to the shorter side that the network was trained with and cropped in the centre.
         """
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         pictures: list[Path | Image.Image] = []
@@ -165,7 +172,7 @@ def _files(path: Path) -> list[Path]:
         raise UserError(f"no such file or folder: {path}.")
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    found = images_below(path)
     if not found:
         raise UserError(f"no images in {path}.")
     return found

@@ -1,17 +1,19 @@
 """From images to vectors, by a trained network or by its backbone alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
+from torch import Tensor
 
 from tammes.embedder import Embedder
 from tammes.geometry import normalise
-from tammes.loading import Decoded, batches
+from tammes.loading import Batch, Decoded, batches
+
+Progress = Callable[[int, int], None]
 
 
-@torch.inference_mode()
 def embed(
     embedder: Embedder,
     images: Decoded,
@@ -19,22 +21,39 @@ def embed(
     *,
     batch_size: int = 256,
     backbone_only: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Float32[np.ndarray, "images dim"]:
     """Unit vectors of the images with these numbers, from their centre crops, in evaluation mode.
 
     Args:
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
+    nothing = np.zeros(len(indices), dtype=np.int64)
+    pictures = batches(images, indices, nothing, batch_size=batch_size, crop=embedder.size, train=False)
+    return vectors(
+        embedder, embedder.features, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress
+    )
+
+
+@torch.inference_mode()
+def vectors(
+    embedder: Embedder,
+    features: Callable[[Tensor], Tensor],
+    inputs: Iterable[Batch],
+    number: int,
+    *,
+    backbone_only: bool = False,
+    on_progress: Progress | None = None,
+) -> Float32[np.ndarray, "images dim"]:
+    """Unit vectors of batches of whatever `features` turns into the backbone's features: images, or activations."""
     was_training, device = embedder.training, embedder.mean.device
     embedder.eval()
-    network = (lambda pictures: normalise(embedder.features(pictures))) if backbone_only else embedder
     rows, done = [], 0
-    nothing = np.zeros(len(indices), dtype=np.int64)
-    for pictures, _, _ in batches(images, indices, nothing, batch_size=batch_size, crop=embedder.size, train=False):
-        rows.append(network(pictures.to(device)).float().cpu())
-        done += len(pictures)
+    for given, _, _ in inputs:
+        found = features(given.to(device))
+        rows.append((normalise(found) if backbone_only else embedder.embedding(found)).float().cpu())
+        done += len(given)
         if on_progress is not None:
-            on_progress(done, len(indices))
+            on_progress(done, number)
     embedder.train(was_training)
     return torch.cat(rows).numpy()

@@ -37,7 +37,7 @@ class Recipe:
     shift: int
 
 
-PRESETS: dict[str, Recipe] = {
+RECIPES: dict[str, Recipe] = {
     # Do et al. 2019, section 4.2, to the letter; momentum is not stated there, and 0.9 in all of its lineage.
     "paper": Recipe(
         centroids="one-hot",
@@ -53,8 +53,8 @@ PRESETS: dict[str, Recipe] = {
         mirror=True,
         shift=0,
     ),
-    # The best on validation classes of those tried: docs/log.md.
-    "default": Recipe(
+    # The best on validation classes of glyphs and Omniglot of those tried: docs/log.md.
+    "characters": Recipe(
         centroids="place",
         optimizer="adam",
         rate=1e-3,
@@ -68,4 +68,26 @@ PRESETS: dict[str, Recipe] = {
         mirror=False,
         shift=2,
     ),
+    # The same for photographs.
+    "pictures": Recipe(
+        centroids="place",
+        optimizer="adam",
+        rate=1e-3,
+        backbone_rate=1e-4,
+        momentum=0.9,
+        weight_decay=5e-4,
+        schedule="cosine",
+        halve_every=5,
+        batch_size=32,
+        epochs=12,
+        mirror=True,
+        shift=0,
+    ),
 }
+
+
+def recipe_of(preset: str, backbone: str) -> Recipe:
+    """The recipe of a preset; `default` is what was found best for what the backbone is for."""
+    if preset == "default":
+        return RECIPES["characters" if backbone == "conv4" else "pictures"]
+    return RECIPES[preset]

@@ -4,7 +4,8 @@ config.json        every option, with its value          environment.json   vers
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
 embedder.safetensors, embedder.json                      the trained network
 best/              the same from the best epoch on the validation classes, if there are any
-checkpoint.safetensors                                   to go on from
+checkpoint.safetensors                                   to go on from; with frozen.safetensors, the weights that do
+                                                         not train, if there are any
 results.json       the evaluation                        log.txt            what was printed
 """
 
@@ -95,12 +96,36 @@ def listed(root: Path) -> list[Run]:
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
 
 
-def save_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer, position: Position) -> None:
-    """Everything to go on from, in one file: weights, optimizer, random state, position."""
+def save_frozen(run: Run, network: nn.Module) -> None:
+    """The weights that do not train, once: with them, checkpoints need not hold them."""
     from safetensors.torch import save
 
-    state = optimizer.state_dict()
-    tensors = {f"model/{name}": tensor for name, tensor in objective.state_dict().items()}
+    frozen = _frozen(network)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items() if name in frozen}
+    write_atomically(run.folder / "frozen.safetensors", save(tensors))
+
+
+def load_frozen(run: Run, network: nn.Module) -> None:
+    """Put the weights that do not train back, if the run has any."""
+    from safetensors.torch import load_file
+
+    file = run.folder / "frozen.safetensors"
+    if file.exists():
+        network.load_state_dict(load_file(file), strict=False)
+
+
+def save_checkpoint(
+    run: Run, objective: nn.Module, optimizer: Optimizer, position: Position, scaler: dict[str, Any] | None = None
+) -> None:
+    """Everything to go on from, in one file: weights, optimizer, random state, position; frozen weights are elsewhere.
+
+    Args:
+        scaler: the state of what scales the loss of half precision.
+    """
+    from safetensors.torch import save
+
+    state, frozen = optimizer.state_dict(), _frozen(objective)
+    tensors = {f"model/{name}": tensor for name, tensor in objective.state_dict().items() if name not in frozen}
     scalars: dict[str, Any] = {}
     for number, entries in state["state"].items():
         for name, value in entries.items():
@@ -109,13 +134,13 @@ def save_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer, positi
             else:
                 scalars[f"{number}/{name}"] = value
     tensors["random"] = torch.get_rng_state()
-    said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars}
+    said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars, "scaler": scaler}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_atomically(run.folder / "checkpoint.safetensors", save(tensors, metadata={"state": json.dumps(said)}))
 
 
-def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> Position:
-    """Put weights, optimizer and random state back as they were; the position to go on from."""
+def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> tuple[Position, dict[str, Any] | None]:
+    """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state."""
     from safetensors import safe_open
 
     file = run.folder / "checkpoint.safetensors"
@@ -124,16 +149,19 @@ def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> Pos
     with safe_open(file, framework="pt") as opened:
         said = json.loads(opened.metadata()["state"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    objective.load_state_dict(
-        {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    )
+    frozen, own = _frozen(objective), objective.state_dict()
+    objective.load_state_dict(_under("model/", tensors) | {name: own[name] for name in own if name in frozen})
     entries: dict[int, dict[str, Any]] = {}
     for name, value in {**_under("optimizer/", tensors), **said["scalars"]}.items():
         number, _, key = name.partition("/")
         entries.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
     torch.set_rng_state(tensors["random"])
-    return Position(**said["position"])
+    return Position(**said["position"]), said.get("scaler")
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    return {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
 
 
 def _is_run(folder: Path) -> bool:

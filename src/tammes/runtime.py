@@ -7,7 +7,10 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _RECORDED = (
     "tammes",
@@ -51,6 +54,17 @@ def write_atomically(file: Path, content: bytes) -> None:
             os.fsync(folder)  # the name itself
         finally:
             os.close(folder)
+
+
+def device(choice: str = "auto") -> "torch.device":
+    """The device to compute on: `cpu`, or with `auto` a GPU if there is one."""
+    import torch
+
+    if choice == "auto" and torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        return found
+    return torch.device("cpu")
 
 
 def environment() -> dict[str, Any]:

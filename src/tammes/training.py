@@ -156,9 +156,12 @@ def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 
 def _not_finite(at: Position, optimizer: Optimizer) -> str:
     rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups)
+    kept = (
+        "The checkpoint of the last good epoch is kept." if at.epoch > 1 else "No epoch had ended, so nothing is lost."
+    )
     return (
         f"the loss is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
-        f" is too high (now {rates}): try a tenth. The checkpoint of the last good epoch is kept."
+        f" is too high (now {rates}): try a tenth. {kept}"
     )
 
 

@@ -12,7 +12,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tammes import UserError
-from tammes.losses import LOSSES
+from tammes.losses import WITH_CENTROIDS as LOSSES
 from tests.oracles import seeded, unit_points
 
 CORNERS = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5  # (4, 3): a tetrahedron

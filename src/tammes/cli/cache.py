@@ -1,4 +1,4 @@
-"""`tammes cache`: what decoded images take on the disk, and how to get it back."""
+"""`tammes cache`: what the cache takes on the disk, and how to get it back."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,7 +8,9 @@ from tammes.cli.console import optional, print_json
 
 @dataclass(frozen=True)
 class Cache:
-    """Show or clear the cache of decoded images, which is made again when it is needed.
+    """Show or clear the cache: decoded images, activations of frozen networks, drawn characters.
+
+    Everything in it is made again when it is needed.
 
     For example:
 
@@ -29,19 +31,22 @@ class Cache:
 
 def cache(config: Cache) -> None:
     """Show or clear."""
-    from tammes.loading import cached, clear
+    from tammes.cache import cached, clear, in_words
     from tammes.runtime import cache_folder
 
     if config.clear or config.remove is not None:
         freed = clear(None if config.clear else [str(config.remove)])
-        print_json({"freed_bytes": freed}) if config.json else print(f"{freed / 1e6:.1f} MB freed")
+        print_json({"freed_bytes": freed}) if config.json else print(f"{in_words(freed)} freed")
         return
     entries = cached()
     total = sum(entry.num_bytes for entry in entries)
     if config.json:
-        said = [{"name": each.name, "bytes": each.num_bytes, "date": each.date.isoformat()} for each in entries]
+        said = [
+            {"kind": each.kind, "name": each.name, "bytes": each.num_bytes, "date": each.date.isoformat()}
+            for each in entries
+        ]
         print_json({"folder": str(cache_folder()), "entries": said, "bytes": total})
         return
     for entry in entries:
-        print(f"{entry.num_bytes / 1e6:>10.1f} MB  {entry.date:%Y-%m-%d %H:%M}  {entry.name}")
-    print(f"{total / 1e6:>10.1f} MB  in {cache_folder()}")
+        print(f"{in_words(entry.num_bytes):>10}  {entry.date:%Y-%m-%d %H:%M}  {entry.kind:<11}  {entry.name}")
+    print(f"{in_words(total):>10}  in {cache_folder()}")

@@ -15,7 +15,8 @@ from tammes.errors import UserError
 class Embed:
     """Turn a folder of images into vectors with a trained model.
 
-    The file holds `vectors` (images, dim), unit length, `labels` (the name of each image's sub-folder) and `paths`.
+    The file holds `vectors` (images, dim), unit length, `labels` (the name of each image's class: in a folder, of its
+    sub-folder) and `paths`.
 
     For example:
 
@@ -27,7 +28,7 @@ class Embed:
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """A folder with one sub-folder of images per class, a folder with Omniglot, or the word glyphs."""
+    """Any folder of images, with sub-folders or without; or any data that `tammes train` takes."""
     out: Path
     """The .npz file to write."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
@@ -38,6 +39,8 @@ class Embed:
     """Replace the file if it exists."""
     skip_bad: bool = False
     """Leave out images that cannot be read, and say how many."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
     json: bool = False
     """Print what was written as one JSON object."""
 
@@ -53,12 +56,15 @@ def embed(config: Embed) -> None:
     import numpy as np
 
     from tammes.cli.making import decoded_for
-    from tammes.datasets import open_dataset
+    from tammes.datasets import READERS, flat, open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed as vectors_of
-    from tammes.runtime import write_atomically
+    from tammes.runtime import device, write_atomically
 
-    embedder, dataset = load(config.model, embedding=config.embedding), open_dataset(config.data)
+    embedder, path = load(config.model, embedding=config.embedding).to(device(config.device)), Path(config.data)
+    # Any folder will do: what is embedded needs no classes.
+    plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
+    dataset = flat(path) if plain else open_dataset(config.data)
     images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding") as on_progress:

@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, results_table, working
+from tammes.cli.console import optional, print_json, progress, results_table, say, working
 from tammes.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,9 @@ class Evaluate:
     tammes evaluate vectors.npz
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|VECTORS.npz")]
-    """A run folder, or a .npz file with arrays `vectors` and `labels`, and if need be `query`, `gallery` (masks) and
-    `sequence` (a query does not find items of its own)."""
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|VECTORS")]
+    """A run folder, or a .npz or .parquet file with `vectors` and `labels`, and if need be `query`, `gallery` (masks)
+    and `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
     """Images to measure on, all of their classes; by default the test classes of the run's own data."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
@@ -41,6 +38,8 @@ class Evaluate:
     """Of K-means for each seed; the clustering with the least inertia counts."""
     skip_bad: bool = False
     """Leave out images that cannot be read, and say how many."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -49,7 +48,7 @@ def evaluate(config: Evaluate) -> None:
     """Embed, search, measure, show."""
     if config.restarts < 1 or not config.seeds:
         raise UserError("--restarts must be at least 1, and --seeds one number or more.")
-    rows = _of_vectors(config) if config.model.suffix == ".npz" else _of_run(config)
+    rows = _of_vectors(config) if config.model.suffix in (".npz", ".parquet") else _of_run(config)
     if config.json:
         print_json(rows)
         return
@@ -66,24 +65,16 @@ def evaluate(config: Evaluate) -> None:
 def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
     import numpy as np
 
+    from tammes.cli.making import protocol
+    from tammes.datasets.vectors import vectors
     from tammes.metrics import evaluate as measured
 
     if config.data is not None or config.embedding is not None:
-        raise UserError("vectors are measured as they are: give no DATA and no --embedding with a .npz file.")
-    if not config.model.exists():
-        raise UserError(f"no such file: {config.model}. Expected a .npz file with arrays `vectors` and `labels`.")
-    try:
-        loaded = np.load(config.model, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {config.model}: {error} Expected a .npz file.") from None
-    with loaded as arrays:
-        missing = [name for name in ("vectors", "labels") if name not in arrays]
-        if missing:
-            raise UserError(f"{config.model} has no array `{missing[0]}`; it has {', '.join(arrays) or 'none'}.")
-        with working("measuring"):
-            options = _options(config, arrays["labels"])
-            options |= {name: arrays[name] for name in ("query", "gallery", "sequence") if name in arrays}
-            return {"vectors": measured(arrays["vectors"], arrays["labels"], **options)}
+        raise UserError(f"vectors are measured as they are: give no DATA and no --embedding with {config.model.name}.")
+    found = vectors(config.model)
+    with working("measuring"):
+        options = protocol(found, np.arange(len(found.labels)), clustering=config.clustering)
+        return {"vectors": measured(found.vectors, found.labels, **options, **_options(config))}
 
 
 def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
@@ -92,12 +83,13 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
     import numpy as np
 
     from tammes.cli.job import saved_options
-    from tammes.cli.making import decoded_for, load_data, untrained_embedder
+    from tammes.cli.making import decoded_for, load_data, protocol, untrained_embedder
     from tammes.datasets import open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed
     from tammes.metrics import evaluate as measured
     from tammes.runs import open_run
+    from tammes.runtime import device
 
     run = open_run(config.model)
     embedder = load(run.folder, embedding=config.embedding)
@@ -109,28 +101,35 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
             raise UserError(
                 f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA"
             )
-        images, chosen, labels = data.images, data.split.test, data.dataset.labels[data.split.test]
+        dataset, images, chosen = data.dataset, data.images, data.split.test
     else:
         dataset = open_dataset(config.data)
+        _say_known(dataset.class_names, run.read("classes")["train"])
         images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
         chosen = images.without_bad(np.arange(len(dataset)))
-        labels = dataset.labels[chosen]
     rows = {}
     for name, network, backbone_only in (
         ("untrained", untrained_embedder(options), True),
         ("trained", embedder, False),
     ):
         with progress(f"embedding, {name}") as on_progress:
+            network = network.to(device(config.device))
             vectors = embed(network, images, chosen, backbone_only=backbone_only, on_progress=on_progress)
         with working("measuring"):
-            rows[name] = measured(vectors, labels, **_options(config, labels))
+            how = protocol(dataset, chosen, clustering=config.clustering)
+            rows[name] = measured(vectors, dataset.labels[chosen], **how, **_options(config))
     return rows
 
 
-def _options(config: Evaluate, labels: "np.ndarray") -> dict[str, Any]:
-    """Recall at 8 needs more than 8 images, and clusters more than one class."""
-    import numpy as np
+def _say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
+    """Classes that trained are easier than others; who measures on them should know."""
+    known = set(names) & set(trained_on)
+    if known:
+        say(
+            f"note: {len(known)} of the {len(names)} classes have the names of classes that the model was trained on"
+            f" ({min(known)!r} for one); they are measured with the others."
+        )
 
-    ks = tuple(k for k in (1, 2, 4, 8) if k < len(labels)) or (1,)
-    clustering = config.clustering and len(np.unique(labels)) > 1
-    return {"ks": ks, "clustering": clustering, "seeds": config.seeds, "restarts": config.restarts}
+
+def _options(config: Evaluate) -> dict[str, Any]:
+    return {"seeds": config.seeds, "restarts": config.restarts}

@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -19,26 +18,31 @@ from torch import Tensor, nn
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, print_json, results_table, say, working
 from tammes.cli.making import (
+    VIEWS,
     Data,
+    centre_batches,
+    duration,
+    embedded,
     evaluated,
+    keep,
     load_data,
     make_embedder,
     make_loss,
     make_optimizer,
+    matching,
     measured,
     recipe,
+    resolved,
     training_batches,
 )
 from tammes.cli.train import Train
-from tammes.datasets import is_omniglot
 from tammes.embedder import Embedder, load
-from tammes.embeddings import embed
 from tammes.errors import UserError
 from tammes.geometry import normalise
-from tammes.loading import batches
+from tammes.losses import LOSSES, WITH_CENTROIDS
 from tammes.objectives import Objective
 from tammes.report import draw_retrievals
-from tammes.runs import Run, create, load_checkpoint, open_run, save_checkpoint
+from tammes.runs import Run, create, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
 from tammes.runtime import environment
 from tammes.training import Epoch, Position, cosine, fit, halved_every
 
@@ -53,15 +57,25 @@ def run_job(given: Train) -> None:
         raise UserError(
             f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
         )
-    config = _resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
+    config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
     data = load_data(config, None if resumed is None else resumed.read("classes"))
-    embedder = make_embedder(config, data.num_classes)
-    objective = Objective(embedder, make_loss(config, data, embedder))
-    if config.init_from is not None:  # before the new folder is made, in case it takes the other's place
-        embedder.load_state_dict(_matching(load(config.init_from), embedder))
-    run = resumed or _new_run(config, data)
     AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
+    if accelerator.num_processes > 1:
+        raise UserError("training runs in one process: start it with `tammes train`, not with a launcher of several.")
+    # A run that goes on has all its weights in its folder.
+    weights = config.weights if resumed is None or resumed.state == "started" else "none"
+    embedder = make_embedder(replace(config, weights=weights), data.num_classes).to(accelerator.device)
+    config = replace(config, cut=_cut(config, embedder))
+    if resumed is not None:
+        load_frozen(resumed, embedder)
+    if config.init_from is not None and (resumed is None or resumed.state == "started"):
+        # Before the new folder is made, in case it takes the other's place.
+        embedder.load_state_dict(matching(load(config.init_from), embedder))
+    loss = make_loss(config, data, embedder)
+    data = replace(data, kept=keep(config, data, embedder))
+    objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
+    run = resumed or _new_run(config, data, embedder)
     prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
     untrained = run.read("untrained")
@@ -69,7 +83,11 @@ def run_job(given: Train) -> None:
         with working("evaluating the untrained backbone"):
             untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
         run.write("untrained", untrained)
-    start = load_checkpoint(run, objective, optimizer) if run.state == "interrupted" else Position()
+    start = Position()
+    if run.state == "interrupted":
+        start, scaler = load_checkpoint(run, objective, optimizer)
+        if accelerator.scaler is not None and scaler is not None:
+            accelerator.scaler.load_state_dict(scaler)
     run.forget_after(start.epoch - 1)
     if not _train(config, run, data, objective, prepared, optimizer, accelerator, start):
         say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
@@ -89,8 +107,8 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
     }
     if len(test):
         with working("evaluating on classes never seen"):
-            vectors = embed(embedder, data.images, test)
-            results |= _results(run, data, vectors) | {"untrained": untrained}
+            vectors = embedded(embedder, data, test)
+            results |= _results(run, data, vectors, embedder.mean.device) | {"untrained": untrained}
         draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
     run.write("results", results)
     if config.json:
@@ -115,11 +133,11 @@ def _check(config: Train) -> None:
         if changed:
             flag = "DATA" if changed[0] == "data" else "--" + changed[0].replace("_", "-")
             raise UserError(f"--resume goes on with the run's own options: leave out {flag}.")
-    for name in ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim"):
+    for name in ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-    for name in ("rate", "backbone_rate", "momentum", "weight_decay", "shift", "seed"):
+    for name in ("rate", "backbone_rate", "momentum", "weight_decay", "shift", "seed", "views"):
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
@@ -127,6 +145,14 @@ def _check(config: Train) -> None:
         raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
     if config.init_from is not None and config.init_from == config.out:
         raise UserError("--init-from and --out are the same folder. Choose another --out.")
+    if config.cut is not None and config.train != "top":
+        raise UserError("--cut says where the trained part begins: it is for --train top.")
+    if config.views is not None and config.train not in ("top", "head"):
+        raise UserError("--views says of how many crops activations are kept: it is for --train top or head.")
+    if config.centroids is not None and config.loss in LOSSES and config.loss not in WITH_CENTROIDS:
+        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}.")
+    if config.log_bound and config.loss not in WITH_CENTROIDS:
+        raise UserError(f"--log-bound is for a loss with centroids, not for {config.loss}.")
     if config.tensorboard:
         _summary_writer()
 
@@ -147,7 +173,7 @@ def _train(
     least = float(objective.loss.minimum)  # type: ignore[arg-type]
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
     processes = accelerator.process_index, accelerator.num_processes
-    with _stop_on_signal() as stop, _bar(run, data, options["epochs"], least, prepared) as bar:
+    with _stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
             lambda number: bar.watch(training_batches(config, data, number, *processes), number),
@@ -161,7 +187,7 @@ def _train(
             stop=stop,
         ):
             if not epoch.complete:
-                save_checkpoint(run, objective, optimizer, epoch.position)
+                save_checkpoint(run, objective, optimizer, epoch.position, _scaler(accelerator))
                 return False
             line = _line(config, data, objective, epoch, least)
             if line.get("val_recall_at_1", 0.0) > best:
@@ -169,11 +195,17 @@ def _train(
                 (run.folder / "best").mkdir(exist_ok=True)
                 objective.embedder.save(run.folder / "best")
             run.log(line)
-            save_checkpoint(run, objective, optimizer, epoch.position)  # last: an epoch is done when its record is
+            # Last: an epoch is done when its record is.
+            save_checkpoint(run, objective, optimizer, epoch.position, _scaler(accelerator))
             bar.epoch_ended(line)
             if config.tensorboard:
                 _to_tensorboard(run, line)
     return True
+
+
+def _scaler(accelerator: Accelerator) -> dict[str, Any] | None:
+    """The state of what scales the loss of half precision."""
+    return None if accelerator.scaler is None else dict(accelerator.scaler.state_dict())
 
 
 def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: float) -> dict[str, Any]:
@@ -200,43 +232,46 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     objective.eval()
     outputs = []
     chosen, labels = data.split.train[sample], data.labels[sample]
-    for images, _, _ in batches(data.images, chosen, labels, batch_size=256, crop=objective.embedder.size, train=False):
-        outputs.append(normalise(objective.embedder.for_loss(images.to(objective.embedder.mean.device))).cpu())
+    device = objective.embedder.mean.device
+    for inputs, _, _ in centre_batches(data, chosen):
+        outputs.append(normalise(objective.embedder.outputs(objective.features(inputs.to(device)))).cpu())
     centroids = objective.loss.centroids
     points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_classes)
     return asdict(certificate(torch.cat(outputs), torch.from_numpy(labels), points))
 
 
-def _results(run: Run, data: Data, vectors: np.ndarray) -> dict[str, Any]:
+def _results(run: Run, data: Data, vectors: np.ndarray, device: torch.device) -> dict[str, Any]:
     labels = data.dataset.labels[data.split.test]
     results = {
         "test_classes": len(np.unique(labels)),
         "test_images": len(labels),
         "train_classes": data.num_classes,
         "train_images": len(data.split.train),
-        "trained": measured(vectors, labels),
+        "trained": measured(vectors, data.dataset, data.split.test),
         "seconds": sum(line["seconds"] for line in run.epochs()),
     }
     if (run.folder / "best").exists():
         chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0))
-        best = evaluated(load(run.folder / "best"), data, data.split.test)
+        best = evaluated(load(run.folder / "best").to(device), data, data.split.test)
         results["best_on_validation"] = {"epoch": chosen["epoch"], **best}
     return results
 
 
-def _resolved(config: Train) -> Train:
-    """The options with everything filled in that is not left to the data."""
-    backbone = config.backbone or ("conv4" if config.data == "glyphs" or is_omniglot(Path(config.data)) else "resnet18")
-    stem = f"{Path(config.data).name}-{config.loss}-{recipe(config)['centroids']}-{config.seed}"
-    out = config.out or Path("runs") / stem
-    return replace(config, backbone=backbone, out=out, **recipe(config))
+def _cut(config: Train, embedder: Embedder) -> str | None:
+    if config.train != "top":
+        return None
+    if config.cut is None and embedder.default_cut is None:
+        raise UserError(f"{config.backbone} has no usual place to cut: name a module of it with --cut, or --train all.")
+    return config.cut or embedder.default_cut
 
 
-def _new_run(config: Train, data: Data) -> Run:
+def _new_run(config: Train, data: Data, embedder: Embedder) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     run.write("config", asdict(config))
     run.write("environment", environment())
     run.write("classes", data.classes())
+    if data.kept is not None:
+        save_frozen(run, embedder)
     return run
 
 
@@ -252,33 +287,23 @@ def saved_options(run: Run) -> Train:
     return Train(**given)
 
 
-def _matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
-    """The weights of another run's network; its class layer stays behind if the classes are others."""
-    theirs, ours = source.state_dict(), target.state_dict()
-    if source.config.backbone != target.config.backbone or source.config.dim != target.config.dim:
-        raise UserError(
-            f"--init-from has backbone {source.config.backbone} and dim {source.config.dim}, this run"
-            f" {target.config.backbone} and {target.config.dim}. They must be the same."
-        )
-    same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
-    return ours | same
-
-
 def _estimate(config: Train, data: Data, objective: Objective) -> float:
-    """Seconds that training may take: a few steps of a copy on 16 images, scaled."""
-    copy, number = deepcopy(objective), min(16, len(data.split.train))
-    size = objective.embedder.size
+    """Seconds that training may take: a few steps on a part of a batch, which leave no trace, scaled."""
+    inputs, labels, _ = next(iter(training_batches(config, data, 1)))
     device = objective.embedder.mean.device
-    images = torch.zeros(number, data.images.channels, size, size, dtype=torch.uint8, device=device)
-    labels = torch.zeros(number, dtype=torch.long, device=device)
-    times = []
+    inputs, labels = inputs[:16].to(device), labels[:16].to(device)
     random = torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in objective.named_buffers()}
+    times = []
     for _ in range(2):
         started = perf_counter()
-        copy(images, labels)["loss"].backward()
+        objective(inputs, labels)["loss"].backward()
         times.append(perf_counter() - started)
+    objective.zero_grad()
+    for name, tensor in objective.named_buffers():
+        tensor.copy_(before[name])
     torch.set_rng_state(random)
-    return float(min(times) / number * len(data.split.train) * recipe(config)["epochs"])
+    return float(min(times) / len(labels) * training_batches(config, data, 1).num_images * recipe(config)["epochs"])
 
 
 def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
@@ -290,23 +315,36 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
         f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
-        f"network   {shape.backbone}, embedding {shape.dim}, {layer}, {weights:,} weights",
-        f"loss      {config.loss}, {options['centroids']} centroids, preset {config.preset}",
-        f"device    {device}; {options['epochs']} epochs, about {_duration(seconds)}; {weights / 8e4:.0f} MB of disk",
+        f"network   {shape.backbone}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
+        f"trained   {_trained(config, embedder)}",
+        f"loss      {_loss_in_words(config)}, preset {config.preset}",
+        f"device    {device}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 8e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:
         say(line, run.folder / "log.txt")
 
 
-def _bar(run: Run, data: Data, epochs: int, least: float, objective: nn.Module) -> TrainingBar:
-    return TrainingBar(epochs, len(data.split.train), least, objective, run.folder / "log.txt")
+def _trained(config: Train, embedder: Embedder) -> str:
+    """What of the network trains, and why."""
+    number = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
+    if config.train == "all":
+        return f"all of it ({number:,} weights)"
+    part = f"the part from {config.cut} up" if config.train == "top" else "the new layers"
+    views = VIEWS[str(config.train)] if config.views is None else config.views
+    crops = f"{views} views of each image" if views else "centre crops"
+    return f"{config.train}: {part} ({number:,} weights), on kept activations of {crops}; --train all trains everything"
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} seconds"
-    return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+def _loss_in_words(config: Train) -> str:
+    return (
+        config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}, {recipe(config)['centroids']} centroids"
+    )
+
+
+def _bar(config: Train, run: Run, data: Data, least: float, objective: nn.Module) -> TrainingBar:
+    images = training_batches(config, data, 1).num_images
+    return TrainingBar(recipe(config)["epochs"], images, least, objective, run.folder / "log.txt")
 
 
 def _command(config: Train) -> str:

@@ -1,5 +1,6 @@
 """What a training is made of: from the options to images, network, loss and optimizer."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,24 +9,41 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tammes.activations import Activations, Frozen, activation_batches, activations
+from tammes.cache import in_words
 from tammes.centroids import CENTROIDS
 from tammes.cli.console import progress, say
 from tammes.cli.train import Train
-from tammes.datasets import Dataset, open_dataset
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.embeddings import embed
+from tammes.datasets import Dataset, Vectors, is_omniglot, open_dataset
+from tammes.embedder import Embedder, EmbedderConfig, load
+from tammes.embeddings import vectors
 from tammes.errors import UserError, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
-from tammes.losses import LOSSES
+from tammes.losses import LOSSES, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.objectives import Objective
-from tammes.presets import PRESETS
+from tammes.presets import recipe_of
 from tammes.splits import Split, relabel, split
 from tammes.training import parameter_groups
 
 MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes
 RESTARTS = 3  # of K-means, for NMI and AMI
+VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Activations that stand for the images where a part of the network is frozen.
+
+    Attributes:
+        views: those of the training images (and validation images), to train on.
+        centres: those of centre crops, to evaluate: of the training and validation images, and of the test images.
+    """
+
+    frozen: Frozen
+    views: Activations
+    centres: tuple[Activations, ...]
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,7 @@ class Data:
     labels: np.ndarray  # of the training images, 0..classes-1
     class_names: tuple[str, ...]  # of these labels
     size: int  # height and width of what the network sees
+    kept: Kept | None = None  # what stands for the images where a part of the network is frozen
 
     @property
     def num_classes(self) -> int:
@@ -52,6 +71,22 @@ class Data:
         }
 
 
+def resolved(config: Train) -> Train:
+    """The options with everything filled in that is not left to the data."""
+    characters = config.data == "glyphs" or is_omniglot(Path(config.data))
+    config = replace(config, backbone=config.backbone or ("conv4" if characters else "resnet18"))
+    weights = config.weights or ("none" if config.backbone == "conv4" else "imagenet")
+    if weights not in ("imagenet", "none"):
+        weights = str(Path(weights).absolute())
+    without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
+    train = config.train or ("top" if without_gpu and weights != "none" else "all")
+    # A run is gone on with from anywhere, so it remembers where its data is from the root.
+    data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
+    kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
+    out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
+    return replace(config, data=data, weights=weights, train=train, out=out, **recipe(config))
+
+
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
     """The images of a job, decoded and split.
 
@@ -64,7 +99,9 @@ def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Dat
         raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
     test_classes = _number(config.test_classes)
     parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
-    shape = make_embedder(replace(config, pretrained=False), 2)  # only to ask what images it wants
+    for remark in dataset.remarks:
+        say(f"note: {remark}")
+    shape = make_embedder(replace(config, weights="none"), 2)  # only to ask what images it wants
     images = decoded_for(shape, dataset, skip_bad=config.skip_bad)
     if len(images.bad):
         say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
@@ -99,64 +136,133 @@ def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Deco
         )
 
 
-def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:
-    """One epoch of the training images."""
+def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
+    """The activations of what does not train, from the cache or computed now; None where everything trains."""
+    if config.train == "all":
+        return None
     options = recipe(config)
-    return batches(
-        data.images,
-        data.split.train,
-        data.labels,
-        batch_size=options["batch_size"],
-        crop=data.size,
-        train=True,
-        sampler=config.sampler,
-        mirror=options["mirror"],
-        padding=options["shift"],
-        seed=config.seed,
-        epoch=epoch,
-        rank=rank,
-        world_size=world_size,
-    )
+    frozen = Frozen(embedder, config.cut if config.train == "top" else None)
+    learning = data.split.train if data.split.val is None else np.union1d(data.split.train, data.split.val)
+    views = VIEWS[str(config.train)] if config.views is None else config.views
+
+    def kept(what: str, indices: np.ndarray, views: int) -> Activations:
+        def plan(num_bytes: int, seconds: float) -> None:
+            how = f"{views} views of each" if views else "centre crops"
+            say(
+                f"{config.train}: computing the activations of {len(indices)} {what} images, {how}, once:"
+                f" {in_words(num_bytes)} in the cache, about {duration(seconds)}"
+            )
+
+        with progress(f"activations of the {what} images") as on_progress:
+            was_training = embedder.training
+            embedder.eval()  # normalisation below the cut stays as it is
+            found = activations(
+                frozen, data.images, indices, crop=data.size, views=views, mirror=options["mirror"],
+                padding=options["shift"], device=embedder.mean.device, on_plan=plan, on_progress=on_progress,
+            )  # fmt: skip
+            embedder.train(was_training)
+            return found
+
+    to_train = kept("training", learning, views)
+    centres = []
+    if data.split.val is not None or config.log_bound or views == 0:
+        centres.append(to_train if views == 0 else kept("training", learning, 0))
+    if len(data.split.test):
+        centres.append(kept("test", data.split.test, 0))
+    return Kept(frozen, to_train, tuple(centres))
+
+
+def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:
+    """One epoch of the training images, or of what is kept of them."""
+    options = recipe(config)
+    chosen: dict[str, Any] = {
+        "batch_size": options["batch_size"],
+        "train": True,
+        "sampler": config.sampler,
+        "seed": config.seed,
+        "epoch": epoch,
+        "rank": rank,
+        "world_size": world_size,
+    }
+    if data.kept is not None:
+        return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
+    chosen |= {"crop": data.size, "mirror": options["mirror"], "padding": options["shift"]}
+    return batches(data.images, data.split.train, data.labels, **chosen)
+
+
+def centre_batches(data: Data, indices: np.ndarray) -> Batches:
+    """The centre crops of images in order, or what is kept of them."""
+    nothing = np.zeros(len(indices), dtype=np.int64)
+    if data.kept is None:
+        return batches(data.images, indices, nothing, batch_size=256, crop=data.size, train=False)
+    stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
+    return activation_batches(stored, indices, nothing, batch_size=256, train=False)
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
-    one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot"
+    one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot" or config.loss == "softmax"
     outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
     shape = EmbedderConfig(str(config.backbone), config.dim, outputs if config.class_layer else None, config.embedding)
     torch.manual_seed(config.seed)
-    return Embedder(shape, pretrained=config.pretrained)
+    return Embedder(shape, weights=config.weights or "none")
 
 
 def untrained_embedder(config: Train) -> Embedder:
     """The network of a run as it was before training; of its backbone only, the new layers being random."""
-    return make_embedder(config, 2).eval()
+    embedder = make_embedder(config, 2).eval()
+    if config.init_from is not None:
+        embedder.load_state_dict(matching(load(config.init_from), embedder))
+    return embedder
+
+
+def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
+    """The weights of another run's network; its class layer stays behind if the classes are others."""
+    theirs, ours = source.state_dict(), target.state_dict()
+    if source.config.backbone != target.config.backbone or source.config.dim != target.config.dim:
+        raise UserError(
+            f"--init-from has backbone {source.config.backbone} and dim {source.config.dim}, this run"
+            f" {target.config.backbone} and {target.config.dim}. They must be the same."
+        )
+    same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
+    return ours | same
 
 
 def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     """The loss that was asked for, with its centroids; options of another loss are refused, not ignored."""
     if config.loss not in LOSSES:
         raise unknown_name("loss", config.loss, LOSSES)
-    kind = recipe(config)["centroids"]
+    for option, value, known in (
+        ("push", config.push, WITH_CENTROIDS),
+        ("weighting", None if config.weighting == "none" else config.weighting, ("discriminative",)),
+        ("temperature", config.temperature, ("hard-discriminative",)),
+    ):
+        if value is not None and config.loss not in known:
+            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {config.loss}.")
+    classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
+    if config.loss == "softmax":
+        if dim != classes:
+            raise UserError(f"--loss softmax needs one output per class: {classes}, not {dim}. Drop --centroid-dim.")
+        return LOSSES["softmax"](classes)
+    sizes = np.bincount(data.labels, minlength=classes)
+    if config.sampler == "balanced":
+        sizes = np.full_like(sizes, sizes.max())  # as large as the largest is what training sees
+    options: dict[str, Any] = {"class_sizes": sizes.tolist()}
+    if config.loss == "discriminative":
+        options |= {"weighting": config.weighting}
+    options |= {name: getattr(config, name) for name in ("push", "temperature") if getattr(config, name) is not None}
+    return LOSSES[config.loss](_centroids(recipe(config)["centroids"], classes, dim, config.seed), **options)
+
+
+def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
     if kind not in CENTROIDS:
         raise unknown_name("kind of centroids", kind, CENTROIDS)
-    classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
-    generator = torch.Generator().manual_seed(config.seed)
     if kind == "one-hot" and dim == classes:
-        points: Tensor | int = classes  # takes no matrix product
-    else:
-        points = CENTROIDS[kind](classes, dim, generator=generator)
-    sizes = np.bincount(data.labels, minlength=classes).tolist()
-    options: dict[str, Any] = {"push": config.push}
-    if config.loss == "discriminative":
-        options |= {"class_sizes": sizes, "weighting": config.weighting}
-    elif config.weighting != "none":
-        raise UserError(f"--weighting is for --loss discriminative, not for {config.loss}.")
-    if config.loss == "hard-discriminative":
-        options |= {"temperature": config.temperature}
-    elif config.temperature != Train.temperature:
-        raise UserError(f"--temperature is for --loss hard-discriminative, not for {config.loss}.")
-    return LOSSES[config.loss](points, **options)
+        return classes  # takes no matrix product
+    try:
+        return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
+    except UserError as error:
+        raise UserError(f"--centroids {kind} with --centroid-dim {dim}: {error}") from None
 
 
 def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
@@ -175,25 +281,51 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
 
 def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
-    preset = asdict(PRESETS[config.preset])
+    preset = asdict(recipe_of(config.preset, str(config.backbone)))
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
 
 
 def evaluated(
     embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
 ) -> dict[str, Any]:
-    vectors = embed(embedder, data.images, indices, backbone_only=backbone_only)
-    return measured(vectors, data.dataset.labels[indices], quick=quick)
+    found = embedded(embedder, data, indices, backbone_only=backbone_only)
+    return measured(found, data.dataset, indices, quick=quick)
 
 
-def measured(vectors: np.ndarray, labels: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
-    """All metrics, or only the recalls if it must be quick; recall at 8 needs more than 8 images."""
-    ks = tuple(k for k in (1, 2, 4, 8) if k < len(labels))
-    clustering = not quick and len(np.unique(labels)) > 1
+def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False) -> np.ndarray:
+    """Unit vectors of centre crops; from what is kept of them where a part of the network is frozen."""
+    features: Callable[[Tensor], Tensor] = embedder.features
+    if data.kept is not None:
+        own = data.kept.frozen.embedder is embedder
+        features = (data.kept.frozen if own else Frozen(embedder, data.kept.frozen.at)).above
+    return vectors(embedder, features, centre_batches(data, indices), len(indices), backbone_only=backbone_only)
+
+
+def measured(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
+    """All metrics, or only the recalls if it must be quick."""
     # One seed with a few restarts: K-means is what takes the longest. `tammes evaluate` does more where it is asked to.
-    return evaluate(
-        vectors, labels, ks=ks, clustering=clustering, seeds=(0,), restarts=RESTARTS, bootstrap=0 if quick else 1000
-    )
+    options: dict[str, Any] = {"seeds": (0,), "restarts": RESTARTS, "bootstrap": 0 if quick else 1000}
+    options |= protocol(dataset, indices, clustering=not quick)
+    return evaluate(found, dataset.labels[indices], **options)
+
+
+def protocol(data: Dataset | Vectors, indices: np.ndarray, *, clustering: bool) -> dict[str, Any]:
+    """How these items are measured: who is a query, who is found, at which ranks, and whether they are clustered."""
+    masks = {name: getattr(data, name) for name in ("query", "gallery", "sequence")}
+    found = {name: mask[indices] for name, mask in masks.items() if mask is not None}
+    if "query" in found and "gallery" in found and not (found["query"] | found["gallery"]).all():
+        # They speak of the data's own test images; of others, chosen by --test-classes, each is both.
+        del found["query"], found["gallery"]
+    gallery = len(indices) - 1 if "gallery" not in found else int(found["gallery"].sum())
+    ks = tuple(k for k in (1, 2, 4, 8) if k <= gallery) or (1,)
+    return found | {"ks": ks, "clustering": clustering and len(np.unique(data.labels[indices])) > 1}
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _number(given: str | None) -> float | int | Path | None:

@@ -23,32 +23,46 @@ class Train:
 
     tammes train photos/ --preset paper --test-classes 0.5 --val-classes 0.1
 
+    tammes train CUB_200_2011/ --backbone googlenet --train head
+
     tammes train --resume runs/photos
     """
 
     data: Annotated[str, tyro.conf.Positional] = "glyphs"
-    """A folder with one sub-folder of images per class, a folder with Omniglot, or the word glyphs: the embedded data
-    set, characters of many scripts."""
+    """A folder with one sub-folder of images per class; a folder with CUB-200-2011, CARS196, Stanford Online Products,
+    In-Shop or Omniglot; a .csv file with columns path and label; or the word glyphs: the embedded data set, characters
+    of many scripts."""
     out: Annotated[Path | None, optional("FOLDER")] = None
     """The run folder to make; by default runs/ and a name that says what it is."""
     preset: Literal["default", "paper"] = "default"
     """Where options that are not given come from: paper is Do et al. (2019) to the letter."""
 
     loss: str = "discriminative"
-    """discriminative, or hard-discriminative: the nearest wrong class counts most."""
+    """discriminative; hard-discriminative: the nearest wrong class counts most; or softmax, the usual classifier."""
     centroids: Annotated[str | None, optional("KIND")] = None
     """Where the class centroids are: one-hot (the paper's), kmeans (the paper's other), simplex, place, …"""
-    push: float = 1 / 3
-    """Weight of the term that pushes an image from the other classes' centroids; at most 1/3 keeps the bound."""
+    push: Annotated[float | None, optional("FLOAT")] = None
+    """Weight of the term that pushes an image from the other classes' centroids; at most 1/3, the default, keeps the
+    bound (discriminative and hard-discriminative only)."""
     weighting: Literal["none", "balanced", "triplet"] = "none"
     """For classes of different size (discriminative only)."""
-    temperature: float = 0.1
-    """How soft the nearest wrong class is chosen (hard-discriminative only)."""
+    temperature: Annotated[float | None, optional("FLOAT")] = None
+    """How soft the nearest wrong class is chosen (hard-discriminative only); by default 0.1."""
 
     backbone: Annotated[str | None, optional("NAME")] = None
-    """conv4 (28 x 28 grey, for glyphs and Omniglot), or any name of torchvision or timm (resnet18 for folders)."""
-    pretrained: bool = False
-    """Start from the library's pretrained weights, which it downloads."""
+    """conv4 (28 x 28 grey, for glyphs and Omniglot), googlenet and vgg16 (as the paper has them), or any name of
+    torchvision or timm (resnet18 for folders)."""
+    weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
+    """What the backbone starts from: imagenet (downloaded; the default but for conv4), none (random), or a file of
+    weights (.safetensors, .pt; for googlenet also Caffe's)."""
+    train: Annotated[Literal["all", "top", "head"] | None, optional("{all,top,head}")] = None
+    """Which part of the network trains: all of it; the top, above a cut, from activations that are computed once and
+    kept; or only the new layers. By default all with a GPU or with random weights, otherwise top."""
+    cut: Annotated[str | None, optional("MODULE")] = None
+    """The module of the backbone that the trained part begins with (--train top); googlenet: inception_5a."""
+    views: Annotated[int | None, optional("INT")] = None
+    """Random crops of each image whose activations are kept; 0 for the one in the centre. By default 4 with --train
+    top, 0 with --train head."""
     dim: int = 256
     """Length of an embedding."""
     class_layer: bool = True

@@ -1,6 +1,7 @@
 """Images as the network wants them: decoded once into a memory-mapped cache, then cropped batch by batch."""
 
-from tammes.loading.batches import Batch, Batches, Sampler, batches
-from tammes.loading.decoded import Cached, Decoded, cached, clear, decode
+from tammes.loading.batches import Batch, Batches, batches
+from tammes.loading.decoded import Decoded, decode
+from tammes.loading.samplers import Sampler, Turn, turns
 
-__all__ = ["Batch", "Batches", "Cached", "Decoded", "Sampler", "batches", "cached", "clear", "decode"]
+__all__ = ["Batch", "Batches", "Decoded", "Sampler", "Turn", "batches", "decode", "turns"]

@@ -1,24 +1,23 @@
 """Batches of decoded images, cropped for training or evaluation by a thread a little ahead of their use."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from threading import Event, Thread
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 from numpy import ndarray
 from torch import Tensor
 
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError
 from tammes.loading.decoded import Decoded
-from tammes.loading.samplers import Turn, balanced, by_class, cut
+from tammes.loading.samplers import Sampler, Turn, turns
 from tammes.transforms import centre_places, crop_each, crop_stack, random_places
 
-Sampler = Literal["shuffled", "balanced", "pk"]
-Batch = tuple[UInt8[Tensor, "batch channels height width"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
+Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
 Item = TypeVar("Item")
 
 _AHEAD = 2  # batches made before they are asked for
@@ -53,8 +52,8 @@ def batches(
         labels: the label of each of them.
         batch_size: images in a batch of one process.
         crop: height and width of what is cut out of an image; None for all of it.
-        sampler: "shuffled": each image once. "balanced": each at least once, those of smaller classes again, with
-            other crops, until all classes are as large as the largest. "pk": each once, in batches of
+        sampler: "shuffled": each image once. "ordered": likewise, but in the order given. "balanced": each at least
+            once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk": each once, in batches of
             batch_size / images_per_class classes with `images_per_class` images each, or fewer where a class
             has no more left; no class twice in a batch unless it has more such groups than there are batches.
         mirror: mirror every other image, left to right; for writing, say, this is wrong.
@@ -62,48 +61,49 @@ def batches(
         drop_last: leave out a last, smaller batch.
         rank, world_size: this process and how many there are. Each gets its own share, in equally many batches.
     """
-    if len(indices) == 0:
-        raise UserError("no images to make batches of.")
-    if batch_size < 1:
-        raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} processes")
+    order = turns(
+        labels,
+        batch_size=batch_size,
+        train=train,
+        sampler=sampler,
+        images_per_class=images_per_class,
+        seed=seed,
+        epoch=epoch,
+        drop_last=drop_last,
+        world_size=world_size,
+    )
     if np.isin(indices, decoded.bad).any():
         raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
     sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
     window = _window(sizes, crop, padding)
-    random = np.random.default_rng([seed, epoch])
-    if not train:
-        order = cut(np.arange(len(indices)), None, batch_size, world_size, drop_last)
-    elif sampler == "shuffled":
-        order = cut(random.permutation(len(indices)), None, batch_size, world_size, drop_last)
-    elif sampler == "balanced":
-        order = cut(*balanced(labels, random), batch_size, world_size, drop_last)
-    elif sampler == "pk":
-        if drop_last:
-            raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
-        order = by_class(labels, batch_size, images_per_class, world_size, random)
-    else:
-        raise unknown_name("sampler", sampler, ("shuffled", "balanced", "pk"))
-    plan = _Plan(decoded, indices, labels, sizes + 2 * padding - np.array(window), window, padding)
-    augmentation = (seed, epoch, mirror) if train else None
-    return Batches(plan, order[rank::world_size], augmentation)
+    rooms = sizes + 2 * padding - np.array(window)
 
+    def images(turn: Turn) -> UInt8[Tensor, "batch channels height width"]:
+        chosen = indices[turn.positions]
+        if train:
+            places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
+        else:
+            places = centre_places(rooms[turn.positions])
+        if decoded.stack is not None:
+            return crop_stack(decoded.stack, chosen, places, window, padding)
+        return crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
 
-class _Plan(NamedTuple):
-    decoded: Decoded
-    indices: Int64[ndarray, " chosen"]
-    labels: Int64[ndarray, " chosen"]
-    rooms: Int64[ndarray, "chosen 2"]
-    window: tuple[int, int]
-    padding: int
+    return Batches(order[rank::world_size], indices, labels, images)
 
 
 class Batches:
-    """The batches of one epoch: (images, labels, indices), made by a thread a little ahead of their use."""
+    """The batches of one epoch: (inputs, labels, indices), made by a thread a little ahead of their use."""
 
-    def __init__(self, plan: _Plan, turns: Sequence[Turn], augmentation: tuple[int, int, bool] | None) -> None:
-        self._plan, self._turns, self._augmentation = plan, turns, augmentation
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        indices: Int64[ndarray, " chosen"],
+        labels: Int64[ndarray, " chosen"],
+        inputs: Callable[[Turn], Tensor],
+    ) -> None:
+        self._turns, self._indices, self._labels, self._inputs = turns, indices, labels, inputs
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -116,25 +116,15 @@ class Batches:
         return _made_ahead(self._made(turn) for turn in self._turns)
 
     def _made(self, turn: Turn) -> Batch:
-        decoded, indices, labels, rooms, window, padding = self._plan
-        chosen = indices[turn.positions]
-        if self._augmentation is None:
-            places = centre_places(rooms[turn.positions])
-        else:
-            seed, epoch, mirror = self._augmentation
-            places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
-        if decoded.stack is not None:
-            images = crop_stack(decoded.stack, chosen, places, window, padding)
-        else:
-            images = crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
-        return images, torch.from_numpy(labels[turn.positions]), torch.from_numpy(chosen)
+        labels, indices = self._labels[turn.positions], self._indices[turn.positions]
+        return self._inputs(turn), torch.from_numpy(labels), torch.from_numpy(indices)
 
 
 def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | None, padding: int) -> tuple[int, int]:
     smallest, largest = sizes.min(axis=0), sizes.max(axis=0)
     if crop is None:
         if (smallest != largest).any():
-            raise UserError("the images differ in size, so a batch of them needs a crop. Give --crop.")
+            raise UserError("the images differ in size, so a batch of them needs a crop of one size.")
         return int(smallest[0]), int(smallest[1])
     height, width = (crop, crop) if isinstance(crop, int) else crop
     if (smallest + 2 * padding < (height, width)).any():
@@ -142,7 +132,7 @@ def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | Non
         padded = f", padded by {padding}," if padding else ""
         raise UserError(
             f"a crop of {height} x {width} does not fit into the smallest images{padded} of {room}. "
-            "Lower --crop or scale the images up."
+            "Scale the images up, or choose a network with a smaller input."
         )
     return height, width
 

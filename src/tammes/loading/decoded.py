@@ -4,16 +4,13 @@ import errno
 import json
 import os
 import re
-import shutil
 import struct
-import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -25,9 +22,10 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from PIL import Image
 
+from tammes.cache import PARTIAL, check_room, no_room
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.pictures import Mode, in_mode
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError
 from tammes.runtime import cache_folder
 from tammes.transforms import resized, resized_size
 
@@ -38,8 +36,7 @@ Result = TypeVar("Result")
 _MAGIC, _VERSION = b"TAMMESPX", 1
 _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
 _PIXELS_START = 64
-_SUFFIX, _PARTIAL = ".pixels", ".partial"
-_STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
+_SUFFIX, _WHAT = ".pixels", "the decoded images"
 _SHOWN = 10  # broken images named in an error
 
 
@@ -104,7 +101,7 @@ def decode(
     Args:
         shorter_side: scale each image to this shorter side, its shape kept.
         size: scale each image to this square or (height, width) instead. Neither: leave them as they are.
-        cache: folder of the cache; by default that of the program.
+        cache: the cache's folder; by default that of the program.
         on_progress: called with (images done, images in all) as decoding goes on; not at all if the cache has them.
         skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
 
@@ -112,7 +109,7 @@ def decode(
         UserError: images that cannot be read, all named together; no room on the disk; a cache that cannot be written.
     """
     form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
-    folder = cache or cache_folder() / "images"
+    folder = (cache or cache_folder()) / "images"
     key = sha256(json.dumps([_VERSION, dataset.fingerprint, *form]).encode()).hexdigest()[:16]
     file = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset.name).strip('-') or 'images'}-{key}{_SUFFIX}"
     decoded = _opened(file, len(dataset))
@@ -124,42 +121,6 @@ def decode(
     if len(decoded.bad) == len(dataset) or (len(decoded.bad) and not skip_bad):
         raise _bad_images(decoded)
     return decoded
-
-
-class Cached(NamedTuple):
-    """One file of the cache of decoded images."""
-
-    name: str
-    file: Path
-    num_bytes: int
-    date: datetime
-
-
-def cached(cache: Path | None = None) -> list[Cached]:
-    """What the cache of decoded images holds, by name."""
-    files = sorted((cache or cache_folder() / "images").glob(f"*{_SUFFIX}"))
-    return [
-        Cached(file.stem, file, file.stat().st_size, datetime.fromtimestamp(file.stat().st_mtime)) for file in files
-    ]
-
-
-def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> int:
-    """Remove decoded images, all or those named as `cached` names them, and return how many bytes that freed.
-
-    What a process that was stopped left half written goes too, unless only some are named.
-    """
-    entries = {entry.name: entry.file for entry in cached(cache)}
-    for name in names or ():
-        if name not in entries:
-            raise unknown_name("cache entry", name, entries)
-    files = [entries[name] for name in entries if names is None or name in names]
-    if names is None:
-        partial = (cache or cache_folder() / "images").glob(f"*{_PARTIAL}")
-        files += [file for file in partial if time.time() - file.stat().st_mtime > _STALE_SECONDS]
-    freed = sum(file.stat().st_size for file in files)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return freed
 
 
 class _Form(NamedTuple):
@@ -194,7 +155,7 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
 def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
-    partial = file.with_name(f"{file.stem}-{os.getpid()}-{token_hex(4)}{_PARTIAL}")
+    partial = file.with_name(f"{file.stem}-{os.getpid()}-{token_hex(4)}{PARTIAL}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _check_room(dataset, form, file.parent)
@@ -209,7 +170,7 @@ def _build(
             decoded = _opened(file, len(dataset))
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise _no_room(file.parent, None) from error
+            raise no_room(file.parent, None, _WHAT) from error
         raise UserError(
             f"cannot write decoded images to {file.parent}: {error.strerror}. "
             "Set TAMMES_CACHE to a folder that can be written."
@@ -309,22 +270,4 @@ def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
                 width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
                 areas.append(width * height)
     needed = int(sum(areas) / max(len(areas), 1) * form.channels * len(dataset))
-    if shutil.disk_usage(folder).free < needed:
-        raise _no_room(folder, needed)
-
-
-def _no_room(folder: Path, needed: int | None) -> UserError:
-    free = shutil.disk_usage(folder).free
-    wanted = "more" if needed is None else f"about {_in_words(needed)}"
-    return UserError(
-        f"no room for the decoded images in {folder}: {wanted} needed, {_in_words(free)} available. "
-        "Free some, or set TAMMES_CACHE to a folder on a larger disk."
-    )
-
-
-def _in_words(num_bytes: int | float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
+    check_room(folder, needed, _WHAT)

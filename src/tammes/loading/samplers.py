@@ -1,13 +1,15 @@
 """Which images make up each batch of an epoch."""
 
 from collections import deque
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from tammes.errors import UserError
+from tammes.errors import UserError, unknown_name
+
+Sampler = Literal["shuffled", "ordered", "balanced", "pk"]
 
 
 class Turn(NamedTuple):
@@ -15,6 +17,37 @@ class Turn(NamedTuple):
 
     positions: Int64[ndarray, " batch"]
     repeats: Int64[ndarray, " batch"]
+
+
+def turns(
+    labels: Int64[ndarray, " chosen"],
+    *,
+    batch_size: int,
+    train: bool,
+    sampler: Sampler = "shuffled",
+    images_per_class: int = 4,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+    world_size: int = 1,
+) -> list[Turn]:
+    """The batches of one epoch of all processes, in turn; for evaluation (train=False) everything in order."""
+    if len(labels) == 0:
+        raise UserError("no images to make batches of.")
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
+    random = np.random.default_rng([seed, epoch])
+    if not train or sampler == "ordered":
+        return cut(np.arange(len(labels)), None, batch_size, world_size, drop_last)
+    if sampler == "shuffled":
+        return cut(random.permutation(len(labels)), None, batch_size, world_size, drop_last)
+    if sampler == "balanced":
+        return cut(*balanced(labels, random), batch_size, world_size, drop_last)
+    if sampler == "pk":
+        if drop_last:
+            raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
+        return by_class(labels, batch_size, images_per_class, world_size, random)
+    raise unknown_name("sampler", sampler, ("shuffled", "ordered", "balanced", "pk"))
 
 
 def balanced(

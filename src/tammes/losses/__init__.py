@@ -4,10 +4,13 @@ from torch import nn
 
 from tammes.losses.discriminative import DiscriminativeLoss
 from tammes.losses.hard_discriminative import HardDiscriminativeLoss
+from tammes.losses.softmax import SoftmaxLoss
 
-LOSSES: dict[str, type[nn.Module]] = {
+# Those that measure distances to fixed centroids take them first.
+WITH_CENTROIDS: dict[str, type[nn.Module]] = {
     "discriminative": DiscriminativeLoss,
     "hard-discriminative": HardDiscriminativeLoss,
 }
+LOSSES: dict[str, type[nn.Module]] = {**WITH_CENTROIDS, "softmax": SoftmaxLoss}
 
-__all__ = ["LOSSES", "DiscriminativeLoss", "HardDiscriminativeLoss"]
+__all__ = ["LOSSES", "WITH_CENTROIDS", "DiscriminativeLoss", "HardDiscriminativeLoss", "SoftmaxLoss"]

@@ -1,0 +1,145 @@
+"""CUB-200-2011 with GoogLeNet: the paper's rows and ours, on birds never seen, without a GPU.
+
+    python -m benchmarks.cub FOLDER --weights FILE [--train head top] [--seeds 0 1 2 3 4]
+    python -m benchmarks.cub FOLDER --weights FILE --search
+
+Trains on the first 100 classes with the backbone frozen (head) or up to inception 5a (top), and tests on the other 100.
+Every row is measured on the 256-d layer and on the last. With --search, variations are compared on validation classes,
+which are classes of the first 100 that do not train. Cells that are in the results file already are not run again; then
+docs/results.md is written.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from benchmarks.cells import trained
+from benchmarks.page import write_page
+from benchmarks.timing import machine
+from tammes.cli import making
+from tammes.cli.train import Train
+from tammes.embedder import Embedder
+
+ROWS: dict[str, dict[str, Any]] = {
+    "one-hot centroids": {"centroids": "one-hot"},
+    "simplex centroids": {"centroids": "simplex"},
+    "K-means centroids": {"centroids": "kmeans"},
+    "hard form, one-hot centroids": {"loss": "hard-discriminative", "centroids": "one-hot"},
+    "softmax": {"loss": "softmax"},
+}
+MEASURES = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r")
+Part = Literal["head", "top"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train and test on CUB-200-2011."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Where CUB-200-2011 is."""
+    weights: str = "imagenet"
+    """GoogLeNet's weights."""
+    train: tuple[Part, ...] = ("head", "top")
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    search: bool = False
+    """Compare variations on validation classes instead."""
+    only: tuple[str, ...] = ()
+    """Rows or variations whose names contain one of these."""
+    out: Path = Path("benchmarks/results/cub.json")
+    tried: Path = Path("benchmarks/results/cub_search.json")
+
+
+# What is compared on validation classes: each changes the base of its part.
+BASE: dict[Part, dict[str, Any]] = {
+    "head": {"centroids": "one-hot", "epochs": 30},
+    "top": {"centroids": "one-hot", "epochs": 6},
+}
+VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
+    "head": {
+        "base": {},
+    },
+    "top": {
+        "base": {},
+    },
+}
+
+
+def main(options: Options) -> None:
+    base = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu")
+    (search if options.search else table)(options, base)
+
+
+def table(options: Options, base: Train) -> None:
+    """The rows on the test classes."""
+    stored = Stored(options.out)
+    data = making.load_data(making.resolved(base))
+    if not stored.has(method="untrained, pool5"):
+        embedder = making.make_embedder(making.resolved(base), 2)
+        stored.add({"method": "untrained, pool5", "seed": 0}, measures(embedder, data, backbone_only=True), 0.0)
+    for part in options.train:
+        for seed in options.seeds:
+            for method, changes in ROWS.items():
+                cell = {"train": part, "method": method, "seed": seed}
+                if stored.has(**cell) or not _wanted(method, options.only):
+                    continue
+                started = perf_counter()
+                embedder, with_kept = trained(replace(base, train=part, seed=seed, **changes), data)
+                seconds = perf_counter() - started
+                for layer in ("penultimate", "last"):
+                    embedder.config = replace(embedder.config, embedding=layer)
+                    stored.add(cell | {"layer": layer}, measures(embedder, with_kept), seconds)
+    write_page()
+
+
+def search(options: Options, base: Train) -> None:
+    """Variations on validation classes: half of the training classes, another half with each seed."""
+    stored = Stored(options.tried)
+    for part in options.train:
+        for seed in options.seeds:
+            data = None
+            for name, changes in VARIATIONS[part].items():
+                cell = {"train": part, "method": name, "seed": seed, "changes": changes}
+                if stored.has(**cell) or not _wanted(name, options.only):
+                    continue
+                config = replace(base, train=part, seed=seed, val_classes="0.5", **(BASE[part] | changes))
+                data = data or making.load_data(making.resolved(config))
+                started = perf_counter()
+                embedder, with_kept = trained(config, data)
+                seconds = perf_counter() - started
+                assert data.split.val is not None
+                found = making.evaluated(embedder, with_kept, data.split.val, quick=True)
+                stored.add(cell, {name: found[name] for name in MEASURES}, seconds)
+
+
+def measures(embedder: Embedder, data: making.Data, *, backbone_only: bool = False) -> dict[str, float]:
+    found = making.evaluated(embedder, data, data.split.test, backbone_only=backbone_only, quick=True)
+    return {name: found[name] for name in MEASURES}
+
+
+class Stored:
+    """A file of results, one row a cell, written after each."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file.exists() else []
+
+    def has(self, **cell: Any) -> bool:
+        return any(all(row.get(name) == value for name, value in cell.items()) for row in self.rows)
+
+    def add(self, cell: dict[str, Any], found: dict[str, float], seconds: float) -> None:
+        self.rows.append({**cell, **found, "seconds": round(seconds, 1)})
+        self.file.write_text(json.dumps({"machine": machine(), "rows": self.rows}, indent=1) + "\n")
+        told = "  ".join(str(value) for name, value in cell.items() if name != "changes")
+        print(f"{told}  R@1 {100 * found['recall_at_1']:.2f}  {seconds:.0f} s", flush=True)
+
+
+def _wanted(name: str, only: tuple[str, ...]) -> bool:
+    return not only or any(each in name for each in only)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

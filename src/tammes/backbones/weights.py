@@ -1,0 +1,150 @@
+"""The weights of a network: from a file, or those that were trained on ImageNet."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tammes.backbones.caffemodel import read_caffemodel
+from tammes.backbones.googlenet import GoogLeNet, from_caffe
+from tammes.backbones.vgg16 import VGG16, from_torchvision
+from tammes.errors import UserError
+from tammes.runtime import cache_folder
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".caffemodel")
+GOOGLENET_URL = "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel"
+GOOGLENET_CHECKSUM = "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
+
+# What files have on top of the features: classifiers, and side heads that only see ImageNet's classes.
+_CLASSIFIER = re.compile(r"(fc|classifier|heads?|aux1|aux2|AuxLogits|loss\d+)[./]")
+_EMBEDDER = ("backbone.", "penultimate.", "class_layer.")
+
+
+def load_weights(network: nn.Module, file: Path) -> None:
+    """Put the weights of a file into a network: all of them or, if they do not fit, none.
+
+    The file is .safetensors, .pt or .pth (nothing in it is executed), or for googlenet .caffemodel. Names are the
+    network's own, an Embedder's, torchvision's for vgg16, Caffe's for googlenet. A classifier in it is left out.
+
+    Raises:
+        UserError: no such file, not a whole one, or of another network.
+    """
+    put_weights(network, _tensors(file), str(file))
+
+
+def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put tensors into a network, likewise; `source` is where they come from, for the error."""
+    given, own = _under_our_names(network, tensors), network.state_dict()
+    # Older files lack the counter of batch normalisation, which only matters if its momentum is None.
+    missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in given if name not in own and not _CLASSIFIER.match(name)]
+    misshapen = [
+        f"{name} {_by(given[name])} instead of {_by(own[name])}"
+        for name in own
+        if name in given and given[name].shape != own[name].shape
+    ]
+    wrong = [
+        f"{len(names)} {what}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("not of this network", unexpected), ("of another shape", misshapen))
+        if names
+    ]
+    if wrong:
+        raise UserError(
+            f"the weights of {source} do not fit the network {type(network).__name__}. Tensors {'; '.join(wrong)}."
+            " Give the file of this network, or the --backbone of this file."
+        )
+    network.load_state_dict(own | {name: tensor for name, tensor in given.items() if name in own})
+
+
+def googlenet_file() -> Path:
+    """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if it is not there."""
+    from tammes.downloads import fetch
+
+    folder = cache_folder() / "weights"
+    caffe = folder / "bvlc_googlenet.caffemodel"
+    for file in (folder / "googlenet.safetensors", caffe):
+        if file.exists():
+            return file
+    try:
+        return fetch(GOOGLENET_URL, caffe, checksum=GOOGLENET_CHECKSUM)
+    except UserError as error:
+        raise UserError(
+            f"no ImageNet weights for googlenet: {error} Get {GOOGLENET_URL} by other means and put it at {caffe},"
+            " or give a file of them: --weights FILE."
+        ) from error
+
+
+@contextmanager
+def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None]:
+    """What goes wrong while another library downloads ImageNet weights is said in our words.
+
+    Args:
+        place: where that library looks for the file before it downloads it.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except (OSError, RuntimeError, HfHubHTTPError) as error:  # RuntimeError: torch.hub, of a wrong checksum
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        put = f" and put it at {place}, or give it as" if place else " and give it as"
+        raise UserError(
+            f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} --weights FILE;"
+            " --weights none begins with random ones."
+        ) from error
+
+
+def hub_file(url: str) -> Path:
+    """Where torch keeps what it downloads from this address."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"unknown weights {str(file)!r}: --weights is imagenet, none, or a file whose name ends in"
+            f" {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
+        )
+    if not file.is_file():
+        raise UserError(f"no weights file {file}. --weights is imagenet, none, or a file.")
+    if file.suffix.lower() == ".caffemodel":
+        return read_caffemodel(file)
+    try:
+        content = _safetensors(file) if file.suffix.lower() == ".safetensors" else _torch_file(file)
+    except Exception as error:  # each library has its own kinds, and a corrupt file raises any of them
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise UserError(f"cannot read the weights in {file}: {reason}.") from error
+    for key in ("state_dict", "model"):  # where a training program keeps them beside other things
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"cannot read the weights in {file}: it is not a table of tensors by their names.")
+    return dict(content)
+
+
+def _safetensors(file: Path) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def _torch_file(file: Path) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _under_our_names(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if all(name.startswith(_EMBEDDER) for name in tensors):
+        return {name.removeprefix("backbone."): each for name, each in tensors.items() if name.startswith("backbone.")}
+    if isinstance(network, GoogLeNet):
+        return from_caffe(tensors)
+    if isinstance(network, VGG16):
+        return from_torchvision(tensors)
+    return dict(tensors)
+
+
+def _by(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"

@@ -1,0 +1,43 @@
+"""Cross-entropy of a linear classifier: the usual way to train a network, and the rival in every table."""
+
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
+from tammes.errors import UserError
+from tammes.geometry import check_range, checked_batch
+
+
+class SoftmaxLoss(nn.Module):
+    """-log softmax(outputs)_y, as a mean over the batch.
+
+    The outputs are those of a linear layer with one output per class and a bias, which is the Embedder's class layer;
+    unlike everywhere else they are not scaled to unit length. The paper's row "SoftMax" is this, and images are
+    compared by the layer below.
+
+    Args:
+        num_classes: how many there are.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise UserError(f"softmax needs at least 2 classes, got {num_classes}.")
+        self.num_classes = num_classes
+
+    def forward(self, outputs: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        outputs, labels = checked_batch(outputs, labels, self.num_classes)
+        check_range(labels, self.num_classes)
+        return F.cross_entropy(outputs, labels)
+
+    def get_logits(self, outputs: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
+        """The outputs are the logits."""
+        return outputs
+
+    @property
+    def minimum(self) -> float:
+        """Approached, never reached."""
+        return 0.0
+
+    def extra_repr(self) -> str:
+        return f"{self.num_classes} classes"
