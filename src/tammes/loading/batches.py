@@ -53,9 +53,10 @@ def batches(
         batch_size: images in a batch of one process.
         crop: height and width of what is cut out of an image; None for all of it.
         sampler: "shuffled": each image once. "ordered": likewise, but in the order given. "balanced": each at least
-            once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk": each once, in batches of
-            batch_size / images_per_class classes with `images_per_class` images each, or fewer where a class
-            has no more left; no class twice in a batch unless it has more such groups than there are batches.
+            once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk":
+            each once, in batches of batch_size / images_per_class classes with `images_per_class` images each, or fewer
+            where a class has no more left; no class twice in a batch unless it has more such groups than there are
+            batches.
         mirror: mirror every other image, left to right; for writing, say, this is wrong.
         padding: by how many pixels the border of an image is repeated outwards before it is cropped.
         drop_last: leave out a last, smaller batch.
