@@ -20,6 +20,7 @@ def trained(config: Train, data: making.Data) -> tuple[Embedder, making.Data]:
     loss = making.make_loss(config, data, embedder)
     data = replace(data, kept=making.keep(config, data, embedder))
     objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
+    making.start_layers(config, data, objective)
     options = making.recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     torch.manual_seed(config.seed)

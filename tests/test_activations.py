@@ -203,3 +203,18 @@ def test_errors(images: Decoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def _refuse(*_: object) -> Iterator[None]:
     raise UserError("no room")
+
+
+@pytest.mark.parametrize("backbone", ["googlenet", "vgg16"])
+@pytest.mark.parametrize("part", ["top", "head"])
+def test_the_papers_networks_train_in_part(backbone: str, part: str) -> None:
+    torch.manual_seed(0)
+    embedder = Embedder(EmbedderConfig(backbone, 8, 5)).eval()
+    frozen = Frozen(embedder, embedder.default_cut if part == "top" else None)
+    pictures = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
+    given = frozen.below(pictures)
+    torch.testing.assert_close(frozen.above(given), embedder.features(pictures))
+    embedder.outputs(frozen.above(given.half())).sum().backward()
+    moved = {name for name, parameter in embedder.named_parameters() if parameter.grad is not None}
+    assert moved == {name for name, parameter in embedder.named_parameters() if parameter.requires_grad}
+    assert any(name.startswith("backbone") for name in moved) == (part == "top")

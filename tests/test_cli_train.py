@@ -175,6 +175,8 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
         (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),
         (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
+        (["--start", "pca", "--dim", "65"], "--start pca needs --dim at most"),
+        (["--start", "pca", "--init-from", "x"], "--init-from says what the layers begin as: leave out --start."),
         (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
         (["--views", "2"], "--views says of how many crops activations are kept: it is for --train top or head."),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
@@ -265,6 +267,14 @@ def test_a_part_of_the_network_trains_on_kept_activations(
     assert "computing the activations" not in capsys.readouterr().err
     again = weights(tmp_path / "again")
     assert all(np.array_equal(after[name], again[name]) for name in after)
+
+
+def test_layers_may_start_from_the_features(photos: Path, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    still = ["--rate", "0", "--backbone-rate", "0", "--epochs", "1", "--start", "pca"]
+    main(["train", str(photos), "--out", str(out), "--weights", str(trained / "embedder.safetensors"), *still, *SMALL])
+    weight = weights(out)["penultimate.weight"]
+    np.testing.assert_allclose(weight @ weight.T, np.eye(16), atol=1e-5)
 
 
 def test_softmax_trains_the_same_network(photos: Path, tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ def test_new_layers_start_as_the_papers_lineage_has_them() -> None:
     assert all(layer.bias.eq(0).all() for layer in embedder.new_layers())
 
 
+def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
+    embedder = made(dim=5)
+    spread = torch.diag(torch.tensor([9.0, 8, 7, 6, 5] + [0.01] * 59))
+    turn = torch.linalg.qr(torch.randn(64, 64, generator=seeded(1)))[0]
+    features = torch.randn(500, 64, generator=seeded(0)) @ spread @ turn
+    embedder.start_from(features)
+    weight = embedder.penultimate.weight.detach()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(weight.T @ weight, turn[:5].T @ turn[:5], atol=1e-2, rtol=0)
+    assert embedder.penultimate.bias.eq(0).all()
+    with pytest.raises(UserError, match=r"--start pca needs --dim at most 4 here: the backbone has 64 features, and"):
+        embedder.start_from(features[:4])
+
+
 def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:
     embedder = made()
     with torch.no_grad():

@@ -21,6 +21,7 @@ class Recipe:
         epochs: passes over the training images.
         mirror: flip half of the images, fresh each epoch.
         shift: pixels by which small images are moved at random; larger ones are cropped.
+        start: what the penultimate layer begins as: random, or pca, the principal directions of the features.
     """
 
     centroids: str
@@ -35,6 +36,7 @@ class Recipe:
     epochs: int
     mirror: bool
     shift: int
+    start: Literal["random", "pca"] = "random"
 
 
 RECIPES: dict[str, Recipe] = {

@@ -62,7 +62,7 @@ def _blob(data: memoryview) -> Tensor:
             shape = list(_sizes(value))
     values = np.concatenate(chunks) if chunks else np.zeros(0, "<f4")
     shape = legacy if shape is None else shape
-    if prod(shape) != len(values):
+    if prod(shape) != len(values) or not len(values):
         raise ValueError(f"a tensor of shape {shape} has {len(values)} values")
     return torch.from_numpy(values.astype(np.float32)).reshape(shape)
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, fx, nn
 
@@ -26,13 +29,18 @@ def cut(network: nn.Module, at: str) -> tuple[nn.Module, nn.Module]:
     Raises:
         UserError: no such part, or more than one tensor goes past that place, or …; it says where to cut instead.
     """
-    if at not in dict(network.named_modules()) or not at:
-        near = get_close_matches(at, [name for name, _ in network.named_modules()], n=1)
+    names = [name for name, _ in network.named_modules() if name]
+    if at not in names:
+        near = get_close_matches(at, names, n=1)
         raise _refused(network, f"has no part {at!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
     try:
-        return _halves(network, *_parted(network, _traced(network, at.rpartition(".")[0]), at))
+        computation = _traced(network, at.rpartition(".")[0])
+        halves = _halves(computation, *_parted(computation, at))
     except _CannotCutError as error:
         raise _refused(network, f"cannot be cut at {at!r}: {error}") from error
+    for half in halves:
+        half.training = network.training  # and not half.train(), which would reach into the parts
+    return halves
 
 
 def cut_points(network: nn.Module) -> tuple[str, ...]:
@@ -95,12 +103,39 @@ class _Called(nn.Module):
 class _Tracer(fx.Tracer):
     """Looks only into the parts that contain the place of the cut: the others need not be traceable."""
 
-    def __init__(self, entered: set[str]) -> None:
-        super().__init__()
+    def __init__(self, entered: set[str], whole: tuple[Callable[..., Any], ...]) -> None:
+        super().__init__(autowrap_functions=whole)
         self.entered = entered
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:  # noqa: ARG002
         return name not in self.entered
+
+
+@dataclass(frozen=True)
+class _Computation:
+    """What a network computes, step by step, and the parts and tensors by the names that the steps have for them."""
+
+    steps: list[fx.Node]
+    parts: dict[str, Any]
+
+    def constants(self) -> set[fx.Node]:
+        """The steps that do not depend on the images: tensors, and what is computed from nothing else."""
+        found: set[fx.Node] = set()
+        for node in self.steps:
+            inputs = node.all_input_nodes
+            computed = node.op in ("call_function", "call_method") and inputs and found.issuperset(inputs)
+            if node.op == "get_attr" or computed:
+                found.add(node)
+        return found
+
+    def with_constants(self, steps: list[fx.Node]) -> list[fx.Node]:
+        """These steps, and of the constants those that they use."""
+        constants = self.constants()
+        needed = {node for node in steps if node not in constants}
+        for node in reversed(self.steps):
+            if node in needed:
+                needed |= constants.intersection(node.all_input_nodes)
+        return [node for node in self.steps if node in needed]
 
 
 def _multiplications(module: nn.Module, output: Any) -> int:
@@ -112,28 +147,46 @@ def _multiplications(module: nn.Module, output: Any) -> int:
     return weight.numel() * (first.numel() // len(weight))
 
 
-def _traced(network: nn.Module, parent: str) -> fx.Graph:
-    """What the network computes, in terms of the parts of `parent` and of everything beside it."""
-    names = ["network"]
-    for part in parent.split(".") if parent else ():
-        names.append(f"{names[-1]}.{part}")
-    called = _Called(network)
-    graphs = []
+def _traced(network: nn.Module, parent: str) -> _Computation:
+    """In terms of the parts of `parent` and of everything beside it."""
+    entered = ["network"]
+    for name in parent.split(".") if parent else ():
+        entered.append(f"{entered[-1]}.{name}")
+    found = []
     for training in (True, False):
-        with _mode([called.get_submodule(name) for name in names], training):
+        called = _Called(network)
+        with _mode([called.get_submodule(name) for name in entered], training):
             try:
-                graphs.append(_Tracer(set(names)).trace(called))
+                graph = _Tracer(set(entered), _to_leave_whole(network)).trace(called)
             except Exception as error:  # whatever the network's own code raises when it is given no real images
                 reason = str(error).partition("\n")[0]
                 raise _CannotCutError(f"its computation cannot be traced ({reason}).") from error
-    if str(graphs[0]) != str(graphs[1]):  # such as functional.dropout: the graph would stay in one mode for ever
-        raise _CannotCutError("what it computes outside its parts depends on whether it is in training.")
-    for node in graphs[0].nodes:
-        if node.op in ("call_module", "get_attr"):
-            if not node.target.startswith("network."):
-                raise _CannotCutError("it makes a constant tensor outside its parts.")
-            node.target = node.target.removeprefix("network.")
-    return graphs[0]
+        text, parts = str(graph), {}
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                part = attrgetter(node.target)(called)
+                node.target = node.target.removeprefix("network.")
+                parts[node.target] = part
+        found.append((text, _Computation(list(graph.nodes), parts)))
+    (one, learning), (other, computation) = found
+    # Such as functional.dropout, or noise: the halves would be in one mode for ever, and have one noise.
+    if one != other or not all(_is_same(part, learning.parts[name]) for name, part in computation.parts.items()):
+        raise _CannotCutError("what it computes outside its parts depends on whether it is in training, or on chance.")
+    return computation
+
+
+def _to_leave_whole(network: nn.Module) -> tuple[Callable[..., Any], ...]:
+    """Functions that look at what they are given and so cannot be traced: timm has a list of its own."""
+    if not type(network).__module__.startswith("timm."):
+        return ()
+    from timm.models import get_notrace_functions
+
+    return tuple(get_notrace_functions())
+
+
+def _is_same(one: nn.Module | Tensor, other: nn.Module | Tensor) -> bool:
+    """The same thing, or constants of the same values that the network made on its way."""
+    return one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other))
 
 
 @contextmanager
@@ -149,84 +202,66 @@ def _mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
             module.training = was
 
 
-def _parted(network: nn.Module, graph: fx.Graph, at: str) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
-    """What is computed before the part `at`, the one value of that which is used later, and what is computed then."""
-    nodes = list(graph.nodes)
-    calls = [index for index, node in enumerate(nodes) if node.op == "call_module" and node.target == at]
+def _parted(computation: _Computation, at: str) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
+    """The steps before the part `at`, the one of them whose value is used later, and the steps from that part on.
+
+    Constants, such as weights and positions, are among the steps of whichever side uses them.
+    """
+    steps = computation.steps
+    calls = [index for index, node in enumerate(steps) if node.op == "call_module" and node.target == at]
     if len(calls) != 1:
         raise _CannotCutError(f"it is called {len(calls)} times, where once is needed.")
-    before, after = nodes[: calls[0]], nodes[calls[0] :]
-    values = {node for node in before if node.op != "get_attr"}
+    before, after = steps[: calls[0]], steps[calls[0] :]
+    values = set(before) - computation.constants()
     entering = {used for node in after for used in node.all_input_nodes if used in values}
     if len(entering) != 1:
         raise _CannotCutError(f"{len(entering)} tensors go past that place, where one is needed.")
     # A part on both sides would have one mode for two halves; weights on both would be frozen and trained.
-    if _parts(network, _needed(before)) & _parts(network, _needed(after)):
+    before, after = computation.with_constants(before), computation.with_constants(after)
+    if _what_trains(computation, before) & _what_trains(computation, after):
         raise _CannotCutError("parts or weights are used both before it and after it.")
     return before, entering.pop(), after
 
 
-def _needed(nodes: list[fx.Node]) -> list[fx.Node]:
-    """These, and the weights that they use themselves: the graph has each of those where it was first seen."""
-    weights = [used for node in nodes for used in node.all_input_nodes if used.op == "get_attr"]
-    return [*dict.fromkeys(weights), *(node for node in nodes if node.op != "get_attr")]
-
-
-def _parts(network: nn.Module, nodes: list[fx.Node]) -> set[int]:
-    """The parts that are called here and all weights, by identity."""
-    found: set[int] = set()
-    for node in nodes:
-        if node.op == "call_module":
-            part = network.get_submodule(str(node.target))
-            found |= {id(part), *map(id, part.parameters())}
-        elif node.op == "get_attr":  # a buffer may be on both sides, such as the positions of a transformer
-            parent, _, name = str(node.target).rpartition(".")
-            found |= {
-                id(each) for each in [getattr(network.get_submodule(parent), name)] if isinstance(each, nn.Parameter)
-            }
-    return found
+def _what_trains(computation: _Computation, steps: list[fx.Node]) -> set[int]:
+    """The parts and weights that these steps use, by identity; a buffer, such as positions, may be on both sides."""
+    used = [computation.parts[str(node.target)] for node in steps if node.op in ("call_module", "get_attr")]
+    weights = [weight for part in used if isinstance(part, nn.Module) for weight in part.parameters()]
+    return {id(each) for each in (*used, *weights) if isinstance(each, nn.Module | nn.Parameter)}
 
 
 def _halves(
-    network: nn.Module, before: list[fx.Node], entering: fx.Node, after: list[fx.Node]
+    computation: _Computation, before: list[fx.Node], entering: fx.Node, after: list[fx.Node]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     below, above = fx.Graph(), fx.Graph()
     lower: dict[fx.Node, fx.Node] = {}
-    for node in _needed(before):
+    for node in before:
         lower[node] = below.node_copy(node, lambda used: lower[used])
     below.output(lower[entering])
     upper = {entering: above.placeholder("activations")}
-    for node in _needed(after):
+    for node in after:
         upper[node] = above.node_copy(node, lambda used: upper[used])
-    return fx.GraphModule(network, below, "Below"), fx.GraphModule(network, above, "Above")
+    return fx.GraphModule(computation.parts, below, "Below"), fx.GraphModule(computation.parts, above, "Above")
 
 
 def _points(network: nn.Module, parent: str) -> Iterator[str]:
     try:
-        graph = _traced(network, parent)
+        computation = _traced(network, parent)
     except _CannotCutError:
         return
-    for node in graph.nodes:
+    for node in computation.steps:
         name = str(node.target)
-        if node.op != "call_module" or _owner(network, name) != parent:
+        if node.op != "call_module" or not name.startswith(f"{parent}." if parent else ""):
             continue
         part = network.get_submodule(name)
         if not any(weight.ndim > 1 for weight in part.parameters()):
             continue
         with suppress(_CannotCutError):
-            if _parted(network, graph, name)[1].op != "placeholder":
+            if _parted(computation, name)[1].op != "placeholder":
                 yield name
         if _has_stages(part, network):
             same = f"{name}.{next(iter(part.named_children()))[0]}" if isinstance(part, nn.Sequential) else None
             yield from (point for point in _points(network, name) if point != same)
-
-
-def _owner(network: nn.Module, name: str) -> str:
-    """The part whose code calls this one: the nearest around it that is not a mere list."""
-    parent = name.rpartition(".")[0]
-    while parent and isinstance(network.get_submodule(parent), nn.ModuleList):
-        parent = parent.rpartition(".")[0]
-    return parent
 
 
 def _has_stages(part: nn.Module, network: nn.Module) -> bool:

@@ -73,8 +73,7 @@ def googlenet_file() -> Path:
         return fetch(GOOGLENET_URL, caffe, checksum=GOOGLENET_CHECKSUM)
     except UserError as error:
         raise UserError(
-            f"no ImageNet weights for googlenet: {error} Get {GOOGLENET_URL} by other means and put it at {caffe},"
-            " or give a file of them: --weights FILE."
+            f"no ImageNet weights for googlenet: {error} Or give a file of them: --weights FILE."
         ) from error
 
 
@@ -90,7 +89,7 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
     try:
         yield
     except (OSError, RuntimeError, HfHubHTTPError) as error:  # RuntimeError: torch.hub, of a wrong checksum
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = str(getattr(error, "reason", error)).strip().partition("\n")[0].rstrip(".")  # of a URLError
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
             f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} --weights FILE;"

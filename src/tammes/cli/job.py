@@ -33,6 +33,7 @@ from tammes.cli.making import (
     measured,
     recipe,
     resolved,
+    start_layers,
     training_batches,
 )
 from tammes.cli.train import Train
@@ -75,6 +76,8 @@ def run_job(given: Train) -> None:
     loss = make_loss(config, data, embedder)
     data = replace(data, kept=keep(config, data, embedder))
     objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
+    if config.init_from is None and (resumed is None or resumed.state == "started"):
+        start_layers(config, data, objective)
     run = resumed or _new_run(config, data, embedder)
     prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
@@ -141,6 +144,8 @@ def _check(config: Train) -> None:
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+    if config.start is not None and config.init_from is not None:
+        raise UserError("--init-from says what the layers begin as: leave out --start.")
     if config.centroid_dim is not None and not config.class_layer:
         raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
     if config.init_from is not None and config.init_from == config.out:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tammes.activations import Activations, Frozen, activation_batches, activations
 from tammes.cache import in_words
 from tammes.centroids import CENTROIDS
-from tammes.cli.console import progress, say
+from tammes.cli.console import progress, say, working
 from tammes.cli.train import Train
 from tammes.datasets import Dataset, Vectors, is_omniglot, open_dataset
 from tammes.embedder import Embedder, EmbedderConfig, load
@@ -29,6 +29,7 @@ from tammes.training import parameter_groups
 MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes
 RESTARTS = 3  # of K-means, for NMI and AMI
+MOST_TO_START = 8192  # images whose features decide the principal directions
 VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
 
 
@@ -170,6 +171,23 @@ def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
     if len(data.split.test):
         centres.append(kept("test", data.split.test, 0))
     return Kept(frozen, to_train, tuple(centres))
+
+
+@torch.inference_mode()
+def start_layers(config: Train, data: Data, objective: Objective) -> None:
+    """What the new layers begin as, where they do not begin at random."""
+    if recipe(config)["start"] == "random":
+        return
+    rows, number, device = [], 0, objective.embedder.mean.device
+    objective.eval()
+    with working("finding the principal directions of the features"):
+        for inputs, labels, _ in training_batches(config, data, 0):
+            rows.append(objective.features(inputs.to(device)))
+            number += len(labels)
+            if number >= MOST_TO_START:
+                break
+        objective.embedder.start_from(torch.cat(rows))
+    objective.train()
 
 
 def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:

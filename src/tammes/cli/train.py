@@ -94,6 +94,8 @@ class Train:
     """Flip half of the images, fresh each epoch."""
     shift: Annotated[int | None, optional("INT")] = None
     """Pixels by which an image is padded before its random crop."""
+    start: Annotated[Literal["random", "pca"] | None, optional("{random,pca}")] = None
+    """What the penultimate layer begins as: random (the paper's), or pca, the principal directions of the features."""
     sampler: Literal["shuffled", "balanced"] = "shuffled"
     """balanced repeats the images of small classes, with fresh crops, until all classes are as large as the largest."""
     accumulate: int = 1

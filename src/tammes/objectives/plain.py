@@ -16,6 +16,8 @@ class Objective(nn.Module):
             whole backbone; where a part of it is frozen they are activations, and it is the part above.
     """
 
+    features: Callable[[Tensor], Tensor]
+
     def __init__(
         self, embedder: Embedder, loss: nn.Module, *, features: Callable[[Tensor], Tensor] | None = None
     ) -> None:
