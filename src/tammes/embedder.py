@@ -76,6 +76,24 @@ class Embedder(nn.Module):
         """The layers on top of the backbone, which the paper trains ten times as fast."""
         return [self.penultimate] if self.class_layer is None else [self.penultimate, self.class_layer]
 
+    @torch.no_grad()
+    def start_from(self, features: Float[Tensor, "images features"]) -> None:
+        """Let the penultimate layer begin as the principal directions of these features instead of random ones.
+
+        Images are then compared, before any training, nearly as the backbone's features compare them, instead of by a
+        random part of what the backbone knows.
+        """
+        inputs, dim = self.penultimate.in_features, self.penultimate.out_features
+        if dim > min(inputs, len(features)):
+            raise UserError(
+                f"--start pca needs --dim at most {min(inputs, len(features))} here: the backbone has {inputs} features,"
+                f" and there are {len(features)} images. Lower --dim, or use --start random."
+            )
+        centred = features.double() - features.double().mean(0)
+        _, directions = torch.linalg.eigh(centred.T @ centred)  # (features, features), the least first
+        self.penultimate.weight.copy_(directions.flip(1).T[:dim])
+        self.penultimate.bias.zero_()
+
     def scaled(
         self, images: Shaped[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
