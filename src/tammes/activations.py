@@ -254,4 +254,4 @@ def activation_batches(
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-    return Batches(order[rank::world_size], indices, labels, inputs)
+    return Batches(order[rank::world_size], indices, labels, inputs, ahead=stored.values.ndim > 3)

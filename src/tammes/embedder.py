@@ -84,10 +84,11 @@ class Embedder(nn.Module):
         random part of what the backbone knows.
         """
         inputs, dim = self.penultimate.in_features, self.penultimate.out_features
-        if dim > min(inputs, len(features)):
+        most = min(inputs, len(features))
+        if dim > most:
             raise UserError(
-                f"--start pca needs --dim at most {min(inputs, len(features))} here: the backbone has {inputs} features,"
-                f" and there are {len(features)} images. Lower --dim, or use --start random."
+                f"--start pca needs --dim at most {most} here: the backbone has {inputs} features, and there are"
+                f" {len(features)} images. Lower --dim, or use --start random."
             )
         centred = features.double() - features.double().mean(0)
         _, directions = torch.linalg.eigh(centred.T @ centred)  # (features, features), the least first

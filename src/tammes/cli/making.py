@@ -292,9 +292,10 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
         backbone_rate=options["backbone_rate"],
         weight_decay=options["weight_decay"],
     )
+    # Fused: one pass over the memory instead of a dozen, on a CPU too.
     if options["optimizer"] == "sgd":
-        return torch.optim.SGD(groups, lr=options["rate"], momentum=options["momentum"])
-    return torch.optim.AdamW(groups, lr=options["rate"])
+        return torch.optim.SGD(groups, lr=options["rate"], momentum=options["momentum"], fused=True)
+    return torch.optim.AdamW(groups, lr=options["rate"], fused=True)
 
 
 def recipe(config: Train) -> dict[str, Any]:

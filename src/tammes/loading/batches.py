@@ -95,7 +95,11 @@ def batches(
 
 
 class Batches:
-    """The batches of one epoch: (inputs, labels, indices), made by a thread a little ahead of their use."""
+    """The batches of one epoch: (inputs, labels, indices), made by a thread a little ahead of their use.
+
+    Args:
+        ahead: False makes each when it is asked for: better where making one takes no longer than handing it over.
+    """
 
     def __init__(
         self,
@@ -103,7 +107,10 @@ class Batches:
         indices: Int64[ndarray, " chosen"],
         labels: Int64[ndarray, " chosen"],
         inputs: Callable[[Turn], Tensor],
+        *,
+        ahead: bool = True,
     ) -> None:
+        self._ahead = ahead
         self._turns, self._indices, self._labels, self._inputs = turns, indices, labels, inputs
 
     def __len__(self) -> int:
@@ -114,7 +121,8 @@ class Batches:
         return sum(len(turn.positions) for turn in self._turns)
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        return _made_ahead(self._made(turn) for turn in self._turns)
+        made = (self._made(turn) for turn in self._turns)
+        return _made_ahead(made) if self._ahead else made
 
     def _made(self, turn: Turn) -> Batch:
         labels, indices = self._labels[turn.positions], self._indices[turn.positions]
