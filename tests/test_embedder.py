@@ -56,7 +56,7 @@ def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
     torch.testing.assert_close(weight.T @ weight, turn[:5].T @ turn[:5], atol=1e-2, rtol=0)
     assert embedder.penultimate.bias.eq(0).all()
     with pytest.raises(
-        UserError, match=r"--start pca needs --dim at most 4 here: the backbone has 64 features, and there are 4"
+        UserError, match=r"at most 4 here: the backbone has 64 features, and there are 4"
     ):
         embedder.start_from(features[:4])
 
