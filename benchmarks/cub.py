@@ -58,7 +58,7 @@ class Options:
 # What is compared on validation classes: each changes the base of its part.
 BASE: dict[Part, dict[str, Any]] = {
     "head": {"centroids": "one-hot", "epochs": 30},
-    "top": {"centroids": "one-hot", "epochs": 6},
+    "top": {"centroids": "one-hot", "epochs": 4},
 }
 VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
     "head": {
@@ -85,6 +85,25 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
             "centroids": "place",
         },
         "pca, sgd 0.1, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "epochs": 10},
+        "sgd 0.1, 10 epochs": {"optimizer": "sgd", "rate": 0.1, "epochs": 10},
+        "pca, sgd 0.03, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.03, "epochs": 10},
+        "pca, sgd 0.3, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.3, "epochs": 10},
+        "pca, sgd 0.1, 30 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.1},
+        "pca, sgd 0.1, 10 epochs, hard": {
+            "start": "pca",
+            "optimizer": "sgd",
+            "rate": 0.1,
+            "epochs": 10,
+            "loss": "hard-discriminative",
+        },
+        "pca, sgd 0.1, 10 epochs, batch 128": {
+            "start": "pca",
+            "optimizer": "sgd",
+            "rate": 0.1,
+            "epochs": 10,
+            "batch_size": 128,
+        },
+        "pca, sgd 0.1, 10 epochs, 512-d": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "epochs": 10, "dim": 512},
         "the paper's: sgd 0.1, halved, batch 128": {
             "optimizer": "sgd",
             "rate": 0.1,
@@ -102,6 +121,21 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
     },
     "top": {
         "base": {},
+        "rates 3e-4": {"rate": 3e-4, "backbone_rate": 3e-4},
+        "rates 3e-3 / 1e-4": {"rate": 3e-3},
+        "rates 1e-3 / 3e-4": {"backbone_rate": 3e-4},
+        "pca": {"start": "pca"},
+        "hard": {"loss": "hard-discriminative"},
+        "the paper's: sgd 0.1 / 0.01, batch 128, halved": {
+            "optimizer": "sgd",
+            "rate": 0.1,
+            "backbone_rate": 0.01,
+            "schedule": "halve",
+            "halve_every": 1,
+            "batch_size": 128,
+        },
+        "sgd 0.1 / 0.01, batch 32": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
+        "pca, sgd 0.1 / 0.01, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
     },
 }
 

@@ -8,16 +8,27 @@ if TYPE_CHECKING:
     import tammes.centroids as centroids
     from tammes.embedder import load
     from tammes.errors import UserError
+    from tammes.estimator import MetricLearner
     from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
     from tammes.metrics import evaluate
 
 __version__ = "0.1.0"
-__all__ = ["DiscriminativeLoss", "HardDiscriminativeLoss", "UserError", "bound", "centroids", "evaluate", "load"]
+__all__ = [
+    "DiscriminativeLoss",
+    "HardDiscriminativeLoss",
+    "MetricLearner",
+    "UserError",
+    "bound",
+    "centroids",
+    "evaluate",
+    "load",
+]
 
 # Each name is imported when it is first used: `tammes --help` need not wait for torch.
 _HOME = {
     "DiscriminativeLoss": "tammes.losses",
     "HardDiscriminativeLoss": "tammes.losses",
+    "MetricLearner": "tammes.estimator",
     "UserError": "tammes.errors",
     "evaluate": "tammes.metrics",
     "load": "tammes.embedder",
