@@ -56,10 +56,8 @@ class Options:
 
 
 # What is compared on validation classes: each changes the base of its part.
-BASE: dict[Part, dict[str, Any]] = {
-    "head": {"centroids": "one-hot", "epochs": 30},
-    "top": {"centroids": "one-hot", "epochs": 4},
-}
+_ADAM = {"optimizer": "adam", "rate": 1e-3, "backbone_rate": 1e-4, "start": "random", "centroids": "one-hot"}
+BASE: dict[Part, dict[str, Any]] = {"head": _ADAM | {"epochs": 30}, "top": _ADAM | {"epochs": 4}}
 VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
     "head": {
         "base": {},
@@ -136,6 +134,15 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
         },
         "sgd 0.1 / 0.01, batch 32": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
         "pca, sgd 0.1 / 0.01, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
+        "pca, sgd 0.1 / 0.001, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.001},
+        "pca, sgd 0.03 / 0.003, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.03, "backbone_rate": 0.003},
+        "pca, sgd 0.1 / 0.01, batch 128": {
+            "start": "pca",
+            "optimizer": "sgd",
+            "rate": 0.1,
+            "backbone_rate": 0.01,
+            "batch_size": 128,
+        },
     },
 }
 

@@ -55,10 +55,12 @@ def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
     torch.testing.assert_close(weight @ weight.T, torch.eye(5), atol=1e-5, rtol=0)
     torch.testing.assert_close(weight.T @ weight, turn[:5].T @ turn[:5], atol=1e-2, rtol=0)
     assert embedder.penultimate.bias.eq(0).all()
-    with pytest.raises(
-        UserError, match=r"at most 4 here: the backbone has 64 features, and there are 4"
-    ):
-        embedder.start_from(features[:4])
+    random = made(dim=5).penultimate.weight.detach()
+    embedder = made(dim=5)
+    embedder.start_from(features[:4])  # four images spread in three directions
+    weight = embedder.penultimate.weight.detach()
+    torch.testing.assert_close(weight[:3] @ weight[:3].T, torch.eye(3), atol=1e-5, rtol=0)
+    assert torch.equal(weight[3:], random[3:])
 
 
 def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:

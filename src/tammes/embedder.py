@@ -81,19 +81,13 @@ class Embedder(nn.Module):
         """Let the penultimate layer begin as the principal directions of these features instead of random ones.
 
         Images are then compared, before any training, nearly as the backbone's features compare them, instead of by a
-        random part of what the backbone knows.
+        random part of what the backbone knows. Where there are fewer directions than `dim` (few images, or a backbone
+        with fewer features) the other outputs stay random.
         """
-        inputs, dim = self.penultimate.in_features, self.penultimate.out_features
-        most = min(inputs, len(features))
-        if dim > most:
-            raise UserError(
-                f"--start pca needs --dim at most {most} here: the backbone has {inputs} features, and there are"
-                f" {len(features)} images. Lower --dim, or use --start random."
-            )
+        number = min(self.penultimate.out_features, self.penultimate.in_features, len(features) - 1)
         centred = features.double() - features.double().mean(0)
         _, directions = torch.linalg.eigh(centred.T @ centred)  # (features, features), the least first
-        self.penultimate.weight.copy_(directions.flip(1).T[:dim])
-        self.penultimate.bias.zero_()
+        self.penultimate.weight[:number] = directions.flip(1).T[:number].to(self.penultimate.weight.dtype)
 
     def scaled(
         self, images: Shaped[Tensor, "batch channels height width"]

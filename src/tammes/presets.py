@@ -73,17 +73,18 @@ RECIPES: dict[str, Recipe] = {
     # The same for photographs.
     "pictures": Recipe(
         centroids="place",
-        optimizer="adam",
-        rate=1e-3,
-        backbone_rate=1e-4,
+        optimizer="sgd",
+        rate=0.1,
+        backbone_rate=0.01,
         momentum=0.9,
         weight_decay=5e-4,
         schedule="cosine",
         halve_every=5,
         batch_size=32,
-        epochs=12,
+        epochs=10,
         mirror=True,
         shift=0,
+        start="pca",
     ),
 }
 
