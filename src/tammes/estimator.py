@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from copy import deepcopy
 from math import ceil, isfinite
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 import torch
@@ -30,18 +31,19 @@ from tammes.metrics import evaluate
 from tammes.training import cosine, parameter_groups
 
 Method = Literal["gradient", "ridge"]
-Start = Literal["pca", "ridge", "random"]
+Start = Literal["auto", "whiten", "pca", "ridge", "random"]
 Scale = Literal["common", "columns"]
 
 MOST_DIMENSIONS = 256  # of an embedding, where it is not said; the paper's
 MOST_OUTPUTS = 512  # of the class layer: the loss costs classes × outputs for every vector
-MOST_SAMPLED = 1024  # classes that a batch is repelled from, where the loss can draw them
+MOST_SAMPLED = 512  # classes that a batch is repelled from, where the loss can draw them
 STEPS = 500  # of an optimizer, where the epochs are not said
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 100
 FEWEST_HELD_OUT = 5  # classes; a recall over fewer is noise
 MOST_HELD_OUT = 4000  # vectors: a recall costs the square of them, after every epoch
+AGAIN_FROM = 0.05  # share of the vectors that were held out from which training again on all is worth the time
 MOST_TO_START = 16384  # vectors that decide the principal directions
-REGULARISATIONS = tuple(10.0 ** (n / 2) for n in range(-6, 7))  # those that ridge tries
+REGULARISATIONS: tuple[float, ...] = tuple(10.0 ** (n / 2) for n in range(-6, 7))  # those that ridge tries
 _BLOCK = 1 << 21  # numbers that are looked at together: 16 MB of float64
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -61,7 +63,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     fixed centroids by the loss. Time and memory are linear in the number of vectors.
 
     From 20 classes on, some of them are held out to stop early: after each epoch R@1 is measured on them, and the best
-    epoch is kept, which can be the start. With fewer classes all of them train, for all epochs.
+    epoch is kept, which can be the start. Where that was more than a twentieth of the vectors, the network is then
+    trained again on all of them, for as many epochs. With fewer classes all of them train, for all epochs.
 
     Args:
         dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
@@ -74,8 +77,10 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         hidden: width of a hidden layer, or of several; None: the map is linear.
         method: gradient, or ridge: the regression of the vectors on the centroids of their classes (Perrot and
             Habrard 2015) in closed form, without loss or class layer.
-        start: what the first layer begins as: pca, the principal directions of the vectors; ridge, that method's
-            result; or random.
+        start: what the first layer begins as: pca, the principal directions of the vectors; whiten, the same after
+            directions in which a class varies much have been made short; ridge, that method's result; or random.
+            auto: whiten or pca, whichever has the better R@1 on the held-out classes, whiten without them; with
+            hidden layers pca.
         scale: common divides all columns by the same number, which keeps the directions of vectors that a network
             made; columns divides each by its own standard deviation, for columns in units of their own.
         regularisation: of ridge: λ divided by the number of vectors. None: that with the best R@1 on the held-out
@@ -86,23 +91,23 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         weight_decay: of all weights, not of biases.
         dropout: share of the numbers of each vector that are hidden from the network in training.
         validation_classes: share of the classes that is held out, at least 5 of them; 0: none.
-        patience: epochs without a better R@1 after which training stops.
+        patience: epochs without a better R@1 after which training stops. None: a fifth of all.
         random_state: seed of all that is random: order, starting weights, dropout, which classes are held out.
 
     Attributes:
         classes_: the labels that were seen, sorted.
-        held_out_classes_: those of them that R@1 was measured on and that did not train (ridge: that chose λ).
+        held_out_classes_: those of them that R@1 was measured on.
         mean_, scale_: what is taken from each column, and what it is then divided by.
         network_: the map from there, a torch module; its `body` gives the embedding before it has unit length.
         n_iter_: the epoch that was kept, 0 for the start; in `partial_fit` the number of passes.
-        history_: for each epoch its mean loss and R@1 on the held-out classes, None without them.
+        history_: mean loss and R@1 on the held-out classes, None without them: of the start, then of each epoch.
         regularisation_: λ of ridge divided by the number of vectors; None where ridge was not used.
 
-    >>> from sklearn.datasets import load_iris
-    >>> vectors, labels = load_iris(return_X_y=True)
-    >>> learner = MetricLearner(random_state=0).fit(vectors, labels)
-    >>> learner.transform(vectors).shape, bool(learner.score(vectors, labels) > 0.9)
-    ((150, 4), True)
+    >>> from sklearn.datasets import load_digits
+    >>> vectors, labels = load_digits(return_X_y=True)
+    >>> learner = MetricLearner(random_state=0).fit(vectors[labels < 5], labels[labels < 5])
+    >>> learner.transform(vectors).shape, bool(learner.score(vectors[labels > 4], labels[labels > 4]) > 0.97)
+    ((1797, 64), True)
     """
 
     @_checked_when_fitted
@@ -117,7 +122,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         class_layer: bool = True,
         hidden: int | Sequence[int] | None = None,
         method: Method = "gradient",
-        start: Start = "pca",
+        start: Start = "auto",
         scale: Scale = "common",
         regularisation: float | None = None,
         epochs: int | None = None,
@@ -125,8 +130,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         learning_rate: float = 3e-3,
         weight_decay: float = 5e-4,
         dropout: float = 0.5,
-        validation_classes: float = 0.1,
-        patience: int = 5,
+        validation_classes: float = 0.2,
+        patience: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.dim = dim
@@ -153,7 +158,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """Learn from vectors (N, columns), an array or a data frame, and their labels (N,), numbers or text."""
         self._check_options()
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric")
-        check_classification_targets(y)
+        _check_labels(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         _check_classes(self.classes_)
         codes = codes.reshape(-1).astype(np.int64)
@@ -169,8 +174,12 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if self.method == "ridge":
                 self._solve(X, codes, rows, validation)
             else:
-                self._make(X, codes, rows, sizes=np.bincount(codes))
+                start = self._make(X, codes, rows, validation, random, start=self.start, sizes=np.bincount(codes))
                 self._train(X, codes, rows, validation, random)
+                if outside.sum() > AGAIN_FROM * len(codes):
+                    rows, none = np.arange(len(codes)), validation[:0]
+                    self._make(X, codes, rows, none, random, start=start, sizes=np.bincount(codes))
+                    self._train(X, codes, rows, none, random, last=self.n_iter_)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "MetricLearner":  # noqa: N803
@@ -179,13 +188,12 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         The first call decides the classes: those in `classes`, or else those in its `y`. For the gradient method it
         also decides, once for all, how vectors are centred and scaled and what the network starts from, so its vectors
         should be a fair sample. Ridge adds everything up: after the last call it is what one call with all vectors
-        would have made. After `fit`, the gradient method goes on from there, and ridge begins anew.
+        would have made. After `fit` both go on from there.
         """
         self._check_options()
-        first = not hasattr(self, "_optimizer" if self.method == "gradient" else "_sums")
-        first = first and not (self.method == "gradient" and hasattr(self, "network_"))
+        first = not hasattr(self, "_loss" if self.method == "gradient" else "_sums")
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric", reset=first)
-        check_classification_targets(y)
+        _check_labels(y)
         if first:
             self.classes_ = np.unique(y if classes is None else np.asarray(classes))
             _check_classes(self.classes_)
@@ -202,10 +210,10 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 if first:
                     self._sums = _Sums(X.shape[1], len(self.classes_))
                 self._sums.add_all(X, codes, None, *self._first)
-                self._finish_ridge(self._sums, self.regularisation)
+                self._use(self._regression(self._sums), self.regularisation)
             else:
                 if first:
-                    self._make(X, codes, np.arange(len(X)), sizes=None)
+                    self._make(X, codes, np.arange(len(X)), np.arange(0), random, start=self.start, sizes=None)
                 if not hasattr(self, "_optimizer"):
                     self._optimizer = self._new_optimizer()
                 loss = self._pass(X, codes, np.arange(len(X)), self._optimizer, random)
@@ -244,23 +252,27 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _begin(self, X: ndarray) -> None:  # noqa: N803
         """Forget what was learned before, and find how the columns are centred and scaled."""
-        for name in ("_optimizer", "_sums", "network_"):
+        for name in ("_loss", "_optimizer", "_sums", "_targets", "network_"):
             self.__dict__.pop(name, None)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.mean_, variance = _mean_and_variance(X)
         self.scale_ = _scales(variance, self.scale)
         self._first = self.mean_, self.scale_  # what ridge adds up in, and then corrects
-        self.n_iter_, self.history_, self.regularisation_ = 0, [], None
+        self.n_iter_, self.history_ = 0, list[dict[str, Any]]()
+        self.regularisation_: float | None = None
 
     def _make(
         self,
         X: ndarray,  # noqa: N803
         codes: Int64[ndarray, " items"],
         rows: Int64[ndarray, " rows"],
+        validation: Int64[ndarray, " validation"],
+        random: np.random.Generator,
         *,
+        start: Start,
         sizes: Int64[ndarray, " classes"] | None,
-    ) -> None:
-        """The network and the loss before training."""
+    ) -> Start:
+        """The network and the loss before training; and what `start` came to."""
         classes, columns = len(self.classes_), X.shape[1]
         dim = int(self.dim or min(MOST_DIMENSIONS, max(2, columns)))
         softmax = self.loss == "softmax"
@@ -269,15 +281,27 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.network_ = _Network(columns, _widths(self.hidden), dim, outputs, float(self.dropout))
         centroids = None if softmax else _centroids(self.centroids, classes, outputs or dim, self._seed)
         self._loss = self._make_loss(classes, outputs, centroids, sizes)
-        if self.start == "pca":
-            self.network_.start_from(_directions(self._standardised(X, _evenly(rows, MOST_TO_START))))
-        elif self.start == "ridge":
+        if start in ("auto", "whiten", "pca"):
+            sample = _spread(codes, rows, random)
+            vectors = self._standardised(X, sample)
+            kinds: list[Start] = [start]
+            if start == "auto":
+                kinds = ["pca"] if _widths(self.hidden) else ["pca", "whiten"] if len(validation) else ["whiten"]
+            recalls = []
+            for kind in kinds:
+                self.network_.start_from(_directions(vectors, codes[sample] if kind == "whiten" else None))
+                recalls.append(self._validated(X, codes, validation) or 0.0)
+            start = kinds[int(np.argmax(recalls))]
+            if start != kinds[-1]:
+                self.network_.start_from(_directions(vectors, None))
+        elif start == "ridge":
             sums = _Sums(columns, classes)
             sums.add_all(X, codes, rows, *self._first)
             regression = _Ridge(sums, _centroids(self.centroids, classes, dim, self._seed), self.scale)
-            self.regularisation_ = self.regularisation or regression.best_by_cross_validation()
+            chosen = self.regularisation_ = self.regularisation or regression.best_by_cross_validation()
             goal = torch.eye(classes) if centroids is None else centroids
-            self.network_.start_from_ridge(regression, self.regularisation_, goal)
+            self.network_.start_from_ridge(regression, chosen, goal)
+        return start
 
     def _make_loss(
         self,
@@ -313,27 +337,42 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         rows: Int64[ndarray, " rows"],
         validation: Int64[ndarray, " validation"],
         random: np.random.Generator,
+        *,
+        last: int | None = None,
     ) -> None:
-        steps = ceil(len(rows) / self.batch_size)
+        """All epochs, and keep the best on the validation vectors; without these, up to the last."""
+        steps = ceil(len(codes) / self.batch_size)
         epochs = int(self.epochs or min(MOST_EPOCHS, max(FEWEST_EPOCHS, ceil(STEPS / steps))))
         optimizer, schedule = self._new_optimizer(), cosine(epochs)
-        recall, best = None, deepcopy(self.network_)
-        if len(validation):
-            highest = _recall(self._embedded(X, validation, np.float32), codes[validation])
+        again, best = last is not None, deepcopy(self.network_)
+        highest = self._validated(X, codes, validation)
+        if not again:
             self.history_.append({"loss": None, "recall_at_1": highest})
-        for epoch in range(1, epochs + 1):
+        for epoch in range(1, 1 + (epochs if last is None else last)):
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * schedule(epoch)
             loss = self._pass(X, codes, rows, optimizer, random)
-            if len(validation):
-                recall = _recall(self._embedded(X, validation, np.float32), codes[validation])
+            if again:
+                continue
+            recall = self._validated(X, codes, validation)
             self.history_.append({"loss": loss, "recall_at_1": recall})
-            if recall is None or recall > highest:
-                self.n_iter_, highest = epoch, recall or 0.0
-                best = deepcopy(self.network_) if recall is not None else self.network_
-            elif epoch - self.n_iter_ >= self.patience:
+            if recall is None or highest is None:
+                self.n_iter_ = epoch
+            elif recall > highest:
+                self.n_iter_, highest, best = epoch, recall, deepcopy(self.network_)
+            elif epoch - self.n_iter_ >= (self.patience or ceil(epochs / 5)):
                 break
-        self.network_ = best
+        if highest is not None:
+            self.network_ = best
+
+    def _validated(
+        self,
+        X: ndarray,  # noqa: N803
+        codes: Int64[ndarray, " items"],
+        validation: Int64[ndarray, " validation"],
+    ) -> float | None:
+        """R@1 on the vectors that are held out, if there are any."""
+        return _recall(self._embedded(X, validation, np.float32), codes[validation]) if len(validation) else None
 
     def _pass(
         self,
@@ -381,31 +420,36 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         validation: Int64[ndarray, " validation"],
     ) -> None:
         """Ridge regression of all rows; where there are held-out classes, these choose λ first, and then count too."""
-        sums = _Sums(X.shape[1], len(self.classes_))
+        sums = self._sums = _Sums(X.shape[1], len(self.classes_))
         sums.add_all(X, codes, rows, *self._first)
         chosen = self.regularisation
         if chosen is None and len(validation):
-            best = -1.0
+            regression, best = self._regression(sums), -1.0
             for candidate in reversed(REGULARISATIONS):
-                self._finish_ridge(sums, candidate)
-                recall = _recall(self._embedded(X, validation, np.float32), codes[validation])
+                self._use(regression, candidate)
+                recall = self._validated(X, codes, validation) or 0.0
                 if recall > best:
                     best, chosen = recall, candidate
         outside = np.setdiff1d(np.arange(len(codes)), rows, assume_unique=True)
         sums.add_all(X, codes, outside, *self._first)
-        self._finish_ridge(sums, chosen)
+        self._use(self._regression(sums), chosen)
 
-    def _finish_ridge(self, sums: "_Sums", regularisation: float | None) -> None:
-        """The network of the closed form, from what was added up."""
-        classes = len(self.classes_)
-        dim = int(self.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
-        regression = _Ridge(sums, _centroids(self.centroids, classes, dim, self._seed), self.scale)
-        self.regularisation_ = regularisation or regression.best_by_cross_validation()
+    def _regression(self, sums: "_Sums") -> "_Ridge":
+        """The regression of what was added up on the centroids, which are placed once."""
+        if not hasattr(self, "_targets"):
+            classes = len(self.classes_)
+            dim = int(self.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
+            self._targets = _centroids(self.centroids, classes, dim, self._seed)
+        return _Ridge(sums, self._targets, self.scale)
+
+    def _use(self, regression: "_Ridge", regularisation: float | None) -> None:
+        """Make the network that of a regression."""
+        chosen = self.regularisation_ = regularisation or regression.best_by_cross_validation()
         mean, scale = self._first
         self.mean_, self.scale_ = mean + scale * regression.mean, scale * regression.scale
-        self.network_ = _Network(len(mean), (), dim, None, 0.0).double().eval()
+        self.network_ = _Network(len(mean), (), regression.targets.shape[1], None).double().eval()
         with torch.no_grad():
-            self.network_.body[-1].weight.copy_(torch.from_numpy(regression.map(self.regularisation_).T))
+            self.network_.first.weight.copy_(torch.from_numpy(regression.map(chosen).T))
 
     def _standardised(
         self,
@@ -432,14 +476,15 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _codes(self, y: ndarray) -> Int64[ndarray, " items"]:
         """The place of each label among the classes."""
-        places = np.searchsorted(self.classes_, y)
-        known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == y
-        if not np.all(known):
-            raise UserError(
-                f"y holds the class {y[~known][0]!r}, which the first call did not name. "
-                "Name all classes there: partial_fit(X, y, classes=…)."
-            )
-        return np.asarray(places, dtype=np.int64)
+        names, own = np.unique(y, return_inverse=True)
+        places = {name: place for place, name in enumerate(self.classes_.tolist())}
+        for name in names.tolist():
+            if name not in places:
+                raise UserError(
+                    f"y holds the class {name!r}, which the first call did not name. "
+                    "Name all classes there: partial_fit(X, y, classes=…)."
+                )
+        return np.array([places[name] for name in names.tolist()], dtype=np.int64)[own.reshape(-1)]
 
     def _check_options(self) -> None:
         for option, known in (
@@ -452,7 +497,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if not isinstance(getattr(self, option), str) or getattr(self, option) not in known:
                 raise unknown_name(option, str(getattr(self, option)), known)
         for option in ("dim", "centroid_dim", "epochs", "batch_size", "patience"):
-            _check_number(option, getattr(self, option), optional=option in ("dim", "centroid_dim", "epochs"))
+            _check_number(option, getattr(self, option), optional=option != "batch_size")
         for option, least, below in (("learning_rate", None, None), ("weight_decay", 0.0, None),
                                      ("dropout", 0.0, 1.0), ("validation_classes", 0.0, 1.0)):  # fmt: skip
             _check_share(option, getattr(self, option), least, below)
@@ -483,6 +528,11 @@ class _Network(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
+    @property
+    def first(self) -> nn.Linear:
+        """The layer that takes the vectors."""
+        return cast(nn.Linear, self.body[0])
+
     def forward(self, inputs: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch outputs"]:
         """What the loss compares with the centroids."""
         embedding: Tensor = self.body(self.dropout(inputs))
@@ -491,7 +541,7 @@ class _Network(nn.Module):
     @torch.no_grad()
     def start_from(self, directions: Float64[ndarray, "columns directions"]) -> None:
         """Let the first layer begin as these directions; where it is wider, the embedding has zeros behind them."""
-        weight = self.body[0].weight
+        weight = self.first.weight
         number = min(len(weight), directions.shape[1])
         if len(self.body) == 1:
             weight.zero_()
@@ -504,7 +554,7 @@ class _Network(nn.Module):
         """Let the embedding begin as the regression, and the class layer as the map of its centroids to the goal."""
         found = regression.map(regularisation)  # (columns, dim)
         length = np.sqrt(max(np.sum((regression.gram @ found) * found) / regression.count, 1e-30))
-        weight = self.body[0].weight
+        weight = self.first.weight
         weight.copy_(torch.from_numpy((found / length).T))  # of length 1 on average, as what the rate is made for
         if self.class_layer is not None:
             self.class_layer.weight.copy_((torch.from_numpy(np.linalg.pinv(regression.targets)).to(goal) @ goal).T)
@@ -644,15 +694,43 @@ def _recall(vectors: Float[ndarray, "items dim"], codes: Integer[ndarray, " item
     return float(evaluate(vectors, codes, ks=(1,), clustering=False, bootstrap=0)["recall_at_1"])
 
 
-def _evenly(rows: Int64[ndarray, " rows"], most: int) -> Int64[ndarray, " chosen"]:
-    """At most so many of the rows, evenly spread."""
-    return rows[:: max(1, ceil(len(rows) / most))]
+def _spread(
+    codes: Int64[ndarray, " items"], rows: Int64[ndarray, " rows"], random: np.random.Generator
+) -> Int64[ndarray, " chosen"]:
+    """Not many more than `MOST_TO_START` of the rows: the same number of each class, or all of some classes."""
+    if len(rows) <= MOST_TO_START:
+        return rows
+    shuffled = random.permutation(rows)
+    rank = random.permutation(int(codes.max()) + 1)[codes[shuffled]]
+    order = np.argsort(rank, kind="stable")
+    first = np.searchsorted(rank[order], rank[order])  # where the class of each begins
+    each = max(16, MOST_TO_START // len(np.unique(rank)))
+    return np.sort(shuffled[order[np.arange(len(rows)) - first < each]][:MOST_TO_START])
 
 
-def _directions(vectors: Float64[ndarray, "items columns"]) -> Float64[ndarray, "columns directions"]:
-    """Principal directions, the one along which the vectors vary most first."""
+def _directions(
+    vectors: Float64[ndarray, "items columns"], codes: Int64[ndarray, " items"] | None
+) -> Float64[ndarray, "columns directions"]:
+    """Principal directions, the one along which the vectors vary most first.
+
+    With labels, of the vectors after each direction has been divided by how much the members of a class differ in it.
+    A direction in which they hardly do is not blown up: their mean variance is added to that of every direction.
+    """
     centred = vectors - vectors.mean(axis=0)
-    return np.asarray(np.linalg.eigh(centred.T @ centred)[1][:, ::-1])
+    total = centred.T @ centred
+    if codes is None:
+        return np.asarray(np.linalg.eigh(total)[1][:, ::-1])
+    _, own, sizes = np.unique(codes, return_inverse=True, return_counts=True)
+    member = csr_array((np.ones(len(own)), (own.reshape(-1), np.arange(len(own)))), shape=(len(sizes), len(own)))
+    apart = centred - ((member @ centred) / sizes[:, None])[own.reshape(-1)]
+    values, turn = np.linalg.eigh(apart.T @ apart)
+    damped = values.clip(min=0) + values.mean()
+    if not damped.min() > 0:  # no class has two different vectors
+        return np.asarray(np.linalg.eigh(total)[1][:, ::-1])
+    shrink = turn / np.sqrt(damped)  # (columns, columns)
+    whitened = shrink.T @ total @ shrink
+    found = shrink @ np.linalg.eigh(whitened)[1][:, ::-1]
+    return np.asarray(found * np.sqrt(np.trace(total) / np.trace(whitened)))  # vectors as long as before
 
 
 def _centroids(kind: str, classes: int, dim: int, seed: int) -> Float[Tensor, "classes dim"]:
@@ -671,9 +749,18 @@ def _widths(hidden: Any) -> tuple[int, ...]:
     return tuple(int(width) for width in given)
 
 
+def _check_labels(y: ndarray) -> None:
+    with catch_warnings():
+        # That few vectors of a class look like a regression to it: here two of a class are enough.
+        filterwarnings("ignore", "The number of unique classes is greater than 50%", UserWarning)
+        check_classification_targets(y)
+
+
 def _check_classes(classes: ndarray) -> None:
     if len(classes) < 2:
-        raise UserError(f"y holds 1 class, {classes[0]!r}. A metric is learned from at least 2: add vectors of others.")
+        raise UserError(
+            f"y holds 1 class, {classes.tolist()[0]!r}. A metric is learned from at least 2: add vectors of others."
+        )
 
 
 def _check_number(option: str, value: Any, *, optional: bool = False) -> None:
