@@ -128,6 +128,34 @@ def test_the_environment_names_versions_and_machine() -> None:
     assert said["cores"] >= 1
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_fused_optimizer_goes_on_alike_where_weights_have_their_channels_last(tmp_path: Path, kind: str) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
+        if kind == "adam":
+            optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, fused=True)
+        return network, optimizer
+
+    def steps(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        images = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+        for _ in range(3):
+            network(images.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    network, optimizer = made()
+    steps(network, optimizer)
+    save_checkpoint(Run(tmp_path), network, optimizer, Position())
+    steps(network, optimizer)
+    other, its_optimizer = made()
+    load_checkpoint(Run(tmp_path), other, its_optimizer)
+    steps(other, its_optimizer)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+
+
 def test_frozen_weights_are_kept_once_and_not_in_every_checkpoint(tmp_path: Path) -> None:
     def network(seed: int) -> nn.Sequential:
         torch.manual_seed(seed)

@@ -156,8 +156,21 @@ def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> tup
         number, _, key = name.partition("/")
         entries.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
+    _lay_out_alike(optimizer)
     torch.set_rng_state(tensors["random"])
     return Position(**said["position"]), said.get("scaler")
+
+
+def _lay_out_alike(optimizer: Optimizer) -> None:
+    """Put what an optimizer keeps of a weight into the order in memory that the weight has.
+
+    A file has one order, weights of convolutions another (channels last), and a fused optimizer goes through both by
+    their addresses: it would mix up their elements without a word.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _frozen(network: nn.Module) -> set[str]:
