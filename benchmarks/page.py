@@ -65,7 +65,7 @@ def cub(stored: dict[str, Any]) -> list[str]:
         "    python -m benchmarks.cub CUB_200_2011 --weights FILE",
         "",
     ]
-    rows = stored["rows"]
+    rows = sorted(stored["rows"], key=lambda row: (row.get("train", ""), row["method"] == "softmax, rate 0.01"))
     layers = {"penultimate": "256-d layer", "last": "last layer"}
 
     def label(row: dict[str, Any]) -> str:

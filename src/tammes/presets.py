@@ -86,11 +86,29 @@ RECIPES: dict[str, Recipe] = {
         shift=0,
         start="pca",
     ),
+    # And where the top of a pretrained network trains: it soon knows the training images by heart.
+    "pictures, top": Recipe(
+        centroids="place",
+        optimizer="sgd",
+        rate=0.03,
+        backbone_rate=0.003,
+        momentum=0.9,
+        weight_decay=5e-4,
+        schedule="cosine",
+        halve_every=5,
+        batch_size=32,
+        epochs=2,
+        mirror=True,
+        shift=0,
+        start="pca",
+    ),
 }
 
 
-def recipe_of(preset: str, backbone: str) -> Recipe:
-    """The recipe of a preset; `default` is what was found best for what the backbone is for."""
-    if preset == "default":
-        return RECIPES["characters" if backbone == "conv4" else "pictures"]
-    return RECIPES[preset]
+def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
+    """The recipe of a preset; `default` is what was found best for what the backbone is for, and what of it trains."""
+    if preset != "default":
+        return RECIPES[preset]
+    if backbone == "conv4":
+        return RECIPES["characters"]
+    return RECIPES["pictures, top" if train == "top" else "pictures"]

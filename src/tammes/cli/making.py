@@ -80,12 +80,12 @@ def resolved(config: Train) -> Train:
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())
     without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
-    train = config.train or ("top" if without_gpu and weights != "none" else "all")
+    config = replace(config, train=config.train or ("top" if without_gpu and weights != "none" else "all"))
     # A run is gone on with from anywhere, so it remembers where its data is from the root.
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
     out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
-    return replace(config, data=data, weights=weights, train=train, out=out, **recipe(config))
+    return replace(config, data=data, weights=weights, out=out, **recipe(config))
 
 
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
@@ -300,7 +300,7 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
 
 def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
-    preset = asdict(recipe_of(config.preset, str(config.backbone)))
+    preset = asdict(recipe_of(config.preset, str(config.backbone), config.train))
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
 
 
