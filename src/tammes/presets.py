@@ -1,6 +1,6 @@
 """Presets: named sets of training options; every option given by hand overrides the preset's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -86,23 +86,9 @@ RECIPES: dict[str, Recipe] = {
         shift=0,
         start="pca",
     ),
-    # And where the top of a pretrained network trains: it soon knows the training images by heart.
-    "pictures, top": Recipe(
-        centroids="place",
-        optimizer="sgd",
-        rate=0.03,
-        backbone_rate=0.003,
-        momentum=0.9,
-        weight_decay=5e-4,
-        schedule="cosine",
-        halve_every=5,
-        batch_size=32,
-        epochs=2,
-        mirror=True,
-        shift=0,
-        start="pca",
-    ),
 }
+# And where the top of a pretrained network trains: it soon knows the training images by heart.
+RECIPES["pictures, top"] = replace(RECIPES["pictures"], rate=0.03, backbone_rate=0.003, epochs=2)
 
 
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
