@@ -370,7 +370,7 @@ def _alone(file: Path) -> Iterator[None]:
         with lock.open("wb") as held:
             with suppress(OSError):  # not every network disk has locks
                 fcntl.flock(held, fcntl.LOCK_EX)
-            if not lock.exists() or not os.path.samestat(os.fstat(held.fileno()), lock.stat()):
+            if not _is_still(held.fileno(), lock):
                 continue  # the one before removed it
             try:
                 yield
@@ -378,3 +378,11 @@ def _alone(file: Path) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
             return
     yield
+
+
+def _is_still(opened: int, file: Path) -> bool:
+    """Whether the file of that name is still the one that was opened."""
+    try:
+        return os.path.samestat(os.fstat(opened), file.stat())  # one look: between two it could be removed
+    except FileNotFoundError:
+        return False
