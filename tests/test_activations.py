@@ -21,15 +21,18 @@ from tammes.loading import Decoded, batches, decode
 NUMBER = 70  # more than two batches
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Decoded:
+def noise(fingerprint: str = "noise", first: int = 0, width: int = 30) -> Dataset:
     def read(index: int) -> Image.Image:
-        return Image.fromarray(np.random.default_rng(index).integers(0, 256, (34, 30), dtype=np.uint8))
+        seed = first if index == 0 else index
+        return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (34, width), dtype=np.uint8))
 
     keys = tuple(str(number) for number in range(NUMBER))
-    labels = np.arange(NUMBER) % 5
-    dataset = Dataset("noise", keys, labels, tuple("abcde"), read, "noise")
-    return decode(dataset, mode="L", cache=tmp_path_factory.mktemp("cache"))
+    return Dataset("noise", keys, np.arange(NUMBER) % 5, tuple("abcde"), read, fingerprint)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Decoded:
+    return decode(noise(), mode="L", cache=tmp_path_factory.mktemp("cache"))
 
 
 def network(seed: int = 0) -> Embedder:
@@ -138,6 +141,15 @@ def test_a_file_is_used_again_by_what_is_the_same_and_by_nothing_else(
     }
     monkeypatch.setattr(Frozen, "below", None)  # not computed again
     assert_array_equal(kept(Frozen(network(), None), images, tmp_path).values, first.values)
+
+
+def test_the_same_pictures_elsewhere_have_the_same_activations(images: Decoded, tmp_path: Path) -> None:
+    first = kept(Frozen(network(), None), images, tmp_path).file
+    moved = decode(noise("copied to another disk"), mode="L", cache=tmp_path)
+    assert moved.file.name != images.file.name
+    assert kept(Frozen(network(), None), moved, tmp_path).file == first
+    for other in (noise("one picture is another", first=NUMBER), noise("of another size", width=34)):
+        assert kept(Frozen(network(), None), decode(other, mode="L", cache=tmp_path), tmp_path).file != first
 
 
 @pytest.mark.parametrize("cut_off", [0, 1, 1000])

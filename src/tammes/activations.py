@@ -107,7 +107,7 @@ def file_of(
     cache: Path | None = None,
 ) -> Path:
     """Where the activations are kept: named after all that they depend on, and nothing else."""
-    depends_on = [_VERSION, images.file.stem, sha256(np.ascontiguousarray(indices).tobytes()).hexdigest()]
+    depends_on = [_VERSION, images.digest, sha256(np.ascontiguousarray(indices).tobytes()).hexdigest()]
     depends_on += [frozen.digest(), frozen.at, crop, views, *((mirror, padding) if views else ())]
     key = sha256(dumps(depends_on).encode()).hexdigest()[:16]
     stem = f"{images.file.stem.rpartition('-')[0]}-{frozen.at or 'features'}-{views or 'centre'}-{key}"

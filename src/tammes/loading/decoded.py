@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
 # heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
-_MAGIC, _VERSION = b"TAMMESPX", 1
+_MAGIC, _VERSION = b"TAMMESPX", 2
 _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
 _PIXELS_START = 64
 _SUFFIX, _WHAT = ".pixels", "the decoded images"
@@ -49,6 +49,7 @@ class Decoded:
         heights, widths: of each image.
         bad: the images that could not be read (left out by `skip_bad`); the numbers of the others are unchanged.
         reasons: why, for each of the bad.
+        digest: of all pixels and sizes: what is computed from the images depends on it, not on where their files are.
     """
 
     file: Path
@@ -58,6 +59,7 @@ class Decoded:
     channels: int
     bad: Int64[ndarray, " bad"]
     reasons: tuple[str, ...]
+    digest: str
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -187,6 +189,7 @@ def _write(
 ) -> None:
     sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
     bad: list[tuple[int, str]] = []
+    digest = sha256()
     sink.write(bytes(_PIXELS_START))
     for index, image in enumerate(_in_order(lambda index: _one(dataset, index, form), len(dataset), threads)):
         if isinstance(image, str):
@@ -195,10 +198,14 @@ def _write(
             image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
         sizes[:, index] = image.shape[1:]
         sink.write(image.data)
+        digest.update(image.data)
         if on_progress is not None:
             on_progress(index + 1, len(dataset))
     num_bytes = int((sizes[0] * sizes[1]).sum()) * form.channels
-    tail = sizes.astype("<i8").tobytes() + json.dumps({"channels": form.channels, "bad": bad}).encode()
+    table = sizes.astype("<i8").tobytes()
+    digest.update(table)
+    record = {"channels": form.channels, "bad": bad, "digest": digest.hexdigest()}
+    tail = table + json.dumps(record).encode()
     sink.write(tail)
     sink.seek(0)
     sink.write(_HEADER.pack(_MAGIC, _VERSION, len(dataset), num_bytes, len(tail), zlib.crc32(tail)))
@@ -246,6 +253,7 @@ def _opened(file: Path, num_images: int) -> Decoded | None:
         channels=record["channels"],
         bad=np.array([index for index, _ in record["bad"]], dtype=np.int64),
         reasons=tuple(reason for _, reason in record["bad"]),
+        digest=record["digest"],
     )
 
 
