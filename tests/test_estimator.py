@@ -21,7 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from benchmarks import estimators as benchmark
-from tammes import MetricLearner, UserError, centroids, estimator
+from tammes import MetricLearner, UserError, centroids
+from tammes.estimator import held_out, streams, training
+from tammes.estimator.ridge import REGULARISATIONS
+from tammes.estimator.start import spread
 from tests.test_architecture import ROOT
 
 Array = NDArray[Any]
@@ -83,7 +86,7 @@ def refused(learner: Any, X: Any = None, y: Any = None, **more: Any) -> str:  # 
 
 @pytest.mark.parametrize("scale", ["common", "columns"])
 def test_columns_are_centred_and_scaled_as_numpy_would(scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "_BLOCK", 24)  # three rows at a time
+    monkeypatch.setattr(streams, "BLOCK", 24)  # three rows at a time
     vectors, labels = blobs()
     vectors = vectors * np.arange(1, 9) + 1e6
     learner = MetricLearner(scale=scale, epochs=1).fit(vectors, labels)  # type: ignore[arg-type]
@@ -111,7 +114,7 @@ def test_a_constant_column_changes_nothing(method: Any, scale: Any) -> None:
 
 @pytest.mark.parametrize("scale", ["common", "columns"])
 def test_ridge_is_the_least_squares_solution(scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "_BLOCK", 56)  # seven rows at a time
+    monkeypatch.setattr(streams, "BLOCK", 56)  # seven rows at a time
     vectors, labels = blobs(classes=6)
     learner = MetricLearner(method="ridge", regularisation=0.3, scale=scale).fit(vectors, labels)
     inputs = standardised(vectors, scale)
@@ -128,7 +131,7 @@ def test_with_few_classes_ridge_is_chosen_by_generalised_cross_validation() -> N
     vectors, labels = blobs(classes=5, each=7)
     inputs, targets = standardised(vectors), centroids.place(5, 4).double().numpy()[labels]
     errors = {}
-    for candidate in estimator.REGULARISATIONS:
+    for candidate in REGULARISATIONS:
         hat = inputs @ np.linalg.solve(inputs.T @ inputs + candidate * 35 * np.eye(8), inputs.T)
         errors[candidate] = ((targets - hat @ targets) ** 2).sum() / (1 - np.trace(hat) / 35) ** 2
     learner = MetricLearner(method="ridge").fit(vectors, labels)
@@ -147,7 +150,7 @@ def test_with_many_classes_ridge_is_chosen_by_classes_that_are_held_out() -> Non
     inputs, outside = (inside - inside.mean(axis=0)) / scale, (vectors[held] - inside.mean(axis=0)) / scale
     places = centroids.place(30, 29).double().numpy()
     recalls = {}
-    for candidate in estimator.REGULARISATIONS:
+    for candidate in REGULARISATIONS:
         gram = inputs.T @ inputs + candidate * len(inputs) * np.eye(8)
         found = unit(outside @ np.linalg.solve(gram, inputs.T @ places[labels[~held]]))
         recalls[candidate] = brute_recall(found, labels[held])
@@ -256,7 +259,7 @@ def test_it_can_start_from_ridge() -> None:
     mapped = centroids.place(6, 5) @ layer.weight.detach().T
     np.testing.assert_allclose(mapped, centroids.place(6, 6), atol=1e-5)
     softmax = untrained(start="ridge", loss="softmax").fit(vectors, labels)
-    assert softmax.regularisation_ in estimator.REGULARISATIONS
+    assert softmax.regularisation_ in REGULARISATIONS
 
 
 # --- training
@@ -279,7 +282,7 @@ def test_unseen_digits_are_told_apart_better() -> None:
 
 
 def test_it_stops_early_on_held_out_classes_and_keeps_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "AGAIN_FROM", 1.0)
+    monkeypatch.setattr(training, "AGAIN_FROM", 1.0)
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
     options: dict[str, Any] = {"epochs": 60, "start": "pca", "learning_rate": 0.01, "random_state": 0}
     learner = MetricLearner(patience=3, **options).fit(vectors, labels)
@@ -314,13 +317,13 @@ def test_the_held_out_classes_train_too_in_the_end(monkeypatch: pytest.MonkeyPat
     learner = MetricLearner(**options).fit(vectors, labels)
     assert learner.n_iter_ > 0
     passes: list[int] = []
-    original = MetricLearner._pass
+    original = training.one_pass
 
-    def counted(self: Any, X: Any, codes: Any, rows: Array, *rest: Any) -> float:  # noqa: N803
+    def counted(learner: Any, X: Any, codes: Any, rows: Array, *rest: Any) -> bool:  # noqa: N803
         passes.append(len(rows))
-        return original(self, X, codes, rows, *rest)
+        return original(learner, X, codes, rows, *rest)
 
-    monkeypatch.setattr(MetricLearner, "_pass", counted)
+    monkeypatch.setattr(training, "one_pass", counted)
     again = MetricLearner(**options).fit(vectors, labels)
     assert passes == [200] * (len(again.history_) - 1) + [250] * again.n_iter_
     np.testing.assert_array_equal(again.transform(vectors), learner.transform(vectors))
@@ -336,10 +339,10 @@ def test_with_too_few_classes_nothing_is_held_out(classes: int, each: int, share
 
 
 def test_what_is_held_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "MOST_HELD_OUT", 60)
+    monkeypatch.setattr(held_out, "MOST_HELD_OUT", 60)
     random = np.random.default_rng(0)
-    assert len(estimator._held_out(np.repeat(np.arange(100), 10), 0.2, random)) == 6
-    assert len(estimator._held_out(np.repeat(np.arange(100), 50), 0.2, random)) == 5
+    assert len(held_out.held_out(np.repeat(np.arange(100), 10), 0.2, random)) == 6
+    assert len(held_out.held_out(np.repeat(np.arange(100), 50), 0.2, random)) == 5
     vectors, labels = blobs(classes=25, each=40)
     seen: list[int] = []
 
@@ -348,21 +351,21 @@ def test_what_is_held_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(len(found))
         return 0.5
 
-    monkeypatch.setattr(estimator, "_recall", counted)
+    monkeypatch.setattr(held_out, "recall", counted)
     MetricLearner(epochs=1, random_state=0).fit(vectors, labels)
     assert set(seen) == {60}
 
 
 def test_the_vectors_that_decide_the_start_are_spread_over_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "MOST_TO_START", 90)
+    monkeypatch.setattr("tammes.estimator.start.MOST_TO_START", 90)
     random = np.random.default_rng(0)
     few = np.repeat(np.arange(3), [100, 200, 60])
-    chosen = estimator._spread(few, np.arange(360), random)
+    chosen = spread(few, np.arange(360), random)
     assert np.bincount(few[chosen]).tolist() == [30, 30, 30]
     many = np.repeat(np.arange(40), 10)
-    chosen = estimator._spread(many, np.arange(400), random)
+    chosen = spread(many, np.arange(400), random)
     assert np.bincount(np.bincount(many[chosen])).tolist() == [31, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]
-    assert estimator._spread(many, np.arange(50), random).tolist() == list(range(50))
+    assert spread(many, np.arange(50), random).tolist() == list(range(50))
 
 
 def test_the_number_of_epochs_follows_from_the_number_of_vectors() -> None:
@@ -390,7 +393,7 @@ def test_every_loss_learns(loss: str, class_layer: bool) -> None:
 
 
 def test_the_class_layer_has_an_output_for_each_class_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "MOST_OUTPUTS", 5)
+    monkeypatch.setattr(training, "MOST_OUTPUTS", 5)
     vectors, labels = blobs()
 
     def outputs(**options: Any) -> int:
@@ -405,7 +408,7 @@ def test_the_class_layer_has_an_output_for_each_class_up_to_a_limit(monkeypatch:
 
 
 def test_with_many_classes_the_loss_draws_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "MOST_SAMPLED", 4)
+    monkeypatch.setattr("tammes.estimator.loss.MOST_SAMPLED", 4)
     vectors, labels = blobs()
 
     def drawn(**options: Any) -> Any:
@@ -525,15 +528,15 @@ def test_a_vector_does_not_depend_on_its_block(monkeypatch: pytest.MonkeyPatch) 
     vectors, labels = blobs()
     learner = MetricLearner(hidden=16, epochs=2, random_state=0).fit(vectors, labels)
     expected = learner.transform(vectors)
-    monkeypatch.setattr(estimator, "_BLOCK", 1)
+    monkeypatch.setattr(streams, "BLOCK", 1)
     np.testing.assert_allclose(learner.transform(vectors), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["gradient", "ridge"])
 def test_a_mapped_file_is_never_copied_whole(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "_BLOCK", 1 << 16)
-    monkeypatch.setattr(estimator, "MOST_TO_START", 512)
-    monkeypatch.setattr(estimator, "MOST_HELD_OUT", 200)
+    monkeypatch.setattr(streams, "BLOCK", 1 << 16)
+    monkeypatch.setattr("tammes.estimator.start.MOST_TO_START", 512)
+    monkeypatch.setattr(held_out, "MOST_HELD_OUT", 200)
     file = tmp_path / "vectors.npy"
     stored = np.lib.format.open_memmap(file, "w+", np.float16, (50_000, 128))
     labels = np.arange(50_000) % 40
@@ -674,7 +677,7 @@ def test_centroids_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused_with_its_place(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimator, "_BLOCK", 40)  # five rows at a time
+    monkeypatch.setattr(streams, "BLOCK", 40)  # five rows at a time
     vectors, labels = blobs()
     learner = MetricLearner(epochs=1).fit(vectors, labels)
     text = "X holds NaN or infinity in row 17, column 2. Fill it in, or leave the row out."

@@ -167,6 +167,8 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     from safetensors.torch import load_file
 
     folder = Path(folder)
+    if (folder / "learner.json").exists():
+        raise UserError(f"{folder} was trained on vectors: load it by tammes.MetricLearner.load.")
     if not (folder / "embedder.json").exists():
         raise UserError(
             f"no trained model in {folder}: embedder.json is missing. Train one: tammes train DATA --out {folder}"

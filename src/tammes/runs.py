@@ -2,7 +2,7 @@
 
 config.json        every option, with its value          environment.json   versions, machine, commit
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
-embedder.safetensors, embedder.json                      the trained network
+embedder.safetensors, embedder.json                      the trained network; of vectors learner.safetensors, .json
 best/              the same from the best epoch on the validation classes, if there are any
 checkpoint.safetensors                                   to go on from; with frozen.safetensors, the weights that do
                                                          not train, if there are any
@@ -11,6 +11,7 @@ results.json       the evaluation                        log.txt            what
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,10 @@ class Run:
 def create(folder: Path, *, overwrite: bool = False) -> Run:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        is_run = _is_run(folder)
-        if not overwrite or not is_run:
-            what = "is a run already" if is_run else "exists and is not a run"
-            hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if is_run else "Please"
+        ours = is_run(folder)
+        if not overwrite or not ours:
+            what = "is a run already" if ours else "exists and is not a run"
+            hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
             raise UserError(f"{folder} {what}. {hint} choose another --out.")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
 
 def open_run(folder: Path) -> Run:
     """A run folder that is there."""
-    if not _is_run(folder):
+    if not is_run(folder):
         raise UserError(
             f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
         )
@@ -92,7 +93,7 @@ def open_run(folder: Path) -> Run:
 
 def listed(root: Path) -> list[Run]:
     """All runs below a folder, oldest first."""
-    found = [Run(file.parent) for file in root.glob("**/config.json") if _is_run(file.parent)]
+    found = [Run(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
 
 
@@ -115,11 +116,12 @@ def load_frozen(run: Run, network: nn.Module) -> None:
 
 
 def save_checkpoint(
-    run: Run, objective: nn.Module, optimizer: Optimizer, position: Position, scaler: dict[str, Any] | None = None
+    run: Run, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
 ) -> None:
     """Everything to go on from, in one file: weights, optimizer, random state, position; frozen weights are elsewhere.
 
     Args:
+        position: where training is, a dataclass that JSON can hold.
         scaler: the state of what scales the loss of half precision.
     """
     from safetensors.torch import save
@@ -139,8 +141,14 @@ def save_checkpoint(
     write_atomically(run.folder / "checkpoint.safetensors", save(tensors, metadata={"state": json.dumps(said)}))
 
 
-def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> tuple[Position, dict[str, Any] | None]:
-    """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state."""
+def load_checkpoint(
+    run: Run, objective: nn.Module, optimizer: Optimizer, kind: Callable[..., Any] = Position
+) -> tuple[Any, dict[str, Any] | None]:
+    """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state.
+
+    Args:
+        kind: what the position is made with.
+    """
     from safetensors import safe_open
 
     file = run.folder / "checkpoint.safetensors"
@@ -158,7 +166,7 @@ def load_checkpoint(run: Run, objective: nn.Module, optimizer: Optimizer) -> tup
     optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
     _lay_out_alike(optimizer)
     torch.set_rng_state(tensors["random"])
-    return Position(**said["position"]), said.get("scaler")
+    return kind(**said["position"]), said.get("scaler")
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:
@@ -177,7 +185,7 @@ def _frozen(network: nn.Module) -> set[str]:
     return {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Other programs have a config.json too; what is removed must be ours."""
     return (folder / "config.json").exists() and (folder / "environment.json").exists()
 

@@ -4,10 +4,12 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -36,9 +38,16 @@ def cache_folder() -> Path:
 
 def write_atomically(file: Path, content: bytes) -> None:
     """Write a file such that it is there whole or not at all, and still there after a power cut."""
+    with written_whole(file) as sink:
+        sink.write(content)
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[IO[bytes]]:
+    """The same for what is written a part at a time: it takes its name at the end, unless there was an error."""
     with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as temporary:
         try:
-            temporary.write(content)
+            yield temporary
             temporary.flush()
             os.fsync(temporary.fileno())
             umask = os.umask(0)

@@ -1,4 +1,4 @@
-"""`tammes embed`: vectors of images, for any use."""
+"""`tammes embed`: vectors of images, or better ones of vectors, for any use."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -8,27 +8,31 @@ from typing import Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, progress
+from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
 
 @dataclass(frozen=True)
 class Embed:
-    """Turn a folder of images into vectors with a trained model.
+    """Turn a folder of images, or a file of vectors, into vectors with a trained model.
 
     The file holds `vectors` (images, dim), unit length, `labels` (the name of each image's class: in a folder, of its
-    sub-folder) and `paths`.
+    sub-folder) and `paths`. Of vectors it holds what their file does, in the same order, with other `vectors`.
 
     For example:
 
     tammes embed runs/photos photos/ --out vectors.npz
 
     tammes evaluate vectors.npz
+
+    tammes embed runs/vectors vectors.npz --out new.npz
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """Any folder of images, with sub-folders or without; or any data that `tammes train` takes."""
+    """Any folder of images, with sub-folders or without; or any data that `tammes train` takes. For a run
+    of vectors a .npz or .parquet file of them."""
     out: Path
     """The .npz file to write."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
@@ -53,6 +57,19 @@ def embed(config: Embed) -> None:
         raise UserError(f"no such folder: {config.out.parent}. Make it first, or write --out elsewhere.")
     if config.out.exists() and not config.overwrite:
         raise UserError(f"{config.out} exists. Pass --overwrite to replace it.")
+    from tammes.runs import is_run, open_run
+
+    run_of_vectors = is_run(config.model) and of_vectors(open_run(config.model).read("config").get("data", ""))
+    if run_of_vectors:
+        from tammes.cli.vectors_embed import embed_vectors
+
+        embed_vectors(config)
+        return
+    if of_vectors(config.data):
+        raise UserError(
+            f"{config.model} was trained on images, and {config.data} holds vectors. Train on these: tammes train"
+            f" {config.data}"
+        )
     import numpy as np
 
     from tammes.cli.making import decoded_for

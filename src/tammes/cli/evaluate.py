@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from tammes.cli.console import optional, print_json, progress, results_table, say, working
+from tammes.cli.train import of_vectors
 from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    from tammes.runs import Run
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Evaluate:
 
     tammes evaluate runs/photos other-photos/ --json
 
+    tammes evaluate runs/vectors other.npz
+
     tammes evaluate vectors.npz
     """
 
@@ -27,7 +33,8 @@ class Evaluate:
     """A run folder, or a .npz or .parquet file with `vectors` and `labels`, and if need be `query`, `gallery` (masks)
     and `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
-    """Images to measure on, all of their classes; by default the test classes of the run's own data."""
+    """Images, or vectors for a run of vectors, to measure on, all of their classes; by default the test classes of the
+    run's own data."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer images are compared by, if not the one that the run chose."""
     clustering: bool = True
@@ -48,7 +55,7 @@ def evaluate(config: Evaluate) -> None:
     """Embed, search, measure, show."""
     if config.restarts < 1 or not config.seeds:
         raise UserError("--restarts must be at least 1, and --seeds one number or more.")
-    rows = _of_vectors(config) if config.model.suffix in (".npz", ".parquet") else _of_run(config)
+    rows = _of_vectors(config) if of_vectors(config.model) else _of_run(config)
     if config.json:
         print_json(rows)
         return
@@ -92,6 +99,13 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
     from tammes.runtime import device
 
     run = open_run(config.model)
+    if of_vectors(run.read("config").get("data", "")):
+        return _of_vectors_run(config, run)
+    if config.data is not None and of_vectors(config.data):
+        raise UserError(
+            f"{run.folder} was trained on images, and {config.data} holds vectors. Measure these as they are: tammes"
+            f" evaluate {config.data}"
+        )
     embedder = load(run.folder, embedding=config.embedding)
     options = saved_options(run)
     options = replace(options, skip_bad=options.skip_bad or config.skip_bad)
@@ -118,6 +132,40 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         with working("measuring"):
             how = protocol(dataset, chosen, clustering=config.clustering)
             rows[name] = measured(vectors, dataset.labels[chosen], **how, **_options(config))
+    return rows
+
+
+def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
+    import numpy as np
+
+    from tammes.cli.job import saved_options
+    from tammes.cli.making import protocol
+    from tammes.cli.vectors_job import learned, load_vectors, other_vectors, raw
+    from tammes.estimator import MetricLearner
+    from tammes.estimator.streams import Rows
+    from tammes.metrics import evaluate as measured
+
+    for flag, asked in (("--embedding", config.embedding), ("--skip-bad", config.skip_bad)):
+        if asked:
+            raise UserError(f"{flag} is for images, and {run.folder} was trained on vectors: leave it out.")
+    learner = MetricLearner.load(run.folder)
+    if config.data is None:
+        data = load_vectors(saved_options(run), run.read("classes"))
+        if len(data.split.test) == 0:
+            raise UserError(
+                f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA"
+            )
+        found, chosen = data.vectors, data.split.test
+    else:
+        found = other_vectors(learner, run, config.data)
+        chosen = np.arange(len(found))
+        _say_known(tuple(map(str, np.unique(found.labels).tolist())), run.read("classes")["train"])
+    given, how = Rows(found.vectors, chosen), protocol(found, chosen, clustering=config.clustering)
+    rows = {}
+    for name in ("untrained", "trained"):
+        with working(f"measuring, {name}"):
+            vectors = raw(given, run.folder) if name == "untrained" else learned(learner, given, run.folder)
+            rows[name] = measured(vectors, found.labels[chosen], **how, **_options(config))
     return rows
 
 

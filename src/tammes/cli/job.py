@@ -52,12 +52,11 @@ WATCHED = 512  # training images on which the bound is watched
 
 def run_job(given: Train) -> None:
     """Train from the start or from where a run stopped; evaluate; show."""
-    _check(given)
-    resumed = None if given.resume is None else open_run(given.resume)
-    if resumed is not None and resumed.state == "finished":
-        raise UserError(
-            f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
-        )
+    check(given)
+    for flag, said in (("--hidden", given.hidden), ("--method", given.method)):
+        if said:
+            raise UserError(f"{flag} is for vectors, and {given.data} is no .npz or .parquet file: leave it out.")
+    resumed = resumed_run(given)
     config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
     data = load_data(config, None if resumed is None else resumed.read("classes"))
     AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
@@ -99,6 +98,16 @@ def run_job(given: Train) -> None:
     _report(config, run, data, embedder, untrained)
 
 
+def resumed_run(given: Train) -> Run | None:
+    """The run to go on with, if one was named."""
+    resumed = None if given.resume is None else open_run(given.resume)
+    if resumed is not None and resumed.state == "finished":
+        raise UserError(
+            f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
+        )
+    return resumed
+
+
 def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: dict[str, Any] | None) -> None:
     """Evaluate on the test classes, if there are any; write, draw and show the results."""
     test, labels = data.split.test, data.dataset.labels[data.split.test]
@@ -106,7 +115,7 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
         "data": data.dataset.name,
         "untrained": None,
         "trained": None,
-        "command": _command(config),
+        "command": command(config),
     }
     if len(test):
         with working("evaluating on classes never seen"):
@@ -126,7 +135,7 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
         print(f"run folder: {run.folder}    picture: {run.folder / 'neighbours.png'}")
 
 
-def _check(config: Train) -> None:
+def check(config: Train) -> None:
     """Refuse what cannot work before anything is made."""
     if config.resume is not None:
         known = {field.name: field.default for field in fields(Train)}
@@ -178,7 +187,7 @@ def _train(
     least = float(objective.loss.minimum)  # type: ignore[arg-type]
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
     processes = accelerator.process_index, accelerator.num_processes
-    with _stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
+    with stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
             lambda number: bar.watch(training_batches(config, data, number, *processes), number),
@@ -288,6 +297,7 @@ def saved_options(run: Run) -> Train:
     if unknown:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
     given["out"] = run.folder
+    given["hidden"] = tuple(given.get("hidden", ()))
     given["init_from"] = None if given["init_from"] is None else Path(given["init_from"])
     return Train(**given)
 
@@ -352,7 +362,7 @@ def _bar(config: Train, run: Run, data: Data, least: float, objective: nn.Module
     return TrainingBar(recipe(config)["epochs"], images, least, objective, run.folder / "log.txt")
 
 
-def _command(config: Train) -> str:
+def command(config: Train) -> str:
     """The command that repeats this run."""
     words = ["tammes train", config.data]
     for field in fields(Train):
@@ -363,7 +373,7 @@ def _command(config: Train) -> str:
         if isinstance(value, bool) and field.name not in ("mirror",):
             words.append(flag if value else f"--no-{field.name.replace('_', '-')}")
         else:
-            words.append(f"{flag} {value}")
+            words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
     return " ".join(words)
 
 
@@ -383,7 +393,7 @@ def _to_tensorboard(run: Run, line: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and a polite kill end training after the step under way; a second one ends it at once."""
     asked = False
 

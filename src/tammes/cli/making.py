@@ -30,6 +30,7 @@ MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes
 RESTARTS = 3  # of K-means, for NMI and AMI
 MOST_TO_START = 8192  # images whose features decide the principal directions
+DIM = 256  # of an embedding of images, where it is not said: the paper's
 VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
 
 
@@ -85,7 +86,7 @@ def resolved(config: Train) -> Train:
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
     out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
-    return replace(config, data=data, weights=weights, out=out, **recipe(config))
+    return replace(config, data=data, weights=weights, out=out, dim=config.dim or DIM, **recipe(config))
 
 
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
@@ -95,10 +96,10 @@ def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Dat
         classes: those that a run was started with; an error if the data has others now.
     """
     dataset = open_dataset(config.data)
-    held_out = _number(config.val_classes)
+    held_out = number_or_file(config.val_classes)
     if isinstance(held_out, Path):
         raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
-    test_classes = _number(config.test_classes)
+    test_classes = number_or_file(config.test_classes)
     parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
     for remark in dataset.remarks:
         say(f"note: {remark}")
@@ -221,7 +222,9 @@ def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
     one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot" or config.loss == "softmax"
     outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
-    shape = EmbedderConfig(str(config.backbone), config.dim, outputs if config.class_layer else None, config.embedding)
+    shape = EmbedderConfig(
+        str(config.backbone), config.dim or DIM, outputs if config.class_layer else None, config.embedding
+    )
     torch.manual_seed(config.seed)
     return Embedder(shape, weights=config.weights or "none")
 
@@ -347,7 +350,7 @@ def duration(seconds: float) -> str:
     return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _number(given: str | None) -> float | int | Path | None:
+def number_or_file(given: str | None) -> float | int | Path | None:
     """A fraction, a number of classes, or a file that lists them."""
     if given is None:
         return None

@@ -69,8 +69,16 @@ def _record(run: Any) -> dict[str, Any]:
         "run": str(run.folder),
         "state": run.state,
         **{name: options.get(name) for name in ("data", "loss", "centroids", "backbone", "seed")},
-        "epochs": f"{len(run.epochs())}/{options.get('epochs')}",
+        **({"loss": "ridge"} if options.get("method") == "ridge" else {}),
+        "epochs": _epochs(run, options),
         "trained": results.get("trained"),
         "untrained": results.get("untrained"),
         "command": results.get("command"),
     }
+
+
+def _epochs(run: Any, options: dict[str, Any]) -> str:
+    """How many of how many; what has none, as ridge, has a dash."""
+    # Vectors may train again on the classes that chose the epoch, which is not one more of those that were asked for.
+    done = sum("on_all_classes" not in line for line in run.epochs())
+    return "-" if options.get("epochs") is None else f"{done}/{options['epochs']}"

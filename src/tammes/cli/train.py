@@ -1,4 +1,4 @@
-"""`tammes train`: from a folder of images to a trained, evaluated model in a run folder."""
+"""`tammes train`: from a folder of images, or a file of vectors, to a trained, evaluated model in a run folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,10 @@ from tammes.cli.console import optional
 
 @dataclass(frozen=True)
 class Train:
-    """Train an embedder on images, and evaluate it on classes that it has not seen.
+    """Train an embedder on images, or a metric on vectors, and evaluate it on classes that it has not seen.
+
+    Vectors of any model, in a .npz or .parquet file, are learned from as by tammes.MetricLearner; options for images
+    are then refused.
 
     For example:
 
@@ -25,13 +28,15 @@ class Train:
 
     tammes train CUB_200_2011/ --backbone googlenet --train head
 
+    tammes train vectors.npz --out runs/vectors
+
     tammes train --resume runs/photos
     """
 
     data: Annotated[str, tyro.conf.Positional] = "glyphs"
     """A folder with one sub-folder of images per class; a folder with CUB-200-2011, CARS196, Stanford Online Products,
-    In-Shop or Omniglot; a .csv file with columns path and label; or the word glyphs: the embedded data set, characters
-    of many scripts."""
+    In-Shop or Omniglot; a .csv file with columns path and label; the word glyphs: the embedded data set, characters of
+    many scripts; or a .npz or .parquet file with `vectors` and `labels`."""
     out: Annotated[Path | None, optional("FOLDER")] = None
     """The run folder to make; by default runs/ and a name that says what it is."""
     preset: Literal["default", "paper"] = "default"
@@ -63,19 +68,23 @@ class Train:
     views: Annotated[int | None, optional("INT")] = None
     """Random crops of each image whose activations are kept; 0 for the one in the centre. By default 4 with --train
     top, 0 with --train head."""
-    dim: int = 256
-    """Length of an embedding."""
+    dim: Annotated[int | None, optional("INT")] = None
+    """Length of an embedding: 256, or for vectors of fewer columns as many as these."""
+    hidden: Annotated[tuple[int, ...], optional("INT INT …")] = ()
+    """Widths of hidden layers between vectors and embedding; without them the map is linear (vectors only)."""
+    method: Annotated[Literal["gradient", "ridge"] | None, optional("{gradient,ridge}")] = None
+    """gradient, or ridge: the regression onto the centroids in closed form, in seconds (vectors only)."""
     class_layer: bool = True
     """A layer on top of the embedding, in which the centroids are; without it they are in the embedding itself."""
     centroid_dim: Annotated[int | None, optional("INT")] = None
-    """Outputs of the class layer: by default one per class, or 512 beyond 4096 classes."""
+    """Outputs of the class layer: by default one per class, or 512 beyond 4096 classes (vectors: beyond 512)."""
     embedding: Literal["penultimate", "last"] = "penultimate"
     """Which layer images are compared by: the one below the class layer (the paper's), or the class layer."""
 
     epochs: Annotated[int | None, optional("INT")] = None
-    """Passes over the training images."""
+    """Passes over the training images, or vectors."""
     batch_size: Annotated[int | None, optional("INT")] = None
-    """Images in a batch."""
+    """Images, or vectors, in a batch."""
     optimizer: Annotated[Literal["sgd", "adam"] | None, optional("{sgd,adam}")] = None
     """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     rate: Annotated[float | None, optional("FLOAT")] = None
@@ -104,7 +113,8 @@ class Train:
     test_classes: Annotated[str | None, optional("NUMBER|FILE")] = None
     """Classes to test on: a fraction, a number, or a file with one class name a line. By default the second half."""
     val_classes: Annotated[str | None, optional("NUMBER")] = None
-    """Training classes to hold out, a fraction or a number: the epoch that is best on them is saved beside the last."""
+    """Training classes to hold out, a fraction or a number: the epoch that is best on them is saved beside the last. Of
+    vectors a fifth is held out by default if there are 20 or more, and the best epoch is the one that is kept."""
     seed: int = 0
     """Of everything that is random."""
     device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = "auto"
@@ -128,8 +138,20 @@ class Train:
     """Print the results as one JSON object."""
 
 
+def of_vectors(data: str | Path) -> bool:
+    """Whether data is a file of vectors, by its name."""
+    return Path(data).suffix.lower() in (".npz", ".parquet") and not Path(data).is_dir()
+
+
 def train(config: Train) -> None:
     """Train, evaluate, show."""
-    from tammes.cli.job import run_job
+    from tammes.runs import open_run
 
-    run_job(config)
+    if of_vectors(config.data if config.resume is None else open_run(config.resume).read("config").get("data", "")):
+        from tammes.cli.vectors_job import run_vectors_job
+
+        run_vectors_job(config)
+    else:
+        from tammes.cli.job import run_job
+
+        run_job(config)

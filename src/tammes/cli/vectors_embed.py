@@ -1,0 +1,57 @@
+"""`tammes embed` of vectors: a block at a time, from a file that is mapped into one that is whole or not there."""
+
+from dataclasses import fields
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile
+
+import numpy as np
+from numpy import ndarray
+
+from tammes.cli.console import print_json, progress
+from tammes.cli.embed import Embed
+from tammes.cli.vectors_job import other_vectors, output_dtype
+from tammes.datasets import Vectors
+from tammes.errors import UserError
+from tammes.estimator import MetricLearner
+from tammes.runs import open_run
+from tammes.runtime import written_whole
+
+
+def embed_vectors(config: Embed) -> None:
+    """Read, transform, write; in bounded memory where the file is mapped."""
+    known = {field.name: field.default for field in fields(Embed)}
+    for option in ("embedding", "batch_size", "skip_bad", "device"):
+        if getattr(config, option) != known[option]:
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{flag} is for images, and {config.model} was trained on vectors: leave it out.")
+    run = open_run(config.model)
+    learner = MetricLearner.load(run.folder)
+    found = other_vectors(learner, run, config.data)
+    dim = _written(learner, found, config.out)
+    record = {"file": str(config.out), "vectors": len(found), "dim": dim}
+    if config.json:
+        print_json(record)
+    else:
+        print(f"{len(found)} vectors of {dim} dimensions in {config.out}")
+
+
+def _written(learner: MetricLearner, found: Vectors, out: Path) -> int:
+    """Write the new vectors, and what else the file had; their length."""
+    shape, dtype = (len(found), learner.network_.dim), np.dtype(output_dtype(found.vectors))
+    others = {name: getattr(found, name) for name in ("labels", "query", "gallery", "sequence", "paths")}
+    with written_whole(out) as file, ZipFile(file, "w", ZIP_STORED) as archive, progress("embedding") as on_progress:
+        with archive.open("vectors.npy", "w", force_zip64=True) as entry:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(entry, header)
+            for part, block in learner._embedded_blocks(found.vectors):
+                entry.write(block.astype(dtype).tobytes())
+                on_progress(min(part.stop, len(found)), len(found))
+        for name, array in others.items():
+            if array is not None:
+                _write(archive, name, array)
+    return int(shape[1])
+
+
+def _write(archive: ZipFile, name: str, array: ndarray) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+        np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)

@@ -1,0 +1,338 @@
+"""MetricLearner: what scikit-learn sees of the estimator."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from numpy import ndarray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tammes.errors import UserError
+from tammes.estimator import held_out
+from tammes.estimator.loss import placed
+from tammes.estimator.network import MOST_DIMENSIONS, Network
+from tammes.estimator.options import Method, Start, check_classes, check_labels, check_options
+from tammes.estimator.ridge import REGULARISATIONS, Ridge, Sums
+from tammes.estimator.saved import read_learner, write_learner
+from tammes.estimator.streams import Rows, Scale, blocks, check_finite, mean_and_variance, scales
+from tammes.estimator.training import Position, Randomness, epochs, make, new_optimizer, one_pass
+from tammes.geometry import normalise
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _checked_when_fitted(constructor: _Function) -> _Function:
+    """scikit-learn wants anything to pass a constructor and `fit` to complain: the tests' type checks look away."""
+    constructor.__no_type_check__ = True  # type: ignore[attr-defined]
+    return constructor
+
+
+class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn from labelled vectors a map to unit vectors whose nearest neighbours are of the same class.
+
+    The paper's two layers on top of vectors instead of images: the vectors are centred and scaled, go through `hidden`
+    layers, if any, and a linear layer of `dim`, the embedding; for training a class layer on top of it is drawn to
+    fixed centroids by the loss. Time and memory are linear in the number of vectors.
+
+    From 20 classes on, some of them are held out to stop early: after each epoch R@1 is measured on them, and the best
+    epoch is kept, which can be the start. Where that was more than a twentieth of the vectors, the network is then
+    trained again on all of them, for as many epochs. With fewer classes all of them train, for all epochs.
+
+    Args:
+        dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
+            the classes, up to 256.
+        loss: discriminative, hard-discriminative or softmax.
+        loss_options: other options of the loss, such as {"push": 0.2}.
+        centroids: place, one-hot, kmeans, …: a name of `tammes.centroids.CENTROIDS`.
+        centroid_dim: outputs of the class layer. None: one for each class, but not more than 512.
+        class_layer: without one the centroids are those of the embedding itself.
+        hidden: width of a hidden layer, or of several; None: the map is linear.
+        method: gradient, or ridge: the regression of the vectors on the centroids of their classes (Perrot and
+            Habrard 2015) in closed form, without loss or class layer.
+        start: what the first layer begins as: pca, the principal directions of the vectors; whiten, the same after
+            directions in which a class varies much have been made short; ridge, that method's result; or random.
+            auto: whiten or pca, whichever has the better R@1 on the held-out classes, whiten without them; with
+            hidden layers pca.
+        scale: common divides all columns by the same number, which keeps the directions of vectors that a network
+            made; columns divides each by its own standard deviation, for columns in units of their own.
+        regularisation: of ridge: λ divided by the number of vectors. None: that with the best R@1 on the held-out
+            classes, or with too few classes, and in `partial_fit`, the best by generalised cross-validation.
+        epochs: passes over the vectors. None: as many as make 500 steps, from 3 to 100.
+        batch_size: vectors.
+        learning_rate: of AdamW in the first epoch; it falls along a cosine.
+        weight_decay: of all weights, not of biases.
+        dropout: share of the numbers of each vector that are hidden from the network in training.
+        validation_classes: share of the classes that is held out, at least 5 of them; 0: none.
+        patience: epochs without a better R@1 after which training stops. None: a fifth of all.
+        random_state: seed of all that is random: order, starting weights, dropout, which classes are held out.
+
+    Attributes:
+        classes_: the labels that were seen, sorted.
+        held_out_classes_: those of them that R@1 was measured on.
+        mean_, scale_: what is taken from each column, and what it is then divided by.
+        network_: the map from there, a torch module; its `body` gives the embedding before it has unit length.
+        n_iter_: the epoch that was kept, 0 for the start; in `partial_fit` the number of passes.
+        history_: mean loss and R@1 on the held-out classes, None without them: of the start, then of each epoch.
+        regularisation_: λ of ridge divided by the number of vectors; None where ridge was not used.
+
+    >>> from sklearn.datasets import load_digits
+    >>> vectors, labels = load_digits(return_X_y=True)
+    >>> learner = MetricLearner(random_state=0).fit(vectors[labels < 5], labels[labels < 5])
+    >>> learner.transform(vectors).shape, bool(learner.score(vectors[labels > 4], labels[labels > 4]) > 0.97)
+    ((1797, 64), True)
+    """
+
+    @_checked_when_fitted
+    def __init__(
+        self,
+        dim: int | None = None,
+        *,
+        loss: str = "discriminative",
+        loss_options: Mapping[str, Any] | None = None,
+        centroids: str = "place",
+        centroid_dim: int | None = None,
+        class_layer: bool = True,
+        hidden: int | Sequence[int] | None = None,
+        method: Method = "gradient",
+        start: Start = "auto",
+        scale: Scale = "common",
+        regularisation: float | None = None,
+        epochs: int | None = None,
+        batch_size: int = 256,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 5e-4,
+        dropout: float = 0.5,
+        validation_classes: float = 0.2,
+        patience: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.dim = dim
+        self.loss = loss
+        self.loss_options = loss_options
+        self.centroids = centroids
+        self.centroid_dim = centroid_dim
+        self.class_layer = class_layer
+        self.hidden = hidden
+        self.method = method
+        self.start = start
+        self.scale = scale
+        self.regularisation = regularisation
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.dropout = dropout
+        self.validation_classes = validation_classes
+        self.patience = patience
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "MetricLearner":  # noqa: N803
+        """Learn from vectors (N, columns), an array or a data frame, and their labels (N,), numbers or text."""
+        check_options(self)
+        X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric")
+        check_labels(y)
+        for _ in epochs(self, X, y):
+            pass
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "MetricLearner":  # noqa: N803
+        """Learn from some more vectors: one pass over them, at a constant learning rate and without early stopping.
+
+        The first call decides the classes: those in `classes`, or else those in its `y`. For the gradient method it
+        also decides, once for all, how vectors are centred and scaled and what the network starts from, so its vectors
+        should be a fair sample. Ridge adds everything up: after the last call it is what one call with all vectors
+        would have made. After `fit` both go on from there. One that was loaded does not.
+        """
+        check_options(self)
+        if getattr(self, "_loaded", False):
+            raise UserError(
+                "a learner that was loaded does not learn on, as not all of it is saved. Begin anew with fit."
+            )
+        first = not hasattr(self, "_loss" if self.method == "gradient" else "_sums")
+        X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric", reset=first)
+        check_labels(y)
+        if first:
+            self.classes_ = np.unique(y if classes is None else np.asarray(classes))
+            check_classes(self.classes_)
+            self._begin(X)
+            self.held_out_classes_ = self.classes_[:0]
+        else:
+            check_finite(X)
+            if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+                raise UserError("classes are not those of the first call: leave them out, or begin anew with fit.")
+        codes = self._codes(y)
+        random = np.random.default_rng([self._seed, self.n_iter_])
+        with Randomness(int(random.integers(2**31))).drawn():
+            if self.method == "ridge":
+                if first:
+                    self._sums = Sums(X.shape[1], len(self.classes_))
+                self._sums.add_all(X, codes, None, *self._first)
+                self._use(self._regression(self._sums), self.regularisation)
+            else:
+                rows, at = np.arange(len(X)), Position(0, self.start)
+                if first:
+                    make(self, X, codes, rows, rows[:0], random, start=self.start, sizes=None)
+                if not hasattr(self, "_optimizer"):
+                    self._optimizer = new_optimizer(self)
+                one_pass(self, X, codes, rows, self._optimizer, random, at)
+                self.history_.append({"loss": at.total / len(rows), "recall_at_1": None})
+        self.n_iter_ += 1
+        return self
+
+    def transform(self, X: Any) -> Any:  # noqa: N803
+        """Unit vectors (N, dim): float64 for float64, or else float32. Each depends on its own row alone."""
+        check_is_fitted(self)
+        X = validate_data(self, X, ensure_all_finite=False, dtype="numeric", reset=False)
+        check_finite(X)
+        dtype = np.float32 if X.dtype in (np.float16, np.float32) else np.float64
+        return self._embedded(X, None, dtype)
+
+    def score(self, X: Any, y: Any) -> float:  # noqa: N803
+        """R@1 of the transformed vectors: the share whose nearest other vector is of their class.
+
+        The classes need not be those of `fit`: measure on others to see how good the metric is.
+        """
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric", reset=False)
+        check_finite(X)
+        codes = np.unique(y, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return held_out.recall(self._embedded(X, None, np.float32), codes)
+
+    def save(self, folder: str | Path) -> None:
+        """Write learner.safetensors and learner.json into a folder, each whole or not at all.
+
+        What is needed to `transform` and `score` is saved, not what `partial_fit` would go on from.
+        """
+        check_is_fitted(self)
+        write_learner(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "MetricLearner":
+        """The learner that was saved in a folder.
+
+        Raises:
+            UserError: it is not there, not whole, or not what `save` writes.
+        """
+        learner = cls()
+        read_learner(learner, Path(folder))
+        return learner
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.network_.dim)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _begin(self, X: ndarray | Rows) -> None:  # noqa: N803
+        """Forget what was learned before, and find how the columns are centred and scaled."""
+        for name in ("_loss", "_loaded", "_optimizer", "_sums", "_targets", "network_"):
+            self.__dict__.pop(name, None)
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.mean_, variance = mean_and_variance(X)
+        self.scale_ = scales(variance, self.scale)
+        self._first = self.mean_, self.scale_  # what ridge adds up in, and then corrects
+        self.n_iter_, self.history_ = 0, list[dict[str, Any]]()
+        self.regularisation_: float | None = None
+
+    def _validated(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        codes: Int64[ndarray, " items"],
+        validation: Int64[ndarray, " validation"],
+    ) -> float | None:
+        """R@1 on the vectors that are held out, if there are any."""
+        return (
+            held_out.recall(self._embedded(X, validation, np.float32), codes[validation]) if len(validation) else None
+        )
+
+    def _solve(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        codes: Int64[ndarray, " items"],
+        rows: Int64[ndarray, " rows"],
+        validation: Int64[ndarray, " validation"],
+    ) -> None:
+        """Ridge regression of all rows; where there are held-out classes, these choose λ first, and then count too."""
+        sums = self._sums = Sums(X.shape[1], len(self.classes_))
+        sums.add_all(X, codes, rows, *self._first)
+        chosen = self.regularisation
+        if chosen is None and len(validation):
+            regression, best = self._regression(sums), -1.0
+            for candidate in reversed(REGULARISATIONS):
+                self._use(regression, candidate)
+                recall = self._validated(X, codes, validation) or 0.0
+                if recall > best:
+                    best, chosen = recall, candidate
+        outside = np.setdiff1d(np.arange(len(codes)), rows, assume_unique=True)
+        sums.add_all(X, codes, outside, *self._first)
+        self._use(self._regression(sums), chosen)
+
+    def _regression(self, sums: Sums) -> Ridge:
+        """The regression of what was added up on the centroids, which are placed once."""
+        if not hasattr(self, "_targets"):
+            classes = len(self.classes_)
+            dim = int(self.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
+            self._targets = placed(self.centroids, classes, dim, self._seed)
+        return Ridge(sums, self._targets, self.scale)
+
+    def _use(self, regression: Ridge, regularisation: float | None) -> None:
+        """Make the network that of a regression."""
+        chosen = self.regularisation_ = regularisation or regression.best_by_cross_validation()
+        mean, scale = self._first
+        self.mean_, self.scale_ = mean + scale * regression.mean, scale * regression.scale
+        self.network_ = Network(len(mean), (), regression.targets.shape[1], None).double().eval()
+        with torch.no_grad():
+            self.network_.first.weight.copy_(torch.from_numpy(regression.map(chosen).T))
+
+    def _standardised(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        rows: Int64[ndarray, " rows"] | slice,
+    ) -> Float64[ndarray, "rows columns"]:
+        return np.asarray((X[rows].astype(np.float64) - self.mean_) / self.scale_)
+
+    def _embedded(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        rows: Int64[ndarray, " rows"] | None,
+        dtype: Any,
+    ) -> Float[ndarray, "rows dim"]:
+        """Unit vectors of some rows, or all."""
+        found = np.empty((len(X) if rows is None else len(rows), self.network_.dim), dtype=dtype)
+        for part, block in self._embedded_blocks(X, rows):
+            found[part] = block
+        return found
+
+    def _embedded_blocks(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        rows: Int64[ndarray, " rows"] | None = None,
+    ) -> Iterator[tuple[slice, Float64[ndarray, "block dim"]]]:
+        """Unit vectors, some at a time. In float64, so that it does not matter what else is in a block."""
+        network = deepcopy(self.network_).double().eval()
+        for part in blocks(len(X) if rows is None else len(rows), X.shape[1]):
+            inputs = self._standardised(X, part if rows is None else rows[part])
+            with torch.no_grad():
+                yield part, normalise(network.body(torch.from_numpy(inputs))).numpy()
+
+    def _codes(self, y: ndarray) -> Int64[ndarray, " items"]:
+        """The place of each label among the classes."""
+        names, own = np.unique(y, return_inverse=True)
+        places = {name: place for place, name in enumerate(self.classes_.tolist())}
+        for name in names.tolist():
+            if name not in places:
+                raise UserError(
+                    f"y holds the class {name!r}, which the first call did not name. "
+                    "Name all classes there: partial_fit(X, y, classes=…)."
+                )
+        return np.array([places[name] for name in names.tolist()], dtype=np.int64)[own.reshape(-1)]

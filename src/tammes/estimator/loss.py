@@ -1,0 +1,63 @@
+"""The loss that a learner is trained by, and its centroids."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from numpy import ndarray
+from torch import Tensor, nn
+
+from tammes.centroids import CENTROIDS
+from tammes.errors import UserError
+from tammes.losses import LOSSES
+
+MOST_SAMPLED = 512  # classes that a batch is repelled from, where the loss can draw them
+
+
+def placed(kind: str, classes: int, dim: int, seed: int) -> Float[Tensor, "classes dim"]:
+    """The centroids of a kind, the same for the same seed."""
+    try:
+        return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
+    except UserError as error:
+        raise UserError(f"centroids={kind!r} for {classes} classes in {dim} dimensions: {error}") from None
+
+
+def make_loss(
+    name: str,
+    options: Mapping[str, Any] | None,
+    classes: int,
+    outputs: int | None,
+    centroids: Float[Tensor, "classes dim"] | None,
+    sizes: Int64[ndarray, " classes"] | None,
+    *,
+    one_hot: bool,
+) -> nn.Module:
+    """A loss of `tammes.losses` by its name.
+
+    Args:
+        options: others of its own.
+        outputs: those of the class layer, None without one.
+        centroids: None for a loss that has none.
+        sizes: vectors of each class, None where they are not known.
+        one_hot: whether that is what the centroids are.
+    """
+    given = dict(options or {})
+    first: Any = classes
+    if name == "softmax":
+        if outputs != classes:
+            raise UserError(
+                f"loss='softmax' needs a class layer with one output for each of {classes} classes. "
+                "Leave class_layer and centroid_dim out."
+            )
+    else:
+        assert centroids is not None
+        if not (one_hot and centroids.shape[1] == classes):  # these take no matrix product
+            first = centroids
+        given = {"class_sizes": None if sizes is None else sizes.tolist()} | given
+    if name == "discriminative" and classes > MOST_SAMPLED and first is centroids:
+        given = {"sample_classes": MOST_SAMPLED} | given
+    try:
+        return LOSSES[name](first, **given)
+    except TypeError as error:
+        raise UserError(f"loss_options do not suit loss={name!r}: {error}.") from None

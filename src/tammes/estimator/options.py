@@ -1,0 +1,85 @@
+"""The options of a learner, and what it is given: checked when it is fitted, as scikit-learn wants it."""
+
+from collections.abc import Sequence
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+from warnings import catch_warnings, filterwarnings
+
+from numpy import ndarray
+from sklearn.utils.multiclass import check_classification_targets
+
+from tammes.centroids import CENTROIDS
+from tammes.errors import UserError, unknown_name
+from tammes.estimator.streams import Scale
+from tammes.losses import LOSSES
+
+Method = Literal["gradient", "ridge"]
+Start = Literal["auto", "whiten", "pca", "ridge", "random"]
+
+
+def check_options(learner: Any) -> None:
+    """Refuse options that are unknown, out of range, or do not go together."""
+    for option, known in (
+        ("loss", LOSSES),
+        ("centroids", CENTROIDS),
+        ("method", get_args(Method)),
+        ("start", get_args(Start)),
+        ("scale", get_args(Scale)),
+    ):
+        if not isinstance(getattr(learner, option), str) or getattr(learner, option) not in known:
+            raise unknown_name(option, str(getattr(learner, option)), known)
+    for option in ("dim", "centroid_dim", "epochs", "batch_size", "patience"):
+        _check_number(option, getattr(learner, option), optional=option != "batch_size")
+    for option, least, below in (("learning_rate", None, None), ("weight_decay", 0.0, None),
+                                 ("dropout", 0.0, 1.0), ("validation_classes", 0.0, 1.0)):  # fmt: skip
+        _check_share(option, getattr(learner, option), least, below)
+    if learner.regularisation is not None:
+        _check_share("regularisation", learner.regularisation, None, None)
+    hidden = widths(learner.hidden)
+    for name, value in (("method", learner.method), ("start", learner.start)):
+        if hidden and value == "ridge":
+            raise UserError(f"{name}='ridge' is a linear map and has no hidden layers. Leave hidden out.")
+
+
+def widths(hidden: Any) -> tuple[int, ...]:
+    """Those of the hidden layers, however they were given."""
+    given = () if hidden is None else (hidden,) if isinstance(hidden, Integral) else hidden
+    if isinstance(given, str) or not isinstance(given, Sequence | ndarray):
+        raise UserError(f"hidden must be a width or several, such as 512 or (512, 512), got {hidden!r}.")
+    for width in given:
+        _check_number("hidden", width)
+    return tuple(int(width) for width in given)
+
+
+def check_labels(y: ndarray) -> None:
+    """Refuse labels that are no classes."""
+    with catch_warnings():
+        # That few vectors of a class look like a regression to it: here two of a class are enough.
+        filterwarnings("ignore", "The number of unique classes is greater than 50%", UserWarning)
+        check_classification_targets(y)
+
+
+def check_classes(classes: ndarray) -> None:
+    """Refuse a single class."""
+    if len(classes) < 2:
+        raise UserError(
+            f"y holds 1 class, {classes.tolist()[0]!r}. A metric is learned from at least 2: add vectors of others."
+        )
+
+
+def _check_number(option: str, value: Any, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise UserError(f"{option} must be a whole number from 1 up{', or None' * optional}, got {value!r}.")
+
+
+def _check_share(option: str, value: Any, least: float | None, below: float | None) -> None:
+    """Refuse what is no number, below `least` (or, without one, not above 0), or not below `below`."""
+    good = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    good = good and (value > 0 if least is None else value >= least) and (below is None or value < below)
+    if not good:
+        lower = "above 0" if least is None else f"{least:g} or more"
+        upper = "" if below is None else f" and below {below:g}"
+        raise UserError(f"{option} must be a number {lower}{upper}, got {value!r}.")
