@@ -1,7 +1,7 @@
 """Does training keep the network busy? Images per second of `fit` on decoded images, beside a bare PyTorch loop; and
 of the image pipeline alone, beside torchvision's ImageFolder and a DataLoader.
 
-    python -m benchmarks.throughput [--folder FOLDER] [--json FILE]
+    python -m benchmarks.throughput [--networks googlenet vgg16] [--folder FOLDER] [--json FILE]
 
 The bare loop runs the same network, loss and optimizer over tensors that are in memory already, without crops, labels
 to look up or anything to log. The target is a ratio of at least 0.95.
@@ -38,6 +38,8 @@ from tammes.loading import Decoded, batches, decode
 from tammes.objectives import Objective
 from tammes.training import fit, halved_every
 
+SIZES = {"conv4": (64, 40), "resnet18": (16, 4), "googlenet": (16, 4), "vgg16": (4, 2)}  # of a batch; batches an epoch
+
 
 @dataclass(frozen=True)
 class Options:
@@ -51,8 +53,10 @@ class Options:
     """How many of them."""
     only: Literal["networks", "pipeline"] | None = None
     """Time one half only."""
+    networks: tuple[str, ...] = ("conv4", "resnet18", "googlenet", "vgg16")
+    """Which of these networks."""
     json: Path | None = None
-    """Write the figures here too."""
+    """Write the figures here too; those of other networks that are there stay."""
 
 
 def noise(side: int, channels: int, images: int) -> Dataset:
@@ -166,19 +170,16 @@ def main(options: Options) -> None:
     stored = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else {}
     stored["machine"] = machine()
     if options.only != "pipeline":
-        stored["rows"] = []
-        for backbone, batch_size, steps in (
-            ("conv4", 64, 40),
-            ("resnet18", 16, 4),
-            ("googlenet", 16, 4),
-            ("vgg16", 8, 2),
-        ):
-            ours, bare = ratio(backbone, batch_size, steps, options.turns)
+        stored.setdefault("rows", [])
+        for backbone in options.networks:
+            ours, bare = ratio(backbone, *SIZES[backbone], options.turns)
             print(
                 f"{backbone:<10} fit {ours:.1f} images/s, bare loop {bare:.1f}, ratio {ours / bare:.3f} (at least 0.95)"
             )
             row = {"backbone": backbone, "images_per_second": ours, "bare": bare, "ratio": ours / bare}
-            stored["rows"].append(row)
+            row |= {"threads": torch.get_num_threads(), "commit": stored["machine"]["commit"]}
+            stored["rows"] = [other for other in stored["rows"] if other["backbone"] != backbone] + [row]
+            save(stored, options.json)
     if options.only != "networks":
         with TemporaryDirectory() as folder:
             stored["pipeline"] = pipelines(options.folder or photographs(Path(folder), options.images), options.images)
