@@ -21,6 +21,11 @@ from tammes.loading import Decoded, batches, decode
 NUMBER = 70  # more than two batches
 
 
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tammes.activations.images_at_once", lambda *_: 32)
+
+
 def noise(fingerprint: str = "noise", first: int = 0, width: int = 30) -> Dataset:
     def read(index: int) -> Image.Image:
         seed = first if index == 0 else index

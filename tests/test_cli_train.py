@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from tammes import DiscriminativeLoss
 from tammes.cli import main
+from tammes.cli.making import at_once, make_embedder, resolved
+from tammes.cli.train import Train
 from tammes.embedder import load
+from tammes.objectives import Objective
 from tammes.presets import RECIPES
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2")
@@ -214,6 +220,19 @@ def test_options_that_change_the_way_of_training_are_honoured(
     assert (config["accumulate"], config["sampler"], config["precision"]) == (2, "balanced", "bf16")
     assert load(out).encode(photos / "class 0").shape == (6, 4)
     assert "leave out --epochs." in refused(capsys, "train", "--resume", str(out), "--epochs", "7")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "changes", "number"),
+    [("vgg16", {}, 13), ("resnet18", {}, None), ("vgg16", {"loss": "pairs"}, None), ("vgg16", {"train": "top"}, None)],
+    ids=["each image on its own", "batch normalisation", "another kind of loss", "kept activations"],
+)
+def test_batches_are_computed_in_pieces_where_that_is_the_same(
+    backbone: str, changes: dict[str, Any], number: int | None
+) -> None:
+    config = resolved(Train(backbone=backbone, weights="none", device="cpu"))
+    objective = Objective(make_embedder(config, 4), DiscriminativeLoss(4))
+    assert at_once(replace(config, **changes), objective) == number
 
 
 def test_the_balanced_sampler_is_counted_with_its_repeats(photos: Path, tmp_path: Path) -> None:

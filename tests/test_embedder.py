@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tammes import UserError
 from tammes.embedder import Embedder, EmbedderConfig, load
+from tammes.runtime import images_at_once
 from tests.oracles import seeded
 
 IMAGES = torch.randint(256, (5, 1, 28, 28), generator=seeded(0), dtype=torch.uint8)
@@ -87,3 +90,17 @@ def test_errors(tmp_path: Path) -> None:
         made().encode(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"^no images in "):
         made().encode(tmp_path)
+
+
+@pytest.mark.parametrize(("device", "large", "small"), [("cpu", 13, 1024), ("meta", 222, 1024)])
+def test_how_many_images_go_together_depends_on_their_size_and_the_device(device: str, large: int, small: int) -> None:
+    assert images_at_once(3 * 224 * 224, torch.device(device)) == large
+    assert images_at_once(28 * 28, torch.device(device)) == small
+    assert images_at_once(10**9, torch.device(device)) == 1  # never none
+    assert Embedder(EmbedderConfig("conv4", 8, 3)).at_once == 1024
+
+
+def test_vectors_do_not_depend_on_how_many_go_together() -> None:
+    embedder = Embedder(EmbedderConfig("conv4", 8, 3)).eval()
+    pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (30, 30), dtype=np.uint8)) for n in range(7)]
+    np.testing.assert_allclose(embedder.encode(pictures, batch_size=2), embedder.encode(pictures), atol=1e-6)

@@ -64,6 +64,30 @@ def test_accumulated_batches_make_the_step_of_one_large_batch() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
+def test_a_batch_in_pieces_makes_the_same_step_and_counts_as_one() -> None:
+    results, widest = [], []
+    for at_once in (None, 3, 100):  # 20 = 6 × 3 + 2: pieces of different size
+        objective, seen = Toy(), list[int]()
+        objective.network[2] = nn.Identity()  # dropout would draw differently
+        objective.network.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(len(given[0])))
+        epochs = list(fit(objective, batches(20), sgd(objective), epochs=2, schedule=cosine(2), at_once=at_once))
+        assert [epoch.images for epoch in epochs] == [50, 50]
+        results.append((weights(objective), epochs[-1].losses["loss"]))
+        widest.append(max(seen))
+    assert widest == [20, 3, 20]
+    for other, loss in results[1:]:
+        torch.testing.assert_close(other, results[0][0])
+        assert loss == pytest.approx(results[0][1], rel=1e-6)
+
+
+def test_pieces_count_as_one_batch_where_training_stops() -> None:
+    objective = Toy()
+    epochs = list(
+        fit(objective, batches(20), sgd(objective), epochs=1, schedule=cosine(1), at_once=3, stop=lambda: True)
+    )
+    assert (epochs[0].position.step, epochs[0].position.images) == (1, 20)
+
+
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 def test_training_that_was_stopped_goes_on_to_the_very_same_weights(steps: int) -> None:
     whole = Toy()

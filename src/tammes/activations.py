@@ -26,10 +26,9 @@ from tammes.cache import PARTIAL, check_room, no_room
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.loading import Batches, Decoded, Sampler, Turn, batches, turns
-from tammes.runtime import cache_folder
+from tammes.runtime import cache_folder, images_at_once
 
 _VERSION = 1
-_BATCH = 32  # images at a time; larger ones are no faster on a CPU
 _WHAT = "the activations"
 
 
@@ -143,12 +142,13 @@ def activations(
     if file.exists():
         return Activations(file, np.load(file, mmap_mode="r"), indices)
     where = device or torch.device("cpu")
+    batch_size = images_at_once(images.channels * crop**2, where)
 
     def of(view: int, chosen: Int64[ndarray, " some"]) -> Batches:
         nothing = np.zeros(len(chosen), dtype=np.int64)
         # A view's crops follow from its number alone: runs with other seeds find the same file.
         return batches(
-            images, chosen, nothing, batch_size=_BATCH, crop=crop, train=views > 0, sampler="ordered",
+            images, chosen, nothing, batch_size=batch_size, crop=crop, train=views > 0, sampler="ordered",
             mirror=mirror, padding=padding if views else 0, seed=0, epoch=view,
         )  # fmt: skip
 
@@ -160,7 +160,7 @@ def activations(
             )
         return (given.permute(0, 2, 3, 1) if given.ndim == 4 else given).contiguous().numpy()
 
-    probe = next(iter(of(0, indices[:_BATCH])))[0]
+    probe = next(iter(of(0, indices[:batch_size])))[0]
     started = perf_counter()
     shape = computed(probe).shape[1:]
     rows = max(1, views) * len(indices)

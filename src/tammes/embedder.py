@@ -18,7 +18,7 @@ from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import in_mode, open_picture
 from tammes.errors import UserError
 from tammes.geometry import normalise
-from tammes.runtime import write_atomically
+from tammes.runtime import images_at_once, write_atomically
 from tammes.transforms import resized
 
 Embedding = Literal["penultimate", "last"]
@@ -109,6 +109,11 @@ class Embedder(nn.Module):
         """Unit vectors from the backbone's features: what images are compared by."""
         return normalise(self.outputs(features) if self.config.embedding == "last" else self.penultimate(features))
 
+    @property
+    def at_once(self) -> int:
+        """How many images to send through the network together, where that is free to choose."""
+        return images_at_once(len(self.mode) * self.size**2, self.mean.device)
+
     def forward(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch dim"]:
         """Unit vectors of images."""
         return self.embedding(self.features(images))
@@ -118,14 +123,18 @@ class Embedder(nn.Module):
         self,
         images: str | Path | Image.Image | Iterable[str | Path | Image.Image],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         show_progress: bool = False,
     ) -> Float32[np.ndarray, "images dim"]:
         """Unit vectors of images: a file, a folder of files, a Pillow image, or any number of these.
 
         A folder is read in the natural order of its files' names (2 before 10), sub-folders included. Images are scaled
         to the shorter side that the network was trained with and cropped in the centre.
+
+        Args:
+            batch_size: images at a time; None: as many as the device does best.
         """
+        batch_size = batch_size or self.at_once
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         pictures: list[Path | Image.Image] = []
         for each in given:

@@ -19,15 +19,17 @@ def embed(
     images: Decoded,
     indices: Int64[np.ndarray, " images"],
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     backbone_only: bool = False,
     on_progress: Progress | None = None,
 ) -> Float32[np.ndarray, "images dim"]:
     """Unit vectors of the images with these numbers, from their centre crops, in evaluation mode.
 
     Args:
+        batch_size: images at a time; None: as many as the device does best.
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
+    batch_size = batch_size or embedder.at_once
     nothing = np.zeros(len(indices), dtype=np.int64)
     pictures = batches(images, indices, nothing, batch_size=batch_size, crop=embedder.size, train=False)
     return vectors(

@@ -76,6 +76,16 @@ def device(choice: str = "auto") -> "torch.device":
     return torch.device("cpu")
 
 
+def images_at_once(numbers: int, device: "torch.device") -> int:
+    """How many images of so many numbers each to send through a network together, where that is free to choose.
+
+    A GPU likes many. A CPU is up to twice as fast with few, whose activations stay in its cache and in memory that
+    need not be fetched anew from the system for every layer.
+    """
+    most = 1 << 21 if device.type == "cpu" else 1 << 25  # numbers
+    return max(1, min(1024, most // max(1, numbers)))
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine and commit: what a result was made with."""
     versions = {}

@@ -72,6 +72,7 @@ def fit(
     start: Position | None = None,
     accelerator: Accelerator | None = None,
     accumulate: int = 1,
+    at_once: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Epoch]:
     """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
@@ -83,6 +84,8 @@ def fit(
         start: where to go on; weights and optimizer must be those of that moment.
         accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
             equals that of one large batch of them.
+        at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
+            added up. None: every batch in one go.
         stop: asked after each step; True ends training with an epoch that is not complete.
 
     Raises:
@@ -102,8 +105,9 @@ def fit(
         totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
             seen = sum(len(labels) for _, labels, _ in together)
-            for number, (images, labels, _) in enumerate(together, start=1):
-                wait = nullcontext() if number == len(together) else accelerator.no_sync(objective)
+            pieces = [piece for images, labels, _ in together for piece in _pieces(images, labels, at_once)]
+            for number, (images, labels) in enumerate(pieces, start=1):
+                wait = nullcontext() if number == len(pieces) else accelerator.no_sync(objective)
                 with wait:
                     parts = objective(images.to(accelerator.device), labels.to(accelerator.device))
                     # Each image counts alike in the step, also when the last batch is smaller than the others.
@@ -111,7 +115,7 @@ def fit(
                 for name, part in parts.items():
                     # It stays on its device: reading it would make a GPU wait.
                     totals[name] = totals.get(name, 0.0) + part.detach().double() * len(labels)
-                at.step += 1
+            at.step += len(together)
             if at.step % look_every < len(together) and not all(total.isfinite() for total in totals.values()):
                 raise UserError(_not_finite(at, optimizer))
             optimizer.step()
@@ -152,6 +156,12 @@ def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     batches = iter(batches)
     while group := list(islice(batches, size)):
         yield group
+
+
+def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[Tensor, Tensor]]:
+    if size is None or len(labels) <= size:
+        return [(images, labels)]
+    return zip(images.split(size), labels.split(size), strict=True)
 
 
 def _not_finite(at: Position, optimizer: Optimizer) -> str:

@@ -37,8 +37,8 @@ class Embed:
     """The .npz file to write."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer the vectors are taken from, if not the one that the run chose."""
-    batch_size: int = 256
-    """Images at a time."""
+    batch_size: Annotated[int | None, optional("INT")] = None
+    """Images at a time; by default as many as the device does best."""
     overwrite: bool = False
     """Replace the file if it exists."""
     skip_bad: bool = False

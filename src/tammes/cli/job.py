@@ -20,6 +20,7 @@ from tammes.cli.console import TrainingBar, print_json, results_table, say, work
 from tammes.cli.making import (
     VIEWS,
     Data,
+    at_once,
     centre_batches,
     duration,
     embedded,
@@ -198,6 +199,7 @@ def _train(
             start=start,
             accelerator=accelerator,
             accumulate=config.accumulate,
+            at_once=at_once(config, objective),
             stop=stop,
         ):
             if not epoch.complete:
@@ -247,7 +249,7 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     outputs = []
     chosen, labels = data.split.train[sample], data.labels[sample]
     device = objective.embedder.mean.device
-    for inputs, _, _ in centre_batches(data, chosen):
+    for inputs, _, _ in centre_batches(data, chosen, device):
         outputs.append(normalise(objective.embedder.outputs(objective.features(inputs.to(device)))).cpu())
     centroids = objective.loss.centroids
     points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_classes)

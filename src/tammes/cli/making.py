@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.embeddings import vectors
 from tammes.errors import UserError, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
-from tammes.losses import LOSSES, WITH_CENTROIDS
+from tammes.losses import EACH_ON_ITS_OWN, LOSSES, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.objectives import Objective
 from tammes.presets import recipe_of
+from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
 from tammes.training import parameter_groups
 
@@ -209,13 +211,15 @@ def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world
     return batches(data.images, data.split.train, data.labels, **chosen)
 
 
-def centre_batches(data: Data, indices: np.ndarray) -> Batches:
-    """The centre crops of images in order, or what is kept of them."""
+def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
+    """The centre crops of images in order, or what is kept of them; as many at a time as the device does best."""
     nothing = np.zeros(len(indices), dtype=np.int64)
     if data.kept is None:
-        return batches(data.images, indices, nothing, batch_size=256, crop=data.size, train=False)
+        number = images_at_once(data.images.channels * data.size**2, device)
+        return batches(data.images, indices, nothing, batch_size=number, crop=data.size, train=False)
     stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
-    return activation_batches(stored, indices, nothing, batch_size=256, train=False)
+    number = images_at_once(prod(stored.values.shape[2:]), device)
+    return activation_batches(stored, indices, nothing, batch_size=number, train=False)
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
@@ -286,6 +290,17 @@ def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
         raise UserError(f"--centroids {kind} with --centroid-dim {dim}: {error}") from None
 
 
+def at_once(config: Train, objective: Objective) -> int | None:
+    """Images that go through the network together in training; None: a whole batch.
+
+    Pieces come to the same as the whole where every image is looked at on its own, by the network and by the loss.
+    """
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in objective.modules())
+    if normalised or config.train != "all" or config.loss not in EACH_ON_ITS_OWN:
+        return None
+    return objective.embedder.at_once
+
+
 def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
     options = recipe(config)
     groups = parameter_groups(
@@ -320,7 +335,13 @@ def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_on
     if data.kept is not None:
         own = data.kept.frozen.embedder is embedder
         features = (data.kept.frozen if own else Frozen(embedder, data.kept.frozen.at)).above
-    return vectors(embedder, features, centre_batches(data, indices), len(indices), backbone_only=backbone_only)
+    return vectors(
+        embedder,
+        features,
+        centre_batches(data, indices, embedder.mean.device),
+        len(indices),
+        backbone_only=backbone_only,
+    )
 
 
 def measured(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:

@@ -12,5 +12,7 @@ WITH_CENTROIDS: dict[str, type[nn.Module]] = {
     "hard-discriminative": HardDiscriminativeLoss,
 }
 LOSSES: dict[str, type[nn.Module]] = {**WITH_CENTROIDS, "softmax": SoftmaxLoss}
+# Those that are a mean over images whatever else is in the batch: it may be computed in pieces.
+EACH_ON_ITS_OWN = frozenset({"discriminative", "hard-discriminative", "softmax"})
 
-__all__ = ["LOSSES", "WITH_CENTROIDS", "DiscriminativeLoss", "HardDiscriminativeLoss", "SoftmaxLoss"]
+__all__ = ["EACH_ON_ITS_OWN", "LOSSES", "WITH_CENTROIDS", "DiscriminativeLoss", "HardDiscriminativeLoss", "SoftmaxLoss"]
