@@ -1,6 +1,6 @@
 """MetricLearner against scikit-learn's and metric-learn's ways to learn a metric, on classes never seen.
 
-    python -m benchmarks.estimators [--cub FILE] [--omniglot FOLDER] [--million] [--limit 600]
+    python -m benchmarks.estimators [--cub FOLDER --weights FILE] [--omniglot FOLDER] [--million] [--limit 600]
 
 Fit time, the memory that a fit adds at its peak, R@1 and MAP@R. Each fit is a process of its own, on one thread, with a
 limit of time and memory: one that meets it is recorded as such. Every method is measured by Euclidean distance and by
@@ -23,17 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from numpy import ndarray
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.scaling import exponent
 from benchmarks.timing import machine
+from benchmarks.vector_sets import Set, cub, digits, made_up, noisy_digits, omniglot_pixels
 from tammes import MetricLearner, evaluate
-from tammes.datasets import omniglot, vectors
 
-Set = tuple[ndarray, ndarray, ndarray, ndarray]  # vectors and labels to learn from, and those of other classes
 MEASURES = ("recall_at_1", "mean_average_precision_at_r")
 SIZES = (1000, 2000, 4000, 8000, 16000)  # of `growth`
 
@@ -43,13 +40,17 @@ class Options:
     """Compare ways to learn a metric."""
 
     cub: Path | None = None
-    """A .npz with `vectors` and `labels` of CUB-200-2011: the first 100 classes train, the others test."""
+    """Where CUB-200-2011 is: GoogLeNet's features of it."""
+    weights: str = "imagenet"
+    """GoogLeNet's weights."""
     omniglot: Path | None = None
-    """Where Omniglot's zips or folders are: its pixels, 28 x 28."""
+    """Where Omniglot's zips or folders are: its pixels."""
     million: bool = False
     """Also a million made-up vectors of 10,000 classes in 256 dimensions."""
     growth: bool = True
     """Also the growth of time with the number of vectors."""
+    only: tuple[str, ...] = ()
+    """Methods whose names contain one of these."""
     limit: int = 600
     """Seconds that a fit may take."""
     memory: float = 8.0
@@ -96,64 +97,6 @@ def _repaired(metric_learn: Any) -> Any:
     return metric_learn
 
 
-def digits() -> Set:
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    return _parted(pixels, labels, labels < 5)
-
-
-def noisy_digits() -> Set:
-    """Each with 64 columns of noise behind its 64 pixels."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    noise = np.random.default_rng(0).normal(scale=8, size=pixels.shape)
-    return _parted(np.hstack([pixels, noise]), labels, labels < 5)
-
-
-def cub_vectors(file: Path) -> Set:
-    stored = vectors(file)
-    order = np.unique(stored.labels, return_inverse=True)[1]
-    return _parted(np.array(stored.vectors, dtype=np.float32), order, order < 100)
-
-
-def omniglot_pixels(folder: Path) -> Set:
-    drawings = omniglot(folder)
-    size = (28, 28)
-    pixels = [
-        np.asarray(drawings.read(n).convert("L").resize(size, Image.Resampling.BOX)) for n in range(len(drawings))
-    ]
-    ink = 255 - np.stack(pixels).reshape(len(pixels), -1).astype(np.float32)
-    return _parted(ink, drawings.labels, drawings.labels < (drawings.train_classes or 0))
-
-
-def made_up(count: int, classes: int, columns: int, test_classes: int = 500) -> Set:
-    """Classes that differ in a quarter of the directions, in vectors that vary most in the others."""
-    random = np.random.default_rng(0)
-    labels = np.concatenate([np.arange(count) % classes, np.repeat(np.arange(classes, classes + test_classes), 20)])
-    kept = columns // 4
-    centres = random.normal(size=(classes + test_classes, kept)).astype(np.float32)
-    turn = np.linalg.qr(random.normal(size=(columns, columns)))[0].astype(np.float32)
-    spread = np.where(np.arange(columns) < kept, 0.8, 2.0).astype(np.float32)
-    found = random.standard_normal((len(labels), columns), dtype=np.float32)
-    for begin in range(0, len(labels), 1 << 16):
-        part = slice(begin, begin + (1 << 16))
-        found[part] *= spread
-        found[part, :kept] += centres[labels[part]]
-        found[part] = found[part] @ turn
-    return _parted(found, labels, labels < classes)
-
-
-def _parted(found: ndarray, labels: ndarray, train: ndarray) -> Set:
-    # NCA and LMNN work only near unit scale; one factor for all columns changes nothing for the others.
-    found /= found[: 1 << 16][train[: 1 << 16]].std()
-    # A slice where the rows lie together: a mask would copy a million of them.
-    if np.all(train[: train.sum()]):
-        return found[: train.sum()], labels[: train.sum()], found[train.sum() :], labels[train.sum() :]
-    return found[train], labels[train], found[~train], labels[~train]
-
-
 def make_set(name: str, options: Options) -> Set:
     kind, _, size = name.partition(" ")
     if kind == "growth":
@@ -161,7 +104,7 @@ def make_set(name: str, options: Options) -> Set:
     if kind == "million":
         return made_up(1_000_000, 10_000, 256)
     if kind == "cub":
-        return cub_vectors(options.cub or Path())
+        return cub(options.cub or Path(), options.weights)
     if kind == "omniglot":
         return omniglot_pixels(options.omniglot or Path())
     return {"digits": digits, "noisy-digits": noisy_digits}[kind]()
@@ -252,7 +195,8 @@ def main(options: Options) -> None:
     sets += [f"growth {size}" for size in SIZES] * options.growth + ["million"] * options.million
     for data in sets:
         for method in methods(False):
-            if (data, method) not in done:
+            wanted = not options.only or any(each in method for each in options.only)
+            if wanted and (data, method) not in done:
                 rows.append(cell(data, method, options))
                 options.out.parent.mkdir(parents=True, exist_ok=True)
                 stored = {"machine": machine(), "limit": options.limit, "rows": rows, "growth": slopes(rows)}
