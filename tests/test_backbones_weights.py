@@ -341,8 +341,10 @@ def test_imagenet_weights_of_googlenet_are_looked_for_in_the_cache(cache: Path) 
 def test_imagenet_weights_of_googlenet_are_downloaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, asked = caffe_tensors(), []
 
-    def fetch(url: str, file: Path, *, checksum: str) -> Path:
+    def fetch(url: str, file: Path, *, checksum: str, on_progress: Callable[[int, int | None], None]) -> Path:
         asked.append((url, file, checksum))
+        on_progress(1, None)
+        on_progress(2, 2)
         file.write_bytes(caffemodel(tensors, old_layer))
         return file
 

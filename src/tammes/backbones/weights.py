@@ -62,6 +62,9 @@ def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) 
 
 def googlenet_file() -> Path:
     """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if it is not there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
     from tammes.downloads import fetch
 
     folder = cache_folder() / "weights"
@@ -69,8 +72,17 @@ def googlenet_file() -> Path:
     for file in (folder / "googlenet.safetensors", caffe):
         if file.exists():
             return file
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
-        return fetch(GOOGLENET_URL, caffe, checksum=GOOGLENET_CHECKSUM)
+        # On stderr, and only on a terminal: what a program reads stays as it is.
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("downloading GoogLeNet's weights", total=None)
+            return fetch(
+                GOOGLENET_URL,
+                caffe,
+                checksum=GOOGLENET_CHECKSUM,
+                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
     except UserError as error:
         raise UserError(
             f"no ImageNet weights for googlenet: {error} Or give a file of them: --weights FILE."
