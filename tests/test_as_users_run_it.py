@@ -127,3 +127,10 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="^module 'tammes' has no attribute 'DiscriminatveLoss'$"):
         _ = tammes.DiscriminatveLoss
+
+
+def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m tammes train --help | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith("usage: tammes train")
+    assert done.stderr == ""

@@ -36,6 +36,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tammes"
 
 
+def data_folder() -> Path | None:
+    """Where the user keeps data sets, if the environment variable TAMMES_DATA says so."""
+    given = os.environ.get("TAMMES_DATA")
+    return Path(given) if given else None
+
+
 def write_atomically(file: Path, content: bytes) -> None:
     """Write a file such that it is there whole or not at all, and still there after a power cut."""
     with written_whole(file) as sink:

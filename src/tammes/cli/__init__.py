@@ -3,6 +3,7 @@
 Heavy modules are imported by the command that needs them, so that help appears at once.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import tyro
 
 from tammes import __version__
+from tammes.cli.benchmark import Benchmark, benchmark
 from tammes.cli.cache import Cache, cache
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.data import Data, data
@@ -28,6 +30,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "data": (Data, data),
     "doctor": (Doctor, doctor),
     "centroids": (Centroids, centroids),
+    "benchmark": (Benchmark, benchmark),
     "cache": (Cache, cache),
 }
 
@@ -55,3 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush has somewhere to go
+        raise SystemExit(141) from None

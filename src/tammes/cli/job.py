@@ -51,15 +51,19 @@ from tammes.training import Epoch, Position, cosine, fit, halved_every
 WATCHED = 512  # training images on which the bound is watched
 
 
-def run_job(given: Train) -> None:
-    """Train from the start or from where a run stopped; evaluate; show."""
+def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data) -> None:
+    """Train from the start or from where a run stopped; evaluate; show.
+
+    Args:
+        data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it.
+    """
     check(given)
     for flag, said in (("--hidden", given.hidden), ("--method", given.method)):
         if said:
             raise UserError(f"{flag} is for vectors, and {given.data} is no .npz or .parquet file: leave it out.")
     resumed = resumed_run(given)
     config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
-    data = load_data(config, None if resumed is None else resumed.read("classes"))
+    data = data_of(config, None if resumed is None else resumed.read("classes"))
     AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
     if accelerator.num_processes > 1:

@@ -1,0 +1,1 @@
+"""Tables of training runs: what is asked for, done, chosen, and what comes out; docs/benchmark.md explains."""

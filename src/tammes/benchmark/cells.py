@@ -1,0 +1,151 @@
+"""The cells of a benchmark: one training each, with a run folder, a result that is whole or not there, and a lock.
+
+Everything is in the folder, so that any number of processes can share the work, and one that is killed leaves nothing
+behind but a run to go on with: the system frees its locks.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import IO, Any
+
+from tammes.benchmark.plan import Method, Plan, in_words, slug
+from tammes.errors import UserError
+from tammes.runtime import write_atomically
+
+WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training: of a method with a seed, for the table; or with a quarter of the classes held out, for the search.
+
+    Attributes:
+        seed: for the search that of the search.
+        quarter: the quarter of the training classes that validates; None for the table, whose cells see them all.
+        changes: what the search tries here.
+    """
+
+    out: Path
+    preset: str
+    method: Method
+    seed: int
+    quarter: int | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        if self.quarter is None:
+            return f"{self.method.name}, preset {self.preset}, seed {self.seed}"
+        return f"{self.method.name}, preset {self.preset}, search: {in_words(self.changes)}, quarter {self.quarter}"
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        place = self.out / self.preset / self.method.slug
+        if self.quarter is None:
+            return place / f"seed-{self.seed}"
+        tried = slug(" ".join(f"{name} {value}" for name, value in self.changes.items()))
+        return place / "search" / tried / f"quarter-{self.quarter}"
+
+    @property
+    def file(self) -> Path:
+        """Its result."""
+        return self.folder.parent / f"{self.folder.name}.json"
+
+    @property
+    def state(self) -> str:
+        """waiting, running (here or in another process), done, failed, or not there yet: its method is not."""
+        if self.method.missing is not None:
+            return MISSING
+        result = self.result()
+        if result is not None:
+            return FAILED if "error" in result else DONE
+        return RUNNING if self._is_claimed() else WAITING
+
+    def result(self) -> dict[str, Any] | None:
+        """What was found, or the error; None if there is neither yet."""
+        try:
+            found: dict[str, Any] = json.loads(self.file.read_text())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def write(self, result: dict[str, Any]) -> None:
+        """The result, whole or not at all."""
+        write_atomically(self.file, json.dumps(result, indent=1, default=str).encode() + b"\n")
+
+    def forget(self) -> None:
+        """Take the result away, so that the cell is waiting again."""
+        self.file.unlink(missing_ok=True)
+
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Whether this process has the cell to itself now; it has until the end of the block, or its own."""
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a") as file:
+            yield _locks(file)
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder.parent / f".{self.folder.name}.lock"
+
+    def _is_claimed(self) -> bool:
+        try:
+            with self._lock.open("r+") as file:
+                return not _locks(file)
+        except FileNotFoundError:
+            return False
+
+
+def table_cells(plan: Plan, out: Path) -> list[Cell]:
+    """Seed after seed, so that the table fills evenly."""
+    return [Cell(out, preset, method, seed) for preset, seed, method in product(plan.presets, plan.seeds, plan.methods)]
+
+
+def begin(plan: Plan, out: Path) -> None:
+    """Remember in the folder what its results are made with; methods and seeds may be added later, nothing changed."""
+    if out.exists() and not (out / "plan.json").exists() and any(each.name != ".lock" for each in out.iterdir()):
+        raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("a") as lock:
+        _locks(lock, wait=True)
+        file, asked = out / "plan.json", _remembered(plan)
+        before = json.loads(file.read_text()) if file.exists() else {}
+        for name, value in asked.items():
+            if name in before and before[name] != value:
+                raise UserError(
+                    f"{out} was begun with {name} = {json.dumps(before[name])}, and {plan.file} now says"
+                    f" {json.dumps(value)}: the results cannot stand in one table. Put it back, or choose"
+                    " another --out."
+                )
+        write_atomically(file, json.dumps(before | asked, indent=1).encode() + b"\n")
+
+
+def _remembered(plan: Plan) -> dict[str, Any]:
+    """All that a result depends on, by a name for errors; as JSON has it."""
+    found: dict[str, Any] = {"data": plan.data, "layers": list(plan.layers), "train": plan.train}
+    if plan.search is not None:
+        found["search"] = {"rate": plan.search.rate, "quarters": plan.search.quarters, "seed": plan.search.seed}
+    else:
+        found["search"] = None
+    for method in plan.methods:
+        found[f"method {method.name!r}"] = {"options": method.options, "search": method.search}
+    return dict(json.loads(json.dumps(found)))
+
+
+def _locks(file: IO[str], *, wait: bool = False) -> bool:
+    """Lock the file for as long as it is open, where the system knows how to; False if another has it."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

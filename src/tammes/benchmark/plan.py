@@ -1,0 +1,364 @@
+"""The plan of a benchmark: a TOML file that says which methods are compared, on what, and how they are searched for.
+
+Nothing in it is guessed at: a key that is not known, or a value of the wrong kind, is an error that names it.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tammes.benchmark.published import published_table
+from tammes.errors import UserError
+from tammes.losses import LOSSES
+
+LAYERS = ("penultimate", "last")
+QUARTERS = (0, 1, 2, 3)
+# What must be the same for every method, or the table compares something else.
+FOR_ALL = {
+    *("backbone", "weights", "train", "cut", "views", "dim", "epochs", "mirror", "shift", "precision", "device"),
+    *("test_classes", "val_classes", "skip_bad"),
+}
+# What is said in another place.
+ELSEWHERE = {
+    "data": "data, at the top of the file",
+    "seed": "seeds, at the top of the file",
+    "preset": "presets, at the top of the file",
+    "embedding": "layers, at the top of the file",
+    "out": "--out of tammes benchmark",
+    "json": "--json of tammes benchmark",
+    "resume": "nowhere: a benchmark goes on by itself where it stopped",
+    "overwrite": "nowhere: choose another --out of tammes benchmark",
+    "init_from": "nowhere: every run starts from the weights of the backbone",
+    "hidden": "nowhere: it is for vectors, and a benchmark is of images",
+    "method": "nowhere: it is for vectors, and a benchmark is of images",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table, or one for each layer.
+
+    Attributes:
+        options: those of `tammes train` that are its own.
+        search: its own hyper-parameter, if it has one, and the values to try.
+        paper: layer -> the row of the paper's table that is the same method.
+    """
+
+    name: str
+    options: dict[str, Any]
+    search: dict[str, tuple[Any, ...]]
+    paper: dict[str, str]
+
+    @property
+    def slug(self) -> str:
+        """Its name as that of a folder."""
+        return slug(self.name)
+
+    @property
+    def missing(self) -> str | None:
+        """What of it is not there yet."""
+        loss = self.options.get("loss", "discriminative")
+        return None if loss in LOSSES else f"--loss {loss}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is chosen for each method, by the mean R@1 over quarters of the training classes that do not train.
+
+    Attributes:
+        rate: learning rates of the new layers; that of the backbone goes with it.
+        quarters: which quarters of the training classes validate, one after the other.
+        seed: of all these trainings.
+    """
+
+    rate: tuple[float, ...]
+    quarters: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A benchmark as its file describes it."""
+
+    file: Path
+    title: str
+    data: str
+    presets: tuple[str, ...]
+    seeds: tuple[int, ...]
+    layers: tuple[str, ...]
+    train: dict[str, Any]
+    methods: tuple[Method, ...]
+    search: Search | None
+    paper: str | None
+
+    def options(self, method: Method) -> dict[str, Any]:
+        """The options of `tammes train` for a method, beside data, preset, seed and what is searched for."""
+        return self.train | method.options | {"embedding": self.layers[0]}
+
+
+def slug(name: str) -> str:
+    """Letters, figures and dashes.
+
+    >>> slug("K-means centroids, push 0.5")
+    'k-means-centroids-push-0.5'
+    """
+    return re.sub(r"[^\w.]+", "-", name.lower()).strip("-.") or "x"
+
+
+def in_words(options: Mapping[str, Any]) -> str:
+    """Options as one line.
+
+    >>> in_words({"rate": 0.1, "centroids": "one-hot"})
+    'rate 0.1, centroids one-hot'
+    """
+    values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items()}
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
+
+
+def read_plan(file: Path, train: type) -> Plan:
+    """The plan in a file.
+
+    Args:
+        train: the dataclass whose fields are the options of a training.
+    """
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read the plan {file}: {error.strerror}. docs/benchmark.md says what it holds."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML: {error}.") from None
+    return _Reader(file, get_type_hints(train), {field.name: field.default for field in fields(train)}).plan(given)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What reading a plan needs everywhere: the file, for errors, and the options of a training."""
+
+    file: Path
+    kinds: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def plan(self, given: dict[str, Any]) -> Plan:
+        known = ("title", "data", "presets", "seeds", "layers", "paper", "train", "search", "method")
+        self.known(given, known, "")
+        data = self.of(given, "data", str, default=MISSING)
+        if Path(data).suffix.lower() in (".npz", ".parquet"):
+            raise UserError(f"{self.file}: data = {data!r} holds vectors, and a benchmark is of images.")
+        layers = self.listed(given, "layers", Literal[LAYERS], ("penultimate",))
+        train = self.options(self.of(given, "train", dict, default={}), "[train]")
+        search = self.search(given, train)
+        paper = self.of(given, "paper", str, default=None)
+        rows = None if paper is None else self.named(lambda: published_table(paper)).rows
+        tables = self.of(given, "method", list, default=MISSING)
+        if not tables or not all(isinstance(table, dict) for table in tables):
+            raise UserError(f"{self.file}: a plan needs one [[method]] or more, each with a name and its own options.")
+        methods = tuple(self.method(table, search, train, layers, rows) for table in tables)
+        for number, method in enumerate(methods):
+            for other in methods[:number]:
+                if other.slug == method.slug:
+                    raise UserError(
+                        f"{self.file}: the methods {other.name!r} and {method.name!r} would share a folder. Rename one."
+                    )
+        return Plan(
+            file=self.file,
+            title=self.of(given, "title", str, default=self.file.stem),
+            data=data,
+            presets=self.listed(given, "presets", self.kinds["preset"], ("default",)),
+            seeds=self.listed(given, "seeds", int, (0, 1, 2)),
+            layers=layers,
+            train=train,
+            methods=methods,
+            search=search,
+            paper=paper,
+        )
+
+    def search(self, given: dict[str, Any], train: dict[str, Any]) -> Search | None:
+        if "search" not in given:
+            return None
+        table = self.of(given, "search", dict, default=MISSING)
+        self.known(table, ("rate", "quarters", "seed"), "[search] ")
+        if "rate" in train:
+            raise UserError(
+                f"{self.file}: rate is given in [train] and searched for in [search]. Leave out one of them."
+            )
+        return Search(
+            rate=self.listed(table, "rate", float, MISSING, "[search] "),
+            quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
+            seed=self.of(table, "seed", int, default=0, where="[search] "),
+        )
+
+    def method(
+        self,
+        table: dict[str, Any],
+        search: Search | None,
+        train: dict[str, Any],
+        layers: tuple[str, ...],
+        rows: Mapping[str, Any] | None,
+    ) -> Method:
+        name = self.of(table, "name", str, default=MISSING, where="[[method]] ")
+        where = f"method {name!r}: "
+        own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
+        # The options of a loss that is not there yet cannot be known either.
+        loss = own.get("loss", train.get("loss", "discriminative"))
+        strict = not isinstance(loss, str) or loss in LOSSES
+        options = (
+            self.options(own, where.rstrip(": "), strict=strict) if strict else {_word(k): v for k, v in own.items()}
+        )
+        shared = sorted(FOR_ALL & set(options))
+        if shared:
+            raise UserError(
+                f"{self.file}: {where}{shared[0].replace('_', '-')} must be the same for all: put it in [train]."
+            )
+        options = {"loss": loss} | options
+        if options.get("class_layer", train.get("class_layer", True)) is False and "last" in layers:
+            raise UserError(
+                f"{self.file}: {where}without a class layer there is no layer 'last' beside the penultimate."
+            )
+        asked = self.of(table, "search", dict, default={}, where=where)
+        if asked and search is None:
+            raise UserError(f"{self.file}: {where}search needs a table [search] with rate = [...], the same for all.")
+        if len(asked) > 1:
+            raise UserError(f"{self.file}: {where}search is of one hyper-parameter, got {', '.join(sorted(asked))}.")
+        values: dict[str, tuple[Any, ...]] = {}
+        for key in asked:
+            option = _word(key)
+            if strict:
+                self.options({key: None}, where.rstrip(": ") + ", search", values=False)
+            if option in FOR_ALL or option in ("rate", "backbone_rate", *options):
+                raise UserError(
+                    f"{self.file}: {where}search cannot be of {key}: it is given already, or the same for all."
+                )
+            kind = self.kinds[option] if strict else Any
+            values[option] = self.listed(asked, key, kind, MISSING, f"{where}search ")
+        if search is not None and "rate" in options:
+            raise UserError(
+                f"{self.file}: {where}rate is searched for in [search], the same for all. Leave it out here."
+            )
+        return Method(name, options, values, self.paper(table, where, layers, rows))
+
+    def paper(
+        self, table: dict[str, Any], where: str, layers: tuple[str, ...], rows: Mapping[str, Any] | None
+    ) -> dict[str, str]:
+        """Which row of the paper's table a method is: one name, for the first layer, or one for each layer."""
+        if "paper" not in table:
+            return {}
+        if rows is None:
+            raise UserError(
+                f'{self.file}: {where}paper names a row, but the file does not say of which table: paper = "cub".'
+            )
+        given = {layers[0]: table["paper"]} if isinstance(table["paper"], str) else table["paper"]
+        if not isinstance(given, dict) or not all(isinstance(row, str) for row in given.values()):
+            raise UserError(
+                f'{self.file}: {where}paper must be the name of a row, or {{ penultimate = "…", last = "…" }}.'
+            )
+        self.known(given, layers, where + "paper: ")
+        for row in given.values():
+            if row not in rows:
+                raise UserError(f"{self.file}: {where}paper has no row {row!r}. Its rows: {', '.join(rows)}.")
+        return given
+
+    def options(self, given: dict[str, Any], where: str, *, strict: bool = True, values: bool = True) -> dict[str, Any]:
+        """Options of `tammes train`, by their names there."""
+        found: dict[str, Any] = {}
+        for key, value in given.items():
+            name = _word(key)
+            if name in ELSEWHERE:
+                raise UserError(f"{self.file}: {where} does not take {key}: it belongs in {ELSEWHERE[name]}.")
+            if strict and name not in self.kinds:
+                near = get_close_matches(name, self.kinds, n=1)
+                hint = f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""
+                raise UserError(
+                    f"{self.file}: {where}: {key!r} is no option of tammes train.{hint} See `tammes train --help`."
+                )
+            if name in found:
+                raise UserError(f"{self.file}: {where}: {key!r} is given twice, with - and with _.")
+            found[name] = self.value(key, value, self.kinds[name], f"{where}: ") if values else None
+        return found
+
+    def known(self, given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+        for key in given:
+            if key not in names:
+                near = get_close_matches(key, names, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise UserError(f"{self.file}: {where}unknown key {key!r}.{hint} Known: {', '.join(names)}.")
+
+    def of(self, given: dict[str, Any], key: str, kind: Any, *, default: Any, where: str = "") -> Any:
+        if key not in given:
+            if default is MISSING:
+                raise UserError(f"{self.file}: {where}{key} is missing: {_in_words(kind)}.")
+            return default
+        return self.value(key, given[key], kind, where)
+
+    def listed(self, given: dict[str, Any], key: str, kind: Any, default: Any, where: str = "") -> tuple[Any, ...]:
+        """A list of different values of one kind."""
+        if key not in given and default is not MISSING:
+            return tuple(default)
+        values = given.get(key)
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{self.file}: {where}{key} must be a list of one value or more, got {values!r}.")
+        found = tuple(self.value(key, value, kind, where) for value in values)
+        if len(set(found)) < len(found):
+            raise UserError(f"{self.file}: {where}{key} has a value twice: {values!r}.")
+        return found
+
+    def value(self, key: str, value: Any, kind: Any, where: str) -> Any:
+        try:
+            return _fitting(value, kind)
+        except TypeError:
+            raise UserError(f"{self.file}: {where}{key} must be {_in_words(kind)}, got {value!r}.") from None
+
+    def named(self, find: Any) -> Any:
+        """The same error, with the name of the file."""
+        try:
+            return find()
+        except UserError as error:
+            raise UserError(f"{self.file}: {error}") from None
+
+
+def _word(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """The value as that kind, or TypeError; a number may stand for a text, as in `val-classes = 0.2`."""
+    if kind is Any:
+        return value
+    if get_origin(kind) in (Union, UnionType):
+        for each in get_args(kind):
+            if each is not NoneType:
+                return _fitting(value, each)
+    if get_origin(kind) is Literal:
+        if value in get_args(kind) and not isinstance(value, bool):
+            return value
+    elif kind is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif kind is str:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return next(_in_words(each) for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(each) for each in get_args(kind))
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        dict: "a table",
+        list: "tables [[…]]",
+    }
+    return words.get(kind, str(kind))

@@ -1,0 +1,250 @@
+"""From the results of cells to a table: means over seeds with 95 % intervals, paired differences to the first row."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import mean, stdev
+from typing import Any
+
+from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell
+from tammes.benchmark.plan import Method, Plan, in_words
+from tammes.benchmark.published import published_table
+
+MEASURES = {
+    "recall_at_1": "R@1",
+    "recall_at_2": "R@2",
+    "recall_at_4": "R@4",
+    "recall_at_8": "R@8",
+    "mean_average_precision_at_r": "MAP@R",
+    "NMI": "NMI",
+}
+HEADLINE = "recall_at_1"
+UNTRAINED = "untrained backbone"
+BEST = "best epoch (optimistic)"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds and half of its 95 % interval; None where one seed says nothing of it. Per cent."""
+
+    mean: float
+    half: float | None
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.half is None else f"{self.mean:.2f} ± {self.half:.2f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        layer: which one images are compared by; empty for the untrained backbone, which has none of them.
+        epoch: last, or best epoch (optimistic).
+        difference: of R@1 to the first row, over the seeds that both have.
+        minutes: to train, the mean over seeds.
+        paper: the paper's figures of the same method, by the names of its columns.
+        chosen: what the search chose, and among how many.
+        remark: what is missing of the row, and why.
+    """
+
+    method: str
+    layer: str
+    epoch: str
+    measures: dict[str, Figure] = field(default_factory=dict)
+    seeds: int = 0
+    difference: Figure | None = None
+    minutes: float | None = None
+    paper: dict[str, int | float | str] | None = None
+    chosen: str | None = None
+    remark: str | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.method, f"{self.layer} layer" if self.layer else "", "" if self.epoch == "last" else self.epoch]
+        return ", ".join(part for part in parts if part)
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Mean and 95 % interval by Student's t, in the unit of the values."""
+    number = len(values)
+    if number < 2:
+        return Figure(values[0], None, number)
+    from scipy.stats import t
+
+    return Figure(mean(values), float(t.ppf(0.975, number - 1)) * stdev(values) / math.sqrt(number), number)
+
+
+def paired(values: Mapping[int, float], first: Mapping[int, float]) -> Figure | None:
+    """The difference to the first row, seed by seed: what both owe to a seed cancels. None without a common seed."""
+    common = sorted(values.keys() & first.keys())
+    return figure([values[seed] - first[seed] for seed in common]) if common else None
+
+
+def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, int] | None = None) -> list[Row]:
+    """The rows of a preset, as far as its cells have results: every method in every layer, then the untrained backbone.
+
+    Args:
+        tried: how many combinations the search had for each method, by its name.
+    """
+    ours = [cell for cell in cells if cell.preset == preset and cell.quarter is None]
+    paper = {} if plan.paper is None else published_table(plan.paper).rows
+    rows: list[Row] = []
+    first: dict[str, Mapping[int, float]] = {}
+    untrained: dict[int, dict[str, Any]] = {}
+    for method in plan.methods:
+        results = {
+            cell.seed: result
+            for cell in ours
+            if cell.method.name == method.name and cell.state == DONE and (result := cell.result()) is not None
+        }
+        for seed, result in results.items():
+            untrained.setdefault(seed, result["untrained"])
+        shared: dict[str, Any] = {
+            "remark": _remark(method, [cell for cell in ours if cell.method.name == method.name]),
+            "chosen": _chosen(results, (tried or {}).get(method.name, 0)),
+            "minutes": mean(result["training_seconds"] for result in results.values()) / 60 if results else None,
+        }
+        for layer in plan.layers:
+            found = {seed: result["layers"][layer] for seed, result in results.items()}
+            row = _row(method.name, layer, "last", found, first)
+            rows.append(replace(row, paper=paper.get(method.paper.get(layer, "")), **shared))
+        best = {seed: result["best"] for seed, result in results.items() if result.get("best") is not None}
+        if best:
+            rows.append(replace(_row(method.name, plan.layers[0], BEST, best, first), **shared))
+    rows.append(_row(UNTRAINED, "", "last", untrained, first))
+    return rows
+
+
+def _row(
+    method: str, layer: str, epoch: str, found: Mapping[int, Mapping[str, Any]], first: dict[str, Mapping[int, float]]
+) -> Row:
+    """One row from its measures by seed; the first one made is what the others are compared with."""
+    values = {
+        name: {seed: 100 * measures[name] for seed, measures in found.items() if measures.get(name) is not None}
+        for name in MEASURES
+    }
+    is_first = "row" not in first
+    # The first row stays the one that is compared with even while it has no result.
+    against = first.setdefault("row", values[HEADLINE])
+    return Row(
+        method=method,
+        layer=layer,
+        epoch=epoch,
+        measures={name: figure(list(of.values())) for name, of in values.items() if of},
+        seeds=len(found),
+        difference=None if is_first else paired(values[HEADLINE], against),
+    )
+
+
+def _remark(method: Method, cells: Sequence[Cell]) -> str | None:
+    """What is missing of a method's results, and why."""
+    if method.missing is not None:
+        return f"{MISSING}: {method.missing}"
+    failed = [cell for cell in cells if cell.state == FAILED]
+    waiting = sum(cell.state not in (DONE, FAILED) for cell in cells)
+    said = []
+    if failed:
+        error = str((failed[0].result() or {}).get("error")).splitlines()[0]
+        said.append(f"{len(failed)} of {len(cells)} failed: {error}")
+    if waiting:
+        said.append(f"{waiting} of {len(cells)} not run yet")
+    return "; ".join(said) or None
+
+
+def _chosen(results: Mapping[int, Mapping[str, Any]], tried: int) -> str | None:
+    if not results or not tried:
+        return None
+    return f"{in_words(next(iter(results.values()))['chosen'])} of {tried}"
+
+
+def columns(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The table as text: title of each column -> what stands in it; columns that would be empty are left out."""
+    found = {"method": [row.name for row in rows]}
+    for name, title in MEASURES.items():
+        found[title] = [str(row.measures[name]) if name in row.measures else "" for row in rows]
+    found["R@1 - first row"] = ["" if row.difference is None else _signed(row.difference) for row in rows]
+    found["seeds"] = [str(row.seeds or "") for row in rows]
+    found["minutes"] = [
+        "" if row.minutes is None else f"{row.minutes:.1f}" if row.minutes >= 1 else f"{row.minutes:.2f}"
+        for row in rows
+    ]
+    found["chosen"] = [row.chosen or "" for row in rows]
+    titles = paper_titles(rows)
+    if titles:
+        found[f"the paper's {' / '.join(titles)}"] = [
+            "" if row.paper is None else " / ".join(_published(row.paper.get(title, "-")) for title in titles)
+            for row in rows
+        ]
+    found["remark"] = [row.remark or "" for row in rows]
+    return {title: cells for title, cells in found.items() if any(cells)}
+
+
+def _signed(figure: Figure) -> str:
+    return str(figure) if figure.mean < 0 else f"+{figure}"
+
+
+def _published(value: int | float | str) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def paper_titles(rows: Sequence[Row]) -> list[str]:
+    """The paper's columns that we have too; all of its own if there are none."""
+    given = list(dict.fromkeys(title for row in rows if row.paper for title in row.paper))
+    return [title for title in MEASURES.values() if title in given] or given
+
+
+def markdown(plan: Plan, tables: Mapping[str, Sequence[Row]], remarks: Sequence[str]) -> str:
+    """A page: what was compared and how, and a table for each preset."""
+    lines = [f"# {plan.title}", "", *remarks, ""]
+    for preset, rows in tables.items():
+        shown = columns(rows)
+        lines += [f"## preset {preset}", ""] if len(tables) > 1 else []
+        lines += [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
+        lines += [
+            f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in zip(*shown.values(), strict=True)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str, int]) -> list[str]:
+    """How the rows were made, in sentences.
+
+    Args:
+        configs: the options of finished runs, one of each preset.
+    """
+    said = [
+        f"Data: {plan.data}. Per cent, on classes that took no part in training; the last epoch; the mean over seeds ±"
+        " half of its 95 % interval (Student's t). Differences are paired by seed."
+    ]
+    for config in configs:
+        crops = {None: "random crops", 0: "centre crops"}.get(config["views"], f"{config['views']} views")
+        said.append(
+            f"The same for all rows (preset {config['preset']}): {config['backbone']} from {config['weights']},"
+            f" trained: {config['train']}, dim {config['dim']}, {crops}, mirror {config['mirror']}, shift"
+            f" {config['shift']}, {config['epochs']} epochs, batches of {config['batch_size']} unless said otherwise."
+        )
+    if plan.search is not None:
+        numbers = sorted(set(tried.values()))
+        said.append(
+            f"Each method's options were chosen among {' or '.join(map(str, numbers))} combinations by R@1 on"
+            f" {len(plan.search.quarters)} quarter{'s' * (len(plan.search.quarters) > 1)} of the training classes, held"
+            " out in turn; test classes took no part in it."
+            + (" Methods with more combinations had the better chance." if len(numbers) > 1 else "")
+        )
+    if plan.train.get("val_classes") is not None:
+        said.append(
+            f"Rows of the {BEST} take the epoch that was best on validation classes ({plan.train['val_classes']} of the"
+            " training classes, which did not train): not what a fixed number of epochs gives."
+        )
+    if plan.paper is not None:
+        paper = published_table(plan.paper)
+        said.append(f"The paper's column is table {paper.number} of Do et al. (2019), {paper.what}. {paper.note}")
+    return said
+
+
+def as_json(tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any]]]:
+    """The same rows for programs."""
+    return {preset: [asdict(row) | {"name": row.name} for row in rows] for preset, rows in tables.items()}

@@ -1,0 +1,233 @@
+"""`tammes benchmark`: a table of training runs, as a file describes it; fair, gone on with where it stopped."""
+
+import json as as_text
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from tammes.cli.console import optional, print_json, say
+from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    from tammes.benchmark.cells import Cell
+    from tammes.benchmark.plan import Plan
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Train and measure every method of a plan with every seed, and print one table.
+
+    What has a result is not run again: the same command goes on where it was stopped, by whatever. It may be started
+    several times at once: the processes share the work.
+
+    For example:
+
+    tammes benchmark benchmarks/plans/glyphs-centroids.toml
+
+    tammes benchmark benchmarks/plans/cub-centroids.toml --data datasets/ --dry-run
+
+    tammes benchmark plan.toml --only one-hot "seed 0" --jobs 2
+
+    tammes benchmark plan.toml --retry-failed --out runs/plan
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
+    """The plan: data, presets, methods, seeds, and what is searched for. docs/benchmark.md explains it."""
+    out: Annotated[Path | None, optional("FOLDER")] = None
+    """Where runs, results.json and table.md go; by default runs/ and the name of the plan."""
+    data: Annotated[Path | None, optional("FOLDER")] = None
+    """The folder that holds the data set which the plan names; by default what the environment variable TAMMES_DATA
+    says, or the current folder."""
+    weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
+    """What the backbone starts from, instead of what the plan says."""
+    only: Annotated[tuple[str, ...], optional("TEXT TEXT …")] = ()
+    """Run only cells whose name, such as `one-hot centroids, preset default, seed 0`, contains one of these."""
+    jobs: int = 1
+    """Processes to work with."""
+    threads: Annotated[int | None, optional("INT")] = None
+    """CPU threads of each process; by default all that there are, shared between the processes."""
+    dry_run: bool = False
+    """Show what would run and how long it may take, and run nothing."""
+    retry_failed: bool = False
+    """Run cells again that failed."""
+    json: bool = False
+    """Print the results as one JSON object."""
+
+
+def benchmark(config: Benchmark) -> None:
+    """Plan, run what has no result, show."""
+    for flag, value in (("--jobs", config.jobs), ("--threads", config.threads)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} must be at least 1, got {value}.")
+    from tammes.benchmark.cells import FAILED, begin
+    from tammes.benchmark.plan import read_plan
+    from tammes.cli.benchmark_job import all_cells, work
+    from tammes.cli.benchmark_watch import Watch
+    from tammes.cli.train import Train
+
+    plan = read_plan(config.file, Train)
+    if config.weights is not None:
+        plan = replace(plan, train=plan.train | {"weights": config.weights})
+    data, out = _place(plan, config.data), config.out or Path("runs") / config.file.stem
+    cells = all_cells(plan, out, config.only)
+    if not cells:
+        names = ", ".join(method.name for method in plan.methods)
+        raise UserError(f"--only {' '.join(config.only)} is in the name of no cell. The methods: {names}.")
+    if config.dry_run:
+        _show_plan(config, plan, cells, data)
+        return
+    begin(plan, out)
+    if config.retry_failed:
+        for cell in cells:
+            if cell.state == FAILED:
+                cell.forget()
+    _use_threads(config)
+    others = [_start(config, out, number) for number in range(1, config.jobs)]
+    try:
+        with Watch(plan, cells, config.jobs) as watch:
+            work(plan, cells, data, watch.look)
+        for number, other in enumerate(others, start=1):
+            if other.wait() not in (0, 1):  # 1: a cell failed, which is in its result
+                say(f"note: process {number} broke off, and the others did its work: {out / f'process-{number}.log'}")
+    except (KeyboardInterrupt, SystemExit):
+        say(f"Stopped; nothing is lost. Go on with the same command. What is done: {out}")
+        raise
+    finally:
+        for other in others:
+            other.terminate()
+            other.wait()
+    written = _write(plan, out)
+    if config.json:
+        print_json(written)
+    else:
+        _print_tables(plan, out)
+    if any(cell.state == FAILED for cell in cells):
+        say(f"Some cells failed: {out}/…/seed-N.json says how. `--retry-failed` runs them again.")
+        raise SystemExit(1)
+
+
+def _place(plan: "Plan", folder: Path | None) -> str:
+    """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here."""
+    from tammes.runtime import data_folder
+
+    if plan.data == "glyphs" or Path(plan.data).is_absolute():
+        found = Path(plan.data)
+    else:
+        found = (folder or data_folder() or Path()) / plan.data
+    if plan.data != "glyphs" and not found.exists():
+        raise UserError(
+            f"{plan.file} is about the data {plan.data!r}, and there is no {found}. Say which folder holds it, with"
+            " --data FOLDER or the environment variable TAMMES_DATA. `tammes data` gets those that may be fetched."
+        )
+    return str(found)
+
+
+def _use_threads(config: Benchmark) -> None:
+    import torch
+
+    torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // config.jobs))
+
+
+def _start(config: Benchmark, out: Path, number: int) -> "subprocess.Popen[bytes]":
+    """Another process that works on the same benchmark."""
+    import torch
+
+    words = ["benchmark", str(config.file), "--out", str(out), "--threads", str(torch.get_num_threads())]
+    for flag, value in (("--data", config.data), ("--weights", config.weights)):
+        words += [] if value is None else [flag, str(value)]
+    words += ["--only", *config.only] if config.only else []
+    with (out / f"process-{number}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from tammes.cli import main; main()", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) -> None:
+    """What would run, and how long it may take."""
+    from tammes.benchmark.cells import DONE
+    from tammes.cli.benchmark_job import runnable, seconds_left, timed
+    from tammes.cli.making import duration
+
+    waiting = runnable(cells)
+    states = {cell.name: cell.state for cell in cells}
+    _use_threads(config)
+    once, seconds, how = 0.0, 0.0, "nothing to run"
+    if waiting and any(cell.state == DONE for cell in cells):
+        seconds, how = seconds_left(cells) or 0.0, "by the cells that are done"
+    elif waiting:
+        of_a_cell, once = timed(plan, waiting[0], data)
+        seconds = seconds_left(cells, of_a_cell) or 0.0
+        how = "by a few steps of the first cell and an evaluation of random vectors"
+    seconds = once + seconds / config.jobs
+    if config.json:
+        print_json({"cells": states, "to_run": len(waiting), "seconds": seconds, "estimated": how})
+        return
+    for name, state in states.items():
+        print(f"{state:<14} {name}")
+    if not waiting:
+        print("Nothing is left to run.")
+        return
+    at_once = f" by {config.jobs} processes" if config.jobs > 1 else ""
+    print(f"{len(waiting)} of {len(cells)} cells would run{at_once}, about {duration(seconds)}: {how}.")
+    if once:
+        print(f"{duration(once)} of it to compute, once, what the frozen part of the network gives.")
+
+
+def _write(plan: "Plan", out: Path) -> dict[str, Any]:
+    """results.json and table.md, from every cell of the plan that has a result."""
+    from tammes.benchmark.cells import table_cells
+    from tammes.benchmark.tables import as_json, markdown
+    from tammes.runtime import write_atomically
+
+    tables, said = _tables(plan, out)
+    cells = [
+        {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
+        | {name: value for name, value in (cell.result() or {}).items() if name != "traceback"}
+        for cell in table_cells(plan, out)
+    ]
+    content = {"title": plan.title, "data": plan.data, "remarks": said, "tables": as_json(tables), "cells": cells}
+    write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
+    write_atomically(out / "table.md", markdown(plan, tables, said).encode())
+    return content
+
+
+def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:
+    from tammes.benchmark.cells import table_cells
+    from tammes.benchmark.choose import combinations
+    from tammes.benchmark.tables import remarks, table
+
+    cells, tried = table_cells(plan, out), {method.name: len(combinations(plan, method)) for method in plan.methods}
+    configs: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        result = cell.result()
+        if result is not None and "config" in result:
+            configs.setdefault(cell.preset, result["config"])
+    said = remarks(plan, list(configs.values()), tried)
+    return {preset: table(plan, preset, cells, tried) for preset in plan.presets}, said
+
+
+def _print_tables(plan: "Plan", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tammes.benchmark.tables import columns
+
+    tables, said = _tables(plan, out)
+    for preset, rows in tables.items():
+        shown = columns(rows)
+        drawn = Table(title=f"{plan.title}, preset {preset}")
+        for title in shown:
+            drawn.add_column(title, justify="left" if title in ("method", "remark") else "right")
+        for cells in zip(*shown.values(), strict=True):
+            drawn.add_row(*cells)
+        Console(width=60 + 16 * len(shown)).print(drawn)
+    for text in said:
+        print(text)
+    print(f"results: {out / 'results.json'}    page: {out / 'table.md'}")

@@ -1,0 +1,308 @@
+"""What `tammes benchmark` does with a cell: the very job of `tammes train`, measured in every layer; or timed."""
+
+import os
+import shutil
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+import torch
+
+from tammes.activations import Frozen, file_of
+from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, table_cells
+from tammes.benchmark.choose import chosen, quarter_of, trials
+from tammes.benchmark.plan import Plan
+from tammes.benchmark.tables import MEASURES
+from tammes.cli.job import run_job, saved_options
+from tammes.cli.making import (
+    DIM,
+    VIEWS,
+    Data,
+    evaluated,
+    keep,
+    load_data,
+    make_embedder,
+    make_loss,
+    measured,
+    recipe,
+    resolved,
+    training_batches,
+)
+from tammes.cli.train import Train
+from tammes.embedder import load
+from tammes.errors import UserError
+from tammes.objectives import Objective
+from tammes.runs import Run, is_run
+from tammes.runtime import device, environment
+from tammes.splits import relabel
+
+POLL = 1.0  # seconds between looks at what other processes do
+TIMED = 16  # images on which a step is timed
+# What of a run's options a table says of itself.
+SAID = ("preset", "backbone", "weights", "train", "cut", "views", "dim", "epochs", "batch_size", "mirror", "shift")
+
+
+def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:
+    """What there is to do, in order: the searches, then the table; of cells whose names contain one of `only`."""
+    table = [cell for cell in table_cells(plan, out) if not only or any(text in cell.name for text in only)]
+    methods = dict.fromkeys((cell.preset, cell.method.name) for cell in table)
+    by_name = {method.name: method for method in plan.methods}
+    return [cell for preset, name in methods for cell in trials(plan, out, preset, by_name[name])] + table
+
+
+def work(plan: Plan, cells: Sequence[Cell], data: str, on_change: Callable[[], None]) -> None:
+    """Run every cell that has no result yet and that no other process has; then wait for those of others.
+
+    Args:
+        on_change: called after each cell, and while others are waited for.
+    """
+    while True:
+        left = [cell for cell in cells if cell.state in (WAITING, RUNNING)]
+        if not left:
+            return
+        if not any(_take(plan, cell, data) for cell in left):
+            sleep(POLL)
+        on_change()
+
+
+def _take(plan: Plan, cell: Cell, data: str) -> bool:
+    """Run a cell if it can be run now and by us."""
+    if cell.quarter is None and any(
+        trial.state not in (DONE, FAILED) for trial in trials(plan, cell.out, cell.preset, cell.method)
+    ):
+        return False
+    with cell.claimed() as ours:
+        if not ours or cell.result() is not None:
+            return False
+        result = _attempted(plan, cell, data)
+        cell.write(result)
+        if cell.quarter is not None and "error" not in result:
+            shutil.rmtree(cell.folder)  # a search leaves figures, not networks
+        return True
+
+
+def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
+    """The result of a cell, or the error that it ended with: the others go on."""
+    started = perf_counter()
+    try:
+        with _silenced():
+            found = _tried(plan, cell, data) if cell.quarter is not None else _measured(plan, cell, data)
+    except UserError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    made_with = environment()
+    machine = {name: made_with[name] for name in ("processor", "cores", "system")}
+    versions = {name: made_with["versions"][name] for name in ("tammes", "torch")}
+    return found | {
+        # A cell that was gone on with trained for longer than this process has seen.
+        "seconds": round(max(perf_counter() - started, found["training_seconds"]), 2),
+        "commit": made_with["commit"],
+        "machine": machine | versions | {"threads": torch.get_num_threads()},
+    }
+
+
+def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
+    """Train for the table, and measure on the test classes in every layer."""
+    best = chosen(plan, cell.out, cell.preset, cell.method)
+    assert best is not None, "a cell is run when its search is done"
+    _train(options_of(plan, cell, data, best), cell.folder)
+    run = Run(cell.folder)
+    results = run.read("results")
+    if results["trained"] is None:
+        raise UserError("there are no test classes to measure on: change test-classes in [train].")
+    layers = {plan.layers[0]: results["trained"]}
+    layers |= {layer: _in_layer(run, layer) for layer in plan.layers[1:]}
+    found = {
+        "layers": {layer: _small(measures) for layer, measures in layers.items()},
+        "untrained": _small(results["untrained"]),
+        "chosen": best,
+        "training_seconds": round(results["seconds"], 2),
+        "command": results["command"],
+        "config": _said(run.read("config")),
+    }
+    if "best_on_validation" in results:
+        of_best = results["best_on_validation"]
+        found["best"] = {"epoch": of_best["epoch"], **_small(of_best)}
+    return found
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that a table speaks of; a file of weights by its name, views as they are by default."""
+    views = VIEWS.get(config["train"]) if config["views"] is None else config["views"]
+    return {name: config[name] for name in SAID} | {"weights": Path(config["weights"]).name, "views": views}
+
+
+def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
+    """Train for the search and measure on the quarter that did not train."""
+    assert cell.quarter is not None
+    options = replace(options_of(plan, cell, data, cell.changes), val_classes=None)
+    _train(options, cell.folder, lambda config, classes: without_quarter(config, cell.quarter or 0, classes))
+    lines = Run(cell.folder).epochs()
+    return {
+        "changes": cell.changes,
+        "quarter": cell.quarter,
+        "recall_at_1": lines[-1]["val_recall_at_1"],  # of the last epoch, as in the table
+        "training_seconds": round(sum(line["seconds"] for line in lines), 2),
+    }
+
+
+def _train(
+    config: Train, folder: Path, data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data
+) -> None:
+    """Train into a run folder, from where it stopped if it did."""
+    state = Run(folder).state if is_run(folder) else None
+    if state == "finished":
+        return
+    if state == "interrupted":
+        run_job(Train(resume=folder), data_of)
+        return
+    if folder.exists():  # killed before its first checkpoint: nothing is lost
+        shutil.rmtree(folder)
+    run_job(config, data_of)
+
+
+def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Train:
+    """The options of `tammes train` for a cell; the learning rate of the backbone goes with that of the new layers."""
+    config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **plan.options(cell.method))  # type: ignore[arg-type]
+    if "rate" in changes:
+        usual = recipe(resolved(config))
+        changes = changes | {"backbone_rate": changes["rate"] * usual["backbone_rate"] / usual["rate"]}
+    return replace(config, **changes)
+
+
+def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] | None = None) -> Data:
+    """The training images only, a quarter of their classes held out to validate; no test images."""
+    data = load_data(config)
+    held_out = quarter_of(data.split.train_classes, quarter)
+    labels, nothing = data.dataset.labels, np.empty(0, dtype=np.int64)
+    train, val = (data.split.train[np.isin(labels[data.split.train], held_out, invert=out)] for out in (True, False))
+    parts = replace(
+        data.split, train=train, val=val, test=nothing, val_classes=held_out, test_classes=nothing,
+        train_classes=np.setdiff1d(data.split.train_classes, held_out),
+    )  # fmt: skip
+    relabelled, numbers = relabel(labels, train)
+    names = tuple(data.dataset.class_names[number] for number in numbers)
+    data = replace(data, split=parts, labels=relabelled, class_names=names)
+    if classes is not None and classes != data.classes():
+        raise UserError(f"the classes in {config.data} are no longer those that the search was begun with.")
+    return data
+
+
+def _in_layer(run: Run, layer: str) -> dict[str, Any]:
+    """A trained network measured in another layer than its own, from what is kept of the images if anything is."""
+    config = saved_options(run)
+    embedder = load(run.folder, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
+    data = load_data(config, run.read("classes"))
+    data = replace(data, kept=keep(config, data, embedder))
+    return evaluated(embedder, data, data.split.test)
+
+
+def _small(measures: dict[str, Any]) -> dict[str, float]:
+    return {name: measures[name] for name in MEASURES if measures.get(name) is not None}
+
+
+def timed(plan: Plan, cell: Cell, data: str) -> tuple[float, float]:
+    """Seconds that a cell of the table may take, and seconds that all together need once, for activations to be kept.
+
+    A few steps on a part of a batch, scaled, and an evaluation of random vectors; nothing is kept of them.
+    """
+    first = {name: values[0] for name, values in _space(plan, cell).items()}
+    with _silenced():
+        config = resolved(options_of(plan, cell, data, first))
+        images = load_data(config)
+    embedder = make_embedder(config, images.num_classes).to(device(config.device))
+    config = replace(config, cut=(config.cut or embedder.default_cut) if config.train == "top" else None)
+    options, loss = recipe(config), make_loss(config, images, embedder).to(embedder.mean.device)
+    given, labels, _ = next(iter(training_batches(config, images, 1)))
+    inputs, labels = given[:TIMED].to(embedder.mean.device), labels[:TIMED].to(embedder.mean.device)
+    frozen, once = None, 0.0
+    if config.train != "all":
+        frozen = Frozen(embedder.eval(), config.cut)
+        with torch.no_grad():
+            each = _seconds(lambda: frozen.below(inputs)) / len(labels)
+            inputs = frozen.below(inputs)
+        views = VIEWS[str(config.train)] if config.views is None else config.views
+        how: dict[str, Any] = {"crop": images.size, "mirror": options["mirror"], "padding": options["shift"]}
+        parts = images.split
+        learning = parts.train if parts.val is None else np.union1d(parts.train, parts.val)
+        for indices, number in ((learning, views), (parts.test, 0)):
+            if not file_of(frozen, images.images, indices, views=number, **how).exists():
+                once += each * len(indices) * max(1, number)
+    objective = Objective(embedder, loss, features=None if frozen is None else frozen.above)
+    step = _seconds(lambda: objective(inputs, labels)["loss"].backward())
+    training = step / len(labels) * training_batches(config, images, 1).num_images * options["epochs"]
+    return training + (1 + len(plan.layers)) * _to_measure(images, config.dim or DIM), once
+
+
+def _to_measure(images: Data, dim: int) -> float:
+    """Seconds of one evaluation on the test classes, embedding aside."""
+    test = images.split.test
+    if len(test) == 0:
+        return 0.0
+    vectors = np.random.default_rng(0).normal(size=(len(test), dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    started = perf_counter()
+    measured(vectors, images.dataset, test)
+    return perf_counter() - started
+
+
+def _space(plan: Plan, cell: Cell) -> dict[str, tuple[Any, ...]]:
+    return {} if plan.search is None else {"rate": plan.search.rate, **cell.method.search}
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    """The better of two: the first may have to fetch memory."""
+    times = []
+    for _ in range(2):
+        started = perf_counter()
+        step()
+        times.append(perf_counter() - started)
+    return min(times)
+
+
+def seconds_left(cells: Sequence[Cell], of_a_cell: float | None = None) -> float | None:
+    """How long the cells that wait would take one after another, by those that are done; None if nothing is known.
+
+    Args:
+        of_a_cell: what a cell of the table takes, where none is done; a trial trains on three quarters of its images.
+    """
+    known: dict[tuple[str, bool], list[float]] = {}
+    for cell in cells:
+        if cell.state == DONE:
+            seconds = float((cell.result() or {})["seconds"])
+            for name in (cell.method.name, ""):
+                known.setdefault((name, cell.quarter is None), []).append(seconds)
+    total = 0.0
+    for cell in cells:
+        if cell.state not in (WAITING, RUNNING):
+            continue
+        of_table = cell.quarter is None
+        share = 1.0 if of_table else 0.75
+        like = known.get((cell.method.name, of_table)) or known.get(("", of_table))
+        if like:
+            total += sum(like) / len(like)
+        elif others := known.get(("", not of_table)):
+            total += sum(others) / len(others) * (4 / 3 if of_table else 0.75)
+        elif of_a_cell is not None:
+            total += share * of_a_cell
+        else:
+            return None
+    return total
+
+
+def runnable(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells whose methods exist and that have no result."""
+    return [cell for cell in cells if cell.state not in (DONE, FAILED, MISSING)]
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Without what a training says: it is in its log, and a table is being drawn."""
+    with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
+        yield

@@ -1,0 +1,425 @@
+"""A benchmark as a user runs it: every cell once, whatever fails or is killed, by any number of processes."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from tammes.benchmark.cells import Cell, table_cells
+from tammes.benchmark.choose import trials
+from tammes.benchmark.plan import read_plan
+from tammes.cli import benchmark_job, job, main, making
+from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
+from tammes.cli.benchmark_watch import Watch
+from tammes.cli.train import Train
+from tammes.errors import UserError
+from tammes.runs import open_run
+from tests.test_cli_train import printed, refused
+
+PLAN = """
+title = "stripes"
+data = "photos"
+seeds = [0, 1]
+layers = ["penultimate", "last"]
+[train]
+backbone = "conv4"
+dim = 16
+batch-size = 8
+epochs = 2
+val-classes = 2
+[[method]]
+name = "one-hot"
+centroids = "one-hot"
+[[method]]
+name = "broken"
+centroids = "nowhere"
+[[method]]
+name = "softmax"
+loss = "softmax"
+[[method]]
+name = "later"
+loss = "of-tomorrow"
+"""
+SEARCH = """
+data = "photos"
+seeds = [5]
+[train]
+backbone = "conv4"
+dim = 16
+batch-size = 8
+epochs = 1
+train = "head"
+[search]
+rate = [0.001, 0.01]
+quarters = [1]
+[[method]]
+name = "ours"
+search = { push = [0.2, 0.3] }
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos`: sixteen classes of four images, stripes of a class's own angle and width, in noise."""
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    y, x = np.mgrid[:28, :28]
+    for number in range(16):
+        (root / "photos" / f"class {number:02}").mkdir(parents=True)
+        for image in range(4):
+            along = x * np.cos(number * 0.4) + y * np.sin(number * 0.4)
+            wave = np.sin(along * (0.4 + 0.05 * number) + rng.uniform(0, 6))
+            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
+            picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            picture.save(root / "photos" / f"class {number:02}" / f"{image}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def planned(folder: Path, text: str) -> Path:
+    file = folder / "plan.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture(scope="module")
+def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a benchmark that two processes have worked on, with all that can happen to a cell."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    command = ["benchmark", str(planned(folder, PLAN)), "--data", str(root), "--out", str(folder / "out")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--jobs", "2", "--threads", "1"])
+    assert ended.value.code == 1
+    return folder
+
+
+def results(done: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((done / "out" / "results.json").read_text())
+    return found
+
+
+def test_a_cell_that_fails_is_recorded_and_the_others_are_run(done: Path) -> None:
+    states = {(cell["method"], cell["seed"]): cell["state"] for cell in results(done)["cells"]}
+    assert states == {
+        ("one-hot", 0): "done", ("one-hot", 1): "done", ("broken", 0): "failed", ("broken", 1): "failed",
+        ("softmax", 0): "done", ("softmax", 1): "done", ("later", 0): "not there yet", ("later", 1): "not there yet",
+    }  # fmt: skip
+    broken = next(cell for cell in results(done)["cells"] if cell["method"] == "broken")
+    assert broken["error"].startswith("unknown kind of centroids 'nowhere'.")
+
+
+def test_the_table_holds_all_of_the_protocol(done: Path) -> None:
+    rows = {row["name"]: row for row in results(done)["tables"]["default"]}
+    assert next(iter(rows)) == "one-hot, penultimate layer"
+    assert {"one-hot, last layer", "softmax, penultimate layer, best epoch (optimistic)"} <= set(rows)
+    assert rows["one-hot, penultimate layer"]["difference"] is None
+    assert rows["softmax, penultimate layer"]["difference"]["seeds"] == 2
+    assert rows["softmax, penultimate layer"]["difference"]["half"] is not None
+    assert rows["untrained backbone"]["seeds"] == 2
+    assert rows["later, last layer"]["remark"] == "not there yet: --loss of-tomorrow"
+    assert rows["broken, last layer"]["remark"].startswith("2 of 2 failed: unknown kind of centroids")
+    page = (done / "out" / "table.md").read_text()
+    assert "conv4 from none, trained: all, dim 16" in page
+    assert "| untrained backbone |" in page
+
+
+def test_a_cell_is_what_train_and_evaluate_find(
+    done: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = next(cell for cell in results(done)["cells"] if (cell["method"], cell["seed"]) == ("softmax", 1))
+    folder = done / "out" / "default" / "softmax" / "seed-1"
+    words = ["train", str(root / "photos"), "--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--epochs", "2"]
+    words += ["--val-classes", "2", "--loss", "softmax", "--seed", "1", "--out", str(tmp_path / "run")]
+    main(words)
+    ours, theirs = (load_file(run / "embedder.safetensors") for run in (folder, tmp_path / "run"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    capsys.readouterr()
+    last = json.loads(printed(capsys, "evaluate", str(folder), "--embedding", "last", "--json"))
+    for name, value in cell["layers"]["last"].items():
+        assert value == pytest.approx(last["trained"][name], abs=1e-9), name
+    for name, value in cell["untrained"].items():
+        assert value == pytest.approx(last["untrained"][name], abs=1e-9), name
+    assert cell["command"].startswith(f"tammes train {root / 'photos'}")
+    assert {"processor", "torch", "threads"} <= set(cell["machine"])
+
+
+def test_each_cell_is_trained_by_one_process_only(done: Path) -> None:
+    logs = sorted((done / "out").glob("default/*/seed-*/log.txt"))
+    assert len(logs) == 4
+    for log in logs:
+        assert [len(re.findall(rf"^epoch +{epoch} ", log.read_text(), flags=re.M)) for epoch in (1, 2)] == [1, 1]
+
+
+def test_what_is_done_is_not_run_again_and_what_failed_only_if_asked(
+    done: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def fails(_: Any, cell: Cell, __: str) -> dict[str, Any]:
+        ran.append(cell.name)
+        return {"error": "again"}
+
+    monkeypatch.setattr(benchmark_job, "_attempted", fails)
+    words = ["benchmark", str(done / "plan.toml"), "--data", str(root), "--out", str(done / "out")]
+    before = {file: file.read_bytes() for file in (done / "out").glob("default/broken/*.json")}
+    with pytest.raises(SystemExit):
+        main(words)
+    assert ran == []
+    with pytest.raises(SystemExit):
+        main([*words, "--retry-failed", "--only", "broken"])
+    assert ran == ["broken, preset default, seed 0", "broken, preset default, seed 1"]
+    said = capsys.readouterr()
+    assert "broken, preset default, seed 1: failed: again  (0 left)" in said.err
+    assert "Some cells failed" in said.err
+    for file, content in before.items():
+        file.write_bytes(content)
+
+
+def test_a_dry_run_of_what_is_done_estimates_by_it(
+    done: Path, root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["benchmark", str(done / "plan.toml"), "--data", str(root), "--dry-run"]
+    said = printed(capsys, *words, "--out", str(done / "out"))
+    assert "not there yet  later, preset default, seed 0" in said
+    assert said.endswith("\nNothing is left to run.\n")
+    more = planned(tmp_path, PLAN.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
+    found = json.loads(printed(capsys, "benchmark", str(more), *words[2:], "--out", str(done / "out"), "--json"))
+    assert (found["to_run"], found["estimated"]) == (3, "by the cells that are done")
+    taken = {(c["method"], c["seed"]): c["seconds"] for c in results(done)["cells"] if c["state"] == "done"}
+    of = {name: (taken[name, 0] + taken[name, 1]) / 2 for name in ("one-hot", "softmax")}
+    assert found["seconds"] == pytest.approx(of["one-hot"] + of["softmax"] + sum(taken.values()) / 4)
+    assert not (done / "out" / "default" / "softmax" / ".seed-2.lock").exists()
+
+
+def test_a_dry_run_of_what_is_not_begun_times_a_few_steps_and_leaves_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["benchmark", str(planned(tmp_path, SEARCH)), "--data", str(root), "--out", str(tmp_path / "out")]
+    said = printed(capsys, *words, "--dry-run")
+    assert said.startswith("waiting        ours, preset default, search: rate 0.001, push 0.2, quarter 1\n")
+    assert "5 of 5 cells would run" in said
+    assert "by a few steps of the first cell and an evaluation of random vectors." in said
+    assert "to compute, once, what the frozen part of the network gives" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_search_sees_no_test_class_and_the_table_takes_what_it_chose(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = read_plan(planned(tmp_path, SEARCH), Train)
+    data, out = str(root / "photos"), tmp_path / "out"
+    seen: list[tuple[bool, set[int]]] = []
+    embedded = making.embedded
+
+    def watched(embedder: Any, given: Any, indices: np.ndarray, **options: Any) -> Any:
+        seen.append((in_search, set(given.dataset.labels[indices].tolist())))
+        return embedded(embedder, given, indices, **options)
+
+    for module in (making, job):
+        monkeypatch.setattr(module, "embedded", watched)
+    *tried, cell = all_cells(plan, out)
+    in_search = True
+    for trial in tried:
+        assert not benchmark_job._take(plan, cell, data)  # its search is not done
+        assert benchmark_job._take(plan, trial, data)
+        assert trial.state == "done"
+        assert not trial.folder.exists()
+    assert seen == [(True, {2, 3})] * 4  # the second quarter of the eight training classes
+    in_search = False
+    assert benchmark_job._take(plan, cell, data)
+    assert set(range(8, 16)) in [classes for searching, classes in seen if not searching]
+    found, scores = cell.result(), [trial.result() or {} for trial in tried]
+    assert found is not None
+    best = max(scores, key=lambda score: score["recall_at_1"])
+    assert found["chosen"] == best["changes"]
+    config = json.loads((cell.folder / "config.json").read_text())
+    assert (config["rate"], config["push"]) == (best["changes"]["rate"], best["changes"]["push"])
+    assert config["backbone_rate"] == pytest.approx(config["rate"])  # of conv4 both are the same
+
+
+def test_the_rate_of_the_backbone_goes_with_that_of_the_new_layers(tmp_path: Path) -> None:
+    text = SEARCH.replace('"conv4"', '"resnet18"').replace('"photos"', f'"{tmp_path}"')
+    plan = read_plan(planned(tmp_path, text), Train)
+    options = options_of(plan, table_cells(plan, tmp_path)[0], str(tmp_path), {"rate": 0.5})
+    assert options.rate == 0.5
+    assert options.backbone_rate == pytest.approx(0.05)
+
+
+def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
+    config = Train(data=str(root / "photos"), backbone="conv4")
+    data = without_quarter(config, 3)
+    assert data.classes() == {
+        "train": [f"class {number:02}" for number in range(6)], "val": ["class 06", "class 07"], "test": [],
+    }  # fmt: skip
+    assert without_quarter(config, 3, data.classes()).num_classes == 6
+    with pytest.raises(UserError, match="no longer those that the search was begun with"):
+        without_quarter(config, 2, data.classes())
+
+
+def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(root: Path, tmp_path: Path) -> None:
+    text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "")
+    text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
+    file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
+    words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tammes.cli import main; main()", *words], stderr=subprocess.DEVNULL
+    )
+    cell = table_cells(read_plan(file, Train), tmp_path / "out")[0]
+    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert cell.state == "running"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert cell.state == "waiting"
+    assert not cell.file.exists()
+    main(words)
+    assert (cell.result() or {})["config"]["epochs"] == 12
+    assert (run / "log.txt").read_text().count("run       ") == 2  # begun twice
+    alone = replace(job.saved_options(open_run(run)), out=tmp_path / "alone")
+    job.run_job(alone)
+    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, tmp_path / "alone"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_one_cell_has_one_owner(tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, PLAN), Train)
+    cell, other = table_cells(plan, tmp_path / "out")[:2]
+    with cell.claimed() as first, cell.claimed() as second, other.claimed() as third:
+        assert (first, second, third) == (True, False, True)
+        assert cell.state == "running"
+    assert cell.state == "waiting"
+
+
+def test_a_folder_that_was_left_half_made_is_begun_anew(root: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, PLAN), Train)
+    cell = table_cells(plan, tmp_path / "out")[0]
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "config.json").write_text("{}")
+    assert benchmark_job._take(plan, cell, str(root / "photos"))
+    assert cell.state == "done"
+
+
+def test_an_error_that_is_not_the_users_is_recorded_with_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError("nothing to divide by")
+
+    monkeypatch.setattr(benchmark_job, "run_job", breaks)
+    plan = read_plan(planned(tmp_path, PLAN), Train)
+    cell = table_cells(plan, tmp_path / "out")[0]
+    assert benchmark_job._take(plan, cell, "photos")
+    found = cell.result() or {}
+    assert found["error"] == "ZeroDivisionError: nothing to divide by"
+    assert "in breaks" in found["traceback"]
+
+
+def test_without_test_classes_there_is_nothing_to_compare(root: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, PLAN.replace("val-classes = 2", "test-classes = 0")), Train)
+    cell = table_cells(plan, tmp_path / "out")[0]
+    assert benchmark_job._take(plan, cell, str(root / "photos"))
+    assert (cell.result() or {})["error"].startswith("there are no test classes to measure on")
+
+
+def test_what_is_left_is_estimated_by_the_nearest_that_is_known(tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, SEARCH.replace("seeds = [5]", "seeds = [5, 6]")), Train)
+    cells = all_cells(plan, tmp_path / "out")
+    assert [cell.quarter for cell in cells] == [1, 1, 1, 1, None, None]
+    assert seconds_left(cells) is None
+    assert seconds_left(cells, 100.0) == pytest.approx(4 * 75 + 2 * 100)
+    for cell in cells[:2]:
+        cell.file.parent.mkdir(parents=True, exist_ok=True)
+        cell.write({"recall_at_1": 0.5, "seconds": 30.0})
+    assert seconds_left(cells) == pytest.approx(2 * 30 + 2 * 40)
+
+
+def test_a_person_sees_methods_by_seeds(done: Path, tmp_path: Path) -> None:
+    plan = read_plan(done / "plan.toml", Train)
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(Watch(plan, all_cells(plan, done / "out"), 1).table())
+    lines = {line.split("│")[1].strip(): line for line in drawn.getvalue().splitlines() if line.startswith("│")}
+    assert re.search(r"one-hot +│ +\d+\.\d\d │ +\d+\.\d\d │", lines["one-hot"])
+    assert lines["broken"].count("failed") == 2
+    assert lines["later"].count("not there yet") == 2
+    searched = read_plan(planned(tmp_path, SEARCH), Train)
+    cells = trials(searched, tmp_path, "default", searched.methods[0])
+    cells[0].file.parent.mkdir(parents=True)
+    cells[0].write({"recall_at_1": 0.25, "seconds": 90.0})
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(Watch(searched, all_cells(searched, tmp_path), 1).table())
+    assert "4 left, about 6 minutes" in drawn.getvalue()
+    assert re.search(r"ours +│ +1/4 │ waiting", drawn.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--jobs", "0"), "--jobs must be at least 1, got 0."),
+        (("--threads", "0"), "--threads must be at least 1, got 0."),
+        (("--only", "two-hot"), "--only two-hot is in the name of no cell. The methods: one-hot, broken"),
+        (("--data", "."), "is about the data 'photos', and there is no photos. Say which folder holds it, with --data"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line(
+    words: tuple[str, ...], said: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["benchmark", str(planned(tmp_path, PLAN)), "--data", str(root), "--out", str(tmp_path / "out"), *words]
+    assert said in refused(capsys, *given)
+
+
+def test_the_data_is_found_by_the_environment(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["benchmark", str(planned(tmp_path, PLAN)), "--out", str(tmp_path / "out"), "--dry-run"]
+    monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
+    assert f"there is no {tmp_path / 'photos'}." in refused(capsys, *words)
+    monkeypatch.setenv("TAMMES_DATA", str(root))
+    assert "6 of 8 cells would run" in printed(capsys, *words)
+
+
+def test_results_of_another_plan_do_not_come_into_the_table(
+    done: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["--data", str(root), "--out", str(done / "out")]
+    other = planned(tmp_path, PLAN.replace('centroids = "one-hot"', 'centroids = "simplex"'))
+    said = refused(capsys, "benchmark", str(other), *rest)
+    assert 'was begun with method \'one-hot\' = {"options": {"loss": "discriminative", "centroids": "one-hot"}' in said
+    assert "Put it back, or choose another --out." in said
+    assert "was begun with train = " in refused(
+        capsys, "benchmark", str(done / "plan.toml"), *rest, "--weights", "x.pt"
+    )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    said = refused(capsys, "benchmark", str(other), "--data", str(root), "--out", str(tmp_path / "mine"))
+    assert "exists and is not the folder of a benchmark" in said
+
+
+def test_a_cell_is_found_by_what_it_is(tmp_path: Path) -> None:
+    plan = read_plan(
+        planned(tmp_path, PLAN.replace('title = "stripes"', 'presets = ["paper", "default"]')),
+        Train,
+    )
+    cells = table_cells(plan, tmp_path)
+    assert len({cell.folder for cell in cells}) == len(cells) == 16
+    assert [cell.name for cell in all_cells(plan, tmp_path, ["softmax, preset paper"])] == [
+        "softmax, preset paper, seed 0", "softmax, preset paper, seed 1",
+    ]  # fmt: skip
+    assert isinstance(cells[0], Cell)

@@ -1,0 +1,172 @@
+"""The file of a benchmark: what it may say, and what is answered where it says something else."""
+
+from pathlib import Path
+
+import pytest
+
+from tammes.benchmark.plan import Plan, read_plan
+from tammes.benchmark.published import published, published_table
+from tammes.cli.train import Train
+from tammes.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+SHORTEST = 'data = "glyphs"\n[[method]]\nname = "one"\n'
+
+
+def plan(folder: Path, text: str) -> Plan:
+    file = folder / "plan.toml"
+    file.write_text(text)
+    return read_plan(file, Train)
+
+
+def test_the_shortest_plan_has_the_usual_for_the_rest(tmp_path: Path) -> None:
+    found = plan(tmp_path, SHORTEST)
+    assert (found.title, found.data, found.presets, found.seeds) == ("plan", "glyphs", ("default",), (0, 1, 2))
+    assert (found.layers, found.search, found.paper, found.train) == (("penultimate",), None, None, {})
+    assert found.options(found.methods[0]) == {"loss": "discriminative", "embedding": "penultimate"}
+
+
+def test_a_plan_with_everything(tmp_path: Path) -> None:
+    found = plan(
+        tmp_path,
+        """
+        title = "birds"
+        data = "CUB_200_2011"
+        presets = ["paper", "default"]
+        seeds = [3, 1]
+        layers = ["last", "penultimate"]
+        paper = "layers-cub"
+        [train]
+        batch-size = 16
+        val_classes = 0.25
+        mirror = false
+        [search]
+        rate = [1, 0.1]
+        quarters = [2]
+        seed = 7
+        [[method]]
+        name = "Ours (π)"
+        push = 0
+        paper = { penultimate = "Second to last layer", last = "Last layer" }
+        [[method]]
+        name = "hard"
+        loss = "hard-discriminative"
+        search = { temperature = [0.1, 0.3] }
+        paper = "Last layer"
+        """,
+    )
+    assert found.train == {"batch_size": 16, "val_classes": "0.25", "mirror": False}
+    assert found.search is not None
+    assert (found.search.rate, found.search.quarters, found.search.seed) == ((1.0, 0.1), (2,), 7)
+    ours, hard = found.methods
+    assert (ours.slug, ours.options, ours.search) == ("ours-π", {"loss": "discriminative", "push": 0.0}, {})
+    assert ours.paper == {"penultimate": "Second to last layer", "last": "Last layer"}
+    assert (hard.search, hard.paper) == ({"temperature": (0.1, 0.3)}, {"last": "Last layer"})
+    assert found.options(hard)["embedding"] == "last"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data = ", "is not TOML"),
+        ('name = "x"\n' + SHORTEST, "unknown key 'name'. Known: title, data"),
+        ('sedes = [1]\n' + SHORTEST, "unknown key 'sedes'. Did you mean 'seeds'?"),
+        ('[[method]]\nname = "one"\n', "data is missing: a text."),
+        ('data = "vectors.npz"\n', "holds vectors, and a benchmark is of images"),
+        ('data = "glyphs"\n', "method is missing: tables [[…]]."),
+        ('data = "glyphs"\nmethod = []\n', "needs one [[method]] or more"),
+        ('data = "glyphs"\n[[method]]\npush = 0.1\n', "[[method]] name is missing: a text."),
+        ("seeds = 3\n" + SHORTEST, "seeds must be a list of one value or more, got 3."),
+        ("seeds = [1, 1]\n" + SHORTEST, "seeds has a value twice"),
+        ("seeds = [true]\n" + SHORTEST, "seeds must be a whole number, got True."),
+        ('presets = ["best"]\n' + SHORTEST, "presets must be one of default, paper, got 'best'."),
+        ('layers = ["first"]\n' + SHORTEST, "layers must be one of penultimate, last, got 'first'."),
+        ('paper = "cup"\n' + SHORTEST, "unknown table of the paper 'cup'. Did you mean 'cub'?"),
+        (SHORTEST + "push = \"far\"\n", "method 'one': push must be a number, got 'far'."),
+        (SHORTEST + "mirrored = true\n", "one': 'mirrored' is no option of tammes train. Did you mean 'mirror'?"),
+        (SHORTEST + "epochs = 3\n", "method 'one': epochs must be the same for all: put it in [train]."),
+        (SHORTEST + "seed = 3\n", "method 'one' does not take seed: it belongs in seeds, at the top of the file."),
+        (SHORTEST + "batch-size = 1\nbatch_size = 2\n", "given twice, with - and with _"),
+        (SHORTEST + "search = { push = [0.1] }\n", "search needs a table [search] with rate"),
+        (SHORTEST + 'paper = "x"\n', "paper names a row, but the file does not say of which table"),
+        ('paper = "cub"\n' + SHORTEST + 'paper = "x"\n', "paper has no row 'x'. Its rows: Softmax, Semi-hard"),
+        ('paper = "cub"\n' + SHORTEST + "paper = 3\n", "paper must be the name of a row, or {"),
+        ('paper = "cub"\n' + SHORTEST + 'paper = { last = "Softmax" }\n', "paper: unknown key 'last'"),
+        (SHORTEST + '[[method]]\nname = "One!"\n', "'one' and 'One!' would share a folder"),
+        (SHORTEST + "[search]\nrates = [1]\n", "[search] unknown key 'rates'. Did you mean 'rate'?"),
+        (SHORTEST + "[search]\nquarters = [1]\n", "[search] rate must be a list"),
+        (SHORTEST + "[search]\nrate = [1]\nquarters = [4]\n", "quarters must be one of 0, 1, 2, 3, got 4."),
+        (SHORTEST + "[search]\nrate = [1]\n[train]\nrate = 1\n", "rate is given in [train] and searched for"),
+        (SHORTEST + "rate = 2\n[search]\nrate = [1]\n", "method 'one': rate is searched for in [search]"),
+        (SHORTEST + "search = { push = [1], rate = [2] }\n[search]\nrate = [1]\n", "hyper-parameter, got push, rate"),
+        (SHORTEST + "search = { epochs = [1] }\n[search]\nrate = [1]\n", "search cannot be of epochs"),
+        (SHORTEST + "push = 0\nsearch = { push = [1] }\n[search]\nrate = [1]\n", "cannot be of push: it is given"),
+        (SHORTEST + "search = { pull = [1] }\n[search]\nrate = [1]\n", "'pull' is no option of tammes train"),
+        ('layers = ["last"]\n' + SHORTEST + "class-layer = false\n", "without a class layer there is no layer 'last'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_plan_is_said_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        plan(tmp_path, text)
+    assert said in str(refused.value)
+    assert str(tmp_path / "plan.toml") in str(refused.value)
+
+
+def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read the plan .*none.toml: No such file"):
+        read_plan(tmp_path / "none.toml", Train)
+
+
+def test_a_loss_that_is_not_there_yet_may_have_options_of_its_own(tmp_path: Path) -> None:
+    text = SHORTEST + 'loss = "of-tomorrow"\nsharpness = 3\nsearch = { softness = [1, 2] }\n[search]\nrate = [1]\n'
+    method = plan(tmp_path, text).methods[0]
+    assert method.missing == "--loss of-tomorrow"
+    assert (method.options, method.search) == ({"loss": "of-tomorrow", "sharpness": 3}, {"softness": (1, 2)})
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "plans").glob("*.toml")), ids=lambda file: file.stem)
+def test_the_plans_that_come_with_the_code_are_plans(file: Path) -> None:
+    found = read_plan(file, Train)
+    assert all(method.missing is None for method in found.methods)
+    for method in found.methods:
+        Train(**found.options(method))
+
+
+def test_the_papers_numbers() -> None:
+    tables = published()
+    assert {table.number for table in tables.values()} == set(range(1, 9))
+    assert tables["cub"].rows["Discriminative"] == {
+        "NMI": 59.92,
+        "R@1": 51.43,
+        "R@2": 64.23,
+        "R@4": 74.31,
+        "R@8": 82.83,
+    }
+    assert tables["cars196"].rows["Triplet+proxy"]["R@8"] == 88.68
+    assert "NMI" not in tables["cub"].rows["Histogram"]
+    assert tables["layers-cub"].rows["Last layer"]["R@1"] == 49.49
+    assert tables["centroids-cars196"].rows["K-means"]["std of distances"] == 0.066
+    assert tables["more-cars196"].rows["Lin et al. 2018"]["R@1"] == 82.0
+    assert [row["minutes"] for row in tables["minutes-cub"].rows.values()] == [660, 680, 54]
+    assert tables["vgg16-cub"].rows["Discriminative"]["R@1"] == 57.74
+    assert tables["complexity"].rows["Discriminative"]["complexity"] == "O(NC)"
+
+
+def test_tables_of_the_paper_that_show_the_same_agree() -> None:
+    tables = published()
+    for data in ("cub", "cars196"):
+        best = {name: value for name, value in tables[data].rows["Discriminative"].items() if name != "NMI"}
+        assert tables[f"layers-{data}"].rows["Second to last layer"] == best
+        assert {name: tables[f"centroids-{data}"].rows["one-hot"][name] for name in best} == best
+        assert round(float(best["R@1"]), 1) == tables[f"more-{data}"].rows["Discriminative"]["R@1"]
+    for table in tables.values():
+        assert table.note.endswith(".")
+        for row in table.rows.values():
+            recalls = [float(value) for name, value in row.items() if name.startswith("R@")]
+            assert recalls == sorted(recalls)
+            assert all(30 < recall < 100 for recall in recalls)
+
+
+def test_a_table_that_the_paper_does_not_have() -> None:
+    with pytest.raises(UserError, match="unknown table of the paper 'cars'. Did you mean 'cars196'"):
+        published_table("cars")
