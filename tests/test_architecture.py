@@ -43,6 +43,7 @@ LINE = [
     "export",
     "web",
     "cli",
+    "__main__",
 ]
 A_LOSS_IS_READABLE_FROM = {"geometry", "errors", "mining"}
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -278,8 +280,11 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(root: Path, tmp
     text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
+    # With as many threads as here: sums in another order differ in their last digit.
     process = subprocess.Popen(
-        [sys.executable, "-c", "from tammes.cli import main; main()", *words], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "tammes", *words],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
     cell = table_cells(read_plan(file, Train), tmp_path / "out")[0]
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
