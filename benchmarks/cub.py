@@ -15,17 +15,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import tyro
 
 from benchmarks.cells import trained
 from benchmarks.page import write_page
 from benchmarks.timing import machine
 from tammes.cli import making
+from tammes.cli.benchmark_job import held_out_quarter
 from tammes.cli.train import Train
 from tammes.embedder import Embedder
 from tammes.runtime import write_atomically
-from tammes.splits import relabel
 
 ROWS: dict[str, dict[str, Any]] = {
     "one-hot centroids": {"centroids": "one-hot"},
@@ -206,28 +205,13 @@ def search(options: Options, base: Train) -> None:
                 cell = {"train": part, "method": name, "seed": quarter, "changes": changes}
                 if stored.has(**cell) or not _wanted(name, options.only):
                     continue
-                data = without_quarter(everything, quarter)
+                data = held_out_quarter(everything, quarter)
                 started = perf_counter()
                 embedder, with_kept = trained(replace(base, train=part, **(BASE[part] | changes)), data)
                 seconds = perf_counter() - started
                 assert data.split.val is not None
                 found = making.evaluated(embedder, with_kept, data.split.val, quick=True)
                 stored.add(cell, {name: found[name] for name in MEASURES}, seconds)
-
-
-def without_quarter(data: making.Data, quarter: int) -> making.Data:
-    """The training images only, a quarter of their classes held out: neighbours in the list, hence of one kind."""
-    classes = data.split.train_classes
-    held_out = np.array_split(classes, 4)[quarter]
-    labels = data.dataset.labels
-    train, val = (data.split.train[np.isin(labels[data.split.train], held_out, invert=out)] for out in (True, False))
-    parts = replace(
-        data.split, train=train, val=val, test=np.empty(0, dtype=np.int64), val_classes=held_out,
-        train_classes=np.setdiff1d(classes, held_out), test_classes=np.empty(0, dtype=np.int64),
-    )  # fmt: skip
-    relabelled, numbers = relabel(labels, train)
-    names = tuple(data.dataset.class_names[number] for number in numbers)
-    return replace(data, split=parts, labels=relabelled, class_names=names)
 
 
 def measures(embedder: Embedder, data: making.Data, *, backbone_only: bool = False) -> dict[str, float]:

@@ -177,8 +177,15 @@ def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Tr
 
 
 def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] | None = None) -> Data:
+    """The images of a trial; an error if their classes are no longer those that the search was begun with."""
+    data = held_out_quarter(load_data(config), quarter)
+    if classes is not None and classes != data.classes():
+        raise UserError(f"the classes in {config.data} are no longer those that the search was begun with.")
+    return data
+
+
+def held_out_quarter(data: Data, quarter: int) -> Data:
     """The training images only, a quarter of their classes held out to validate; no test images."""
-    data = load_data(config)
     held_out = quarter_of(data.split.train_classes, quarter)
     labels, nothing = data.dataset.labels, np.empty(0, dtype=np.int64)
     train, val = (data.split.train[np.isin(labels[data.split.train], held_out, invert=out)] for out in (True, False))
@@ -188,10 +195,7 @@ def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] |
     )  # fmt: skip
     relabelled, numbers = relabel(labels, train)
     names = tuple(data.dataset.class_names[number] for number in numbers)
-    data = replace(data, split=parts, labels=relabelled, class_names=names)
-    if classes is not None and classes != data.classes():
-        raise UserError(f"the classes in {config.data} are no longer those that the search was begun with.")
-    return data
+    return replace(data, split=parts, labels=relabelled, class_names=names)
 
 
 def _in_layer(run: Run, layer: str) -> dict[str, Any]:
