@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,34 @@ def test_a_batch_in_pieces_makes_the_same_step_and_counts_as_one() -> None:
     for other, loss in results[1:]:
         torch.testing.assert_close(other, results[0][0])
         assert loss == pytest.approx(results[0][1], rel=1e-6)
+
+
+def test_long_epochs_are_saved_within_and_gone_on_with_to_the_very_same_weights() -> None:
+    whole, seen = Toy(), list[tuple[Any, ...]]()
+    optimizer = sgd(whole)
+
+    def save(position: Position) -> None:
+        state = copy.deepcopy((whole.state_dict(), optimizer.state_dict(), position))
+        seen.append((*state, torch.get_rng_state()))
+
+    full = list(fit(whole, batches(10), optimizer, epochs=2, schedule=cosine(2), save=save, save_every=0.0))
+    assert [(at.epoch, at.step) for _, _, at, _ in seen] == [(e, s) for e in (1, 2) for s in range(1, 6)]
+    for weights_then, moments, position, random in (seen[2], seen[6]):
+        part = Toy()
+        part.load_state_dict(weights_then)
+        again = sgd(part)
+        again.load_state_dict(moments)
+        torch.set_rng_state(random)
+        rest = list(fit(part, batches(10), again, epochs=2, schedule=cosine(2), start=position))
+        assert torch.equal(weights(part), weights(whole))
+        assert rest[-1].losses == full[-1].losses
+
+
+def test_short_epochs_are_not_saved_within() -> None:
+    objective = Toy()
+    saved: list[Position] = []
+    list(fit(objective, batches(10), sgd(objective), epochs=1, schedule=cosine(1), save=saved.append))
+    assert saved == []
 
 
 def test_pieces_count_as_one_batch_where_training_stops() -> None:

@@ -74,6 +74,8 @@ def fit(
     accumulate: int = 1,
     at_once: int | None = None,
     stop: Callable[[], bool] = lambda: False,
+    save: Callable[[Position], None] = lambda _: None,
+    save_every: float = 600.0,
 ) -> Iterator[Epoch]:
     """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
 
@@ -87,6 +89,7 @@ def fit(
         at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
             added up. None: every batch in one go.
         stop: asked after each step; True ends training with an epoch that is not complete.
+        save: called within long epochs with where training is, each time that so many seconds have passed.
 
     Raises:
         UserError: the loss is not a number or infinite.
@@ -102,6 +105,7 @@ def fit(
             torch.manual_seed(_mixed(seed, at.epoch))
         objective.train()  # the caller may have evaluated since the last epoch
         started, complete = perf_counter() - at.seconds, True
+        saved = perf_counter()
         totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
             seen = sum(len(labels) for _, labels, _ in together)
@@ -125,6 +129,10 @@ def fit(
             if stop():
                 complete = False
                 break
+            if perf_counter() - saved >= save_every:
+                at.totals = {name: float(total) for name, total in totals.items()}
+                save(at)
+                saved = perf_counter()
         at.totals = {name: float(total) for name, total in totals.items()}
         if not all(isfinite(total) for total in at.totals.values()):
             raise UserError(_not_finite(at, optimizer))

@@ -192,6 +192,10 @@ def _train(
     least = float(objective.loss.minimum)  # type: ignore[arg-type]
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
     processes = accelerator.process_index, accelerator.num_processes
+
+    def save(position: Position) -> None:
+        save_checkpoint(run, objective, optimizer, position, _scaler(accelerator))
+
     with stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
@@ -205,9 +209,10 @@ def _train(
             accumulate=config.accumulate,
             at_once=at_once(config, objective),
             stop=stop,
+            save=save,
         ):
             if not epoch.complete:
-                save_checkpoint(run, objective, optimizer, epoch.position, _scaler(accelerator))
+                save(epoch.position)
                 return False
             line = _line(config, data, objective, epoch, least)
             if line.get("val_recall_at_1", 0.0) > best:
@@ -216,7 +221,7 @@ def _train(
                 objective.embedder.save(run.folder / "best")
             run.log(line)
             # Last: an epoch is done when its record is.
-            save_checkpoint(run, objective, optimizer, epoch.position, _scaler(accelerator))
+            save(epoch.position)
             bar.epoch_ended(line)
             if config.tensorboard:
                 _to_tensorboard(run, line)
