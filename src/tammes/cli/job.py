@@ -127,17 +127,23 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
             vectors = embedded(embedder, data, test)
             results |= _results(run, data, vectors, embedder.mean.device) | {"untrained": untrained}
         draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
+    write_and_show(config, run, results)
+
+
+def write_and_show(config: Train, run: Run, results: dict[str, Any]) -> None:
+    """The results into the run folder, and in front of who waits for them."""
     run.write("results", results)
     if config.json:
         print_json(results)
-    elif len(test) == 0:
+    elif results["trained"] is None:
         print(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}")
     else:
         rows = {"untrained": results["untrained"], "trained": results["trained"]}
         if "best_on_validation" in results:
             rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
-        results_table(rows, f"{data.dataset.name}: {results['test_classes']} classes never seen, per cent")
-        print(f"run folder: {run.folder}    picture: {run.folder / 'neighbours.png'}")
+        results_table(rows, f"{results['data']}: {results['test_classes']} classes never seen, per cent")
+        picture = run.folder / "neighbours.png"
+        print(f"run folder: {run.folder}" + (f"    picture: {picture}" if picture.exists() else ""))
 
 
 def check(config: Train) -> None:

@@ -13,8 +13,8 @@ import torch
 from numpy import ndarray
 
 from tammes.centroids import CENTROIDS
-from tammes.cli.console import print_json, progress, results_table, say, working
-from tammes.cli.job import check, command, resumed_run, saved_options, stop_on_signal
+from tammes.cli.console import progress, say, working
+from tammes.cli.job import check, command, resumed_run, saved_options, stop_on_signal, write_and_show
 from tammes.cli.making import RESTARTS, number_or_file, protocol
 from tammes.cli.train import Train, of_vectors
 from tammes.datasets import Dataset, Vectors
@@ -400,15 +400,7 @@ def _report(
         results |= {"test_classes": len(classes["test"]), "test_images": len(test)}
         with working("evaluating on classes never seen"):
             results["trained"] = measured(learned(learner, data.rows(test), run.folder), data, test)
-    run.write("results", results)
-    if config.json:
-        print_json(results)
-    elif len(test) == 0:
-        print(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}")
-    else:
-        rows = {"untrained": results["untrained"], "trained": results["trained"]}
-        results_table(rows, f"{results['data']}: {results['test_classes']} classes never seen, per cent")
-        print(f"run folder: {run.folder}")
+    write_and_show(config, run, results)
 
 
 def _seconds(run: Run) -> float:
