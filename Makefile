@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint fix clean help
+.PHONY: demo test test-slow lint fix results clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -35,6 +35,9 @@ test-slow: $(INSTALLED)  ## the long tests, and those on real data (TAMMES_DATA=
 fix: $(INSTALLED)  ## repair format and lint
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+results: $(INSTALLED)  ## write docs/results.md and the README's tables from what is stored in benchmarks/results
+	$(BIN)/python -m benchmarks.page
 
 clean:  ## remove what was installed and cached
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

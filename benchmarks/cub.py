@@ -1,12 +1,10 @@
-"""CUB-200-2011 with GoogLeNet: the paper's rows and ours, on birds never seen, without a GPU.
+"""CUB-200-2011 with GoogLeNet: how the default preset was searched for, without a GPU.
 
-    python -m benchmarks.cub FOLDER --weights FILE [--seeds 0 1 2 3 4] [--ways "head, preset paper"] [--only softmax]
-    python -m benchmarks.cub FOLDER --weights FILE --search
+    python -m benchmarks.cub FOLDER --weights FILE --search [--train head] [--only softmax]
 
-Trains on the first 100 classes with the backbone frozen (head) or up to inception 5a (top), and tests on the other 100.
-Every row is measured on the 256-d layer and on the last. With --search, variations are compared on validation classes,
-which are classes of the first 100 that do not train. Cells that are in the results file already are not run again; then
-docs/results.md is written.
+Variations are compared on validation classes, which are classes of the first 100 that do not train; the backbone is
+frozen (head) or trains from inception 5a up (top). Cells that are in the results file already are not run again. The
+tables on test classes are made by `tammes benchmark benchmarks/plans/cub-….toml`.
 """
 
 import json
@@ -18,50 +16,32 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from benchmarks.cells import trained
-from benchmarks.page import write_page
 from benchmarks.timing import machine
 from tammes.cli import making
 from tammes.cli.benchmark_job import held_out_quarter
 from tammes.cli.train import Train
-from tammes.embedder import Embedder
 from tammes.runtime import write_atomically
 
-ROWS: dict[str, dict[str, Any]] = {
-    "one-hot centroids": {"centroids": "one-hot"},
-    "simplex centroids": {"centroids": "simplex"},
-    "K-means centroids": {"centroids": "kmeans"},
-    "hard form, one-hot centroids": {"loss": "hard-discriminative", "centroids": "one-hot"},
-    "softmax, rate 0.01": {"loss": "softmax", "rate": 0.01},  # at 0.1 it diverges; 0.01 is best on validation classes
-}
 MEASURES = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r")
 Part = Literal["head", "top"]
-# How the rows are trained. The paper's 40 epochs of `top` would take most of an hour a row on two cores: its schedule
-# is run through in 3, the learning rate halved after each.
-WAYS: dict[str, dict[str, Any]] = {
-    "head, preset paper": {"train": "head", "preset": "paper"},
-    "head, preset default": {"train": "head"},
-    "top, preset paper in 3 epochs": {"train": "top", "preset": "paper", "epochs": 3, "halve_every": 1},
-}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train and test on CUB-200-2011."""
+    """Compare variations on validation classes of CUB-200-2011."""
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Where CUB-200-2011 is."""
     weights: str = "imagenet"
     """GoogLeNet's weights."""
-    ways: tuple[str, ...] = tuple(WAYS)
-    """How to train, of those that there are."""
     train: tuple[Part, ...] = ("head", "top")
     """Parts to search for."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Quarters of the training classes to hold out in turn."""
     search: bool = False
-    """Compare variations on validation classes instead."""
+    """Must be said: there is nothing else here."""
     only: tuple[str, ...] = ()
-    """Rows or variations whose names contain one of these."""
-    out: Path = Path("benchmarks/results/cub.json")
+    """Variations whose names contain one of these."""
     tried: Path = Path("benchmarks/results/cub_search.json")
 
 
@@ -169,30 +149,9 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
 
 
 def main(options: Options) -> None:
-    base = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu")
-    (search if options.search else table)(options, base)
-
-
-def table(options: Options, base: Train) -> None:
-    """The rows on the test classes."""
-    stored = Stored(options.out)
-    data = making.load_data(making.resolved(base))
-    if not stored.has(method="untrained, pool5"):
-        embedder = making.make_embedder(making.resolved(base), 2)
-        stored.add({"method": "untrained, pool5", "seed": 0}, measures(embedder, data, backbone_only=True), 0.0)
-    for way in options.ways:
-        for seed in options.seeds:
-            for method, changes in ROWS.items():
-                cell = {"train": way, "method": method, "seed": seed}
-                if stored.has(**cell) or not _wanted(method, options.only):
-                    continue
-                started = perf_counter()
-                embedder, with_kept = trained(replace(base, seed=seed, **WAYS[way], **changes), data)
-                seconds = perf_counter() - started
-                for layer in ("penultimate", "last"):
-                    embedder.config = replace(embedder.config, embedding=layer)
-                    stored.add(cell | {"layer": layer}, measures(embedder, with_kept), seconds)
-    write_page()
+    if not options.search:
+        raise SystemExit("Say --search. The tables are made by `tammes benchmark benchmarks/plans/cub-….toml`.")
+    search(options, Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu"))
 
 
 def search(options: Options, base: Train) -> None:
@@ -212,11 +171,6 @@ def search(options: Options, base: Train) -> None:
                 assert data.split.val is not None
                 found = making.evaluated(embedder, with_kept, data.split.val, quick=True)
                 stored.add(cell, {name: found[name] for name in MEASURES}, seconds)
-
-
-def measures(embedder: Embedder, data: making.Data, *, backbone_only: bool = False) -> dict[str, float]:
-    found = making.evaluated(embedder, data, data.split.test, backbone_only=backbone_only, quick=True)
-    return {name: found[name] for name in MEASURES}
 
 
 class Stored:

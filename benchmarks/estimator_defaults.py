@@ -26,6 +26,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "start pca": {"start": "pca"},
     "start whiten": {"start": "whiten"},
+    "from the mean": {"centre": True},
+    "from zero": {"centre": False},
     "start random": {"start": "random"},
     "start ridge": {"start": "ridge"},
     "no dropout": {"dropout": 0.0},
@@ -43,6 +45,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "columns scaled": {"scale": "columns"},
     "hidden 512": {"hidden": 512},
     "no early stopping": {"validation_classes": 0.0},
+    "1 epoch at rate 0: the start alone": {"epochs": 1, "learning_rate": 1e-12},
     "ridge": {"method": "ridge"},
 }
 

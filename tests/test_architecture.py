@@ -16,6 +16,7 @@ LINE = [
     "cache",
     "downloads",
     "geometry",
+    "directions",
     "neighbours",
     "clustering",
     "metrics",

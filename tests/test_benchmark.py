@@ -23,6 +23,7 @@ from tammes.benchmark.cells import Cell, table_cells
 from tammes.benchmark.choose import trials
 from tammes.benchmark.plan import read_plan
 from tammes.cli import benchmark_job, job, main, making
+from tammes.cli.benchmark import _command
 from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
 from tammes.cli.benchmark_watch import Watch
 from tammes.cli.train import Train
@@ -138,8 +139,38 @@ def test_the_table_holds_all_of_the_protocol(done: Path) -> None:
     assert rows["later, last layer"]["remark"] == "not there yet: --loss of-tomorrow"
     assert rows["broken, last layer"]["remark"].startswith("2 of 2 failed: unknown kind of centroids")
     page = (done / "out" / "table.md").read_text()
-    assert "conv4 from none, trained: all, dim 16" in page
+    assert "conv4 from none, trained: all, pool published, dim 16" in page
     assert "| untrained backbone |" in page
+
+
+def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done: Path, root: Path) -> None:
+    found = results(done)
+    assert (found["plan"], found["title"], found["paper"]) == ("plan", "stripes", None)
+    commands = {(cell["method"], cell["seed"]): cell["command"] for cell in found["cells"]}
+    assert commands["one-hot", 1].startswith(f"tammes train {root / 'photos'} --out ")
+    shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2"
+    assert commands["broken", 0] == f"tammes train photos --centroids nowhere {shared}"
+    assert commands["later", 1] == f"tammes train photos --loss of-tomorrow {shared} --seed 1"
+
+
+def test_the_options_of_a_loss_that_is_not_there_yet_are_in_its_command(tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, PLAN + "sharpness-of-it = 3\n"), Train)
+    cell = table_cells(plan, tmp_path)[3]
+    assert _command(plan, cell).endswith("--val-classes 2 --sharpness-of-it 3")
+
+
+def test_a_plan_that_compares_centroids_stores_how_far_apart_they_are(done: Path) -> None:
+    # One of them is nowhere, but there are two kinds; eight of the sixteen classes train, without two that validate.
+    apart = {"min": 2**0.5, "max": 2**0.5, "mean": 2**0.5, "std": 0.0}
+    cells = {cell["method"]: cell for cell in results(done)["cells"]}
+    assert cells["one-hot"]["distances"] == pytest.approx(apart, abs=1e-6)
+    assert cells["softmax"]["distances"] is None
+    assert "distances" not in cells["broken"]
+    kept = json.loads((done / "out" / "default" / "one-hot" / "seed-0.json").read_text())
+    assert kept["distances"] == cells["one-hot"]["distances"]
+    rows = {row["name"]: row for row in results(done)["tables"]["default"]}
+    assert rows["one-hot, last layer"]["distances"] == pytest.approx(apart, abs=1e-6)
+    assert "| min distance |" in (done / "out" / "table.md").read_text()
 
 
 def test_a_cell_is_what_train_and_evaluate_find(

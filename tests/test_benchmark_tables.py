@@ -1,5 +1,6 @@
 """Tables of a benchmark: means, intervals and differences against an independent computation, and what a row says."""
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -7,13 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tammes.benchmark.cells import Cell, table_cells
 from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan, read_plan
-from tammes.benchmark.tables import as_json, columns, figure, markdown, paired, remarks, table
+from tammes.benchmark.tables import (
+    as_json,
+    centroid_distances,
+    columns,
+    compares_centroids,
+    figure,
+    from_json,
+    markdown,
+    paired,
+    remarks,
+    table,
+)
+from tammes.centroids import CENTROIDS
 from tammes.cli.train import Train
 from tammes.errors import UserError
+from tammes.runs import Run
 
 TEXT = """
 title = "two ways"
@@ -35,7 +50,7 @@ loss = "of-tomorrow"
 """
 CONFIG = {
     "preset": "default", "backbone": "conv4", "weights": "none", "train": "all", "views": None, "dim": 16,
-    "epochs": 2, "batch_size": 8, "mirror": False, "shift": 2,
+    "epochs": 2, "batch_size": 8, "mirror": False, "shift": 2, "pool": "published", "start": "random",
 }  # fmt: skip
 
 
@@ -130,6 +145,7 @@ def test_every_row_has_its_figures(plan: Plan, tmp_path: Path) -> None:
     assert untrained.difference is not None
     assert untrained.difference.mean == pytest.approx(-21.0)
     assert as_json({"default": rows})["default"][0]["measures"]["recall_at_1"]["seeds"] == 3
+    assert from_json(json.loads(json.dumps(as_json({"default": rows})))) == {"default": rows}
 
 
 def test_the_page_says_how_and_prints_the_papers_own_column(plan: Plan, tmp_path: Path) -> None:
@@ -137,15 +153,15 @@ def test_the_page_says_how_and_prints_the_papers_own_column(plan: Plan, tmp_path
     rows = table(plan, "default", cells)
     shown = columns(rows)
     assert list(shown) == [
-        "method", "R@1", "NMI", "R@1 - first row", "seeds", "minutes",
+        "method", "R@1", "NMI", "R@1 - first row", "seeds", "minutes", "minutes/epoch",
         "the paper's R@1 / R@2 / R@4 / R@8 / NMI", "remark",
     ]  # fmt: skip
     assert shown["the paper's R@1 / R@2 / R@4 / R@8 / NMI"][0] == "51.43 / 64.23 / 74.31 / 82.83 / 59.92"
     said = remarks(plan, [CONFIG], {"A": 0})
     page = markdown(plan, {"default": rows}, said)
-    assert "| B, penultimate layer | 52.50 | 50.00 | +2.50 | 1 | 1.5 |  | 2 of 3 not run yet |" in page
+    assert "| B, penultimate layer | 52.50 | 50.00 | +2.50 | 1 | 1.5 | 0.75 |  | 2 of 3 not run yet |" in page
     assert page.startswith("# two ways\n")
-    assert "conv4 from none, trained: all, dim 16" in page
+    assert "conv4 from none, trained: all, pool published, dim 16" in page
     assert "table 4 of Do et al. (2019)" in page
     assert "the epoch that was best on validation classes (0.2 of the" in page
     assert len({line.count("|") for line in page.splitlines() if line.startswith("|")}) == 1
@@ -155,6 +171,88 @@ def test_while_the_first_row_has_no_result_nothing_is_compared_with_another(plan
     rows = table(plan, "default", written(plan, tmp_path / "out", {("B", 0): result(0.5, 0.4, 0.3)}))
     assert [row.difference for row in rows] == [None] * len(rows)
     assert rows[0].remark == "3 of 3 not run yet"
+
+
+def test_minutes_are_also_said_for_an_epoch(plan: Plan, tmp_path: Path) -> None:
+    results = {
+        ("A", 0): result(0.5, 0.4, 0.3, training_seconds=600.0),  # of 2 epochs
+        ("A", 1): result(0.5, 0.4, 0.3, training_seconds=120.0),
+        ("B", 0): result(0.5, 0.4, 0.3, training_seconds=0.9),
+    }
+    rows = table(plan, "default", written(plan, tmp_path / "out", results))
+    assert rows[0].minutes_per_epoch == pytest.approx((5 + 1) / 2)
+    shown = columns(rows)["minutes/epoch"]
+    assert (shown[0], shown[2], shown[-1]) == ("3.0", "0.0075", "")
+
+
+APART = """
+data = "glyphs"
+paper = "centroids-cub"
+[[method]]
+name = "A"
+centroids = "one-hot"
+paper = "one-hot"
+[[method]]
+name = "B"
+centroids = "kmeans"
+paper = "K-means"
+"""
+
+
+def planned(folder: Path, text: str) -> Plan:
+    (folder / "plan.toml").write_text(text)
+    return read_plan(folder / "plan.toml", Train)
+
+
+def test_a_plan_compares_centroids_if_they_are_in_different_places(tmp_path: Path) -> None:
+    assert compares_centroids(planned(tmp_path, APART))
+    assert not compares_centroids(planned(tmp_path, APART.replace("kmeans", "one-hot")))
+    softmax = APART.replace('centroids = "kmeans"', 'loss = "softmax"')
+    assert not compares_centroids(planned(tmp_path, softmax))
+
+
+def test_distances_stand_beside_the_papers_as_means_over_seeds(tmp_path: Path) -> None:
+    apart = planned(tmp_path, APART)
+    known = {"min": 1.0, "max": 1.5, "mean": 1.25, "std": 0.125}
+    results = {
+        ("A", 0): result(0.5, 0.4, 0.3, distances=known),
+        ("A", 1): result(0.5, 0.4, 0.3, distances=known | {"min": 1.1}),
+        ("B", 0): result(0.5, 0.4, 0.3, distances=None),
+    }
+    rows = table(apart, "default", written(apart, tmp_path / "out", results))
+    assert rows[0].distances == pytest.approx({"min": 1.05, "max": 1.5, "mean": 1.25, "std": 0.125})
+    assert [row.distances for row in rows[1:]] == [None, None]
+    shown = columns(rows)
+    ours = [shown[title] for title in ("min distance", "max distance", "mean distance", "std of distances")]
+    assert ours == [["1.050", "", ""], ["1.500", "", ""], ["1.250", "", ""], ["0.125", "", ""]]
+    assert shown["the paper's min / max / mean / std of distances"] == [
+        "1.414 / 1.414 / 1.414 / 0.000", "1.210 / 1.630 / 1.418 / 0.061", "",
+    ]  # fmt: skip
+    assert "Distances are those between all pairs of centroids" in " ".join(remarks(apart, [], {}))
+
+
+def test_distances_are_those_of_the_centroids_that_a_run_had(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert centroid_distances(run) is None
+    run.write("classes", {"train": ["a", "b", "c", "d"], "test": ["e"]})
+    run.write("embedder", {"dim": 9, "class_dim": 3})
+    config = {"loss": "discriminative", "centroids": "simplex", "seed": 0}
+    run.write("config", config)
+    # A tetrahedron: every pair sqrt(8/3) apart.
+    every = math.sqrt(8 / 3)
+    assert centroid_distances(run) == pytest.approx({"min": every, "max": every, "mean": every, "std": 0}, abs=1e-6)
+    run.write("embedder", {"dim": 9, "class_dim": None})
+    found = []
+    for seed in (0, 0, 1):
+        run.write("config", config | {"centroids": "kmeans", "seed": seed})
+        found.append(centroid_distances(run))
+    assert found[0] == found[1] != found[2]
+    points = CENTROIDS["kmeans"](4, 9, generator=torch.Generator().manual_seed(1)).double().numpy()
+    apart = [math.dist(points[i], points[j]) for i in range(4) for j in range(i)]
+    expected = {"min": min(apart), "max": max(apart), "mean": statistics.mean(apart), "std": statistics.pstdev(apart)}
+    assert found[2] == pytest.approx(expected, abs=1e-5)
+    run.write("config", config | {"loss": "softmax"})
+    assert centroid_distances(run) is None
 
 
 SEARCHED = """

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -405,7 +408,6 @@ def resumed(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ["TAMMES_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache")
     out = tmp_path_factory.mktemp("whole") / "run"
     output, _ = started(photos, out).communicate(timeout=300)
     assert (out / "results.json").exists(), output.decode()

@@ -1,5 +1,6 @@
 """MetricLearner: scikit-learn's own checks, doubles of what it computes, and that nothing is copied whole."""
 
+import re
 import runpy
 import sys
 import tracemalloc
@@ -245,6 +246,56 @@ def test_auto_takes_the_start_that_held_out_classes_like_better() -> None:
     assert random_start.history_[0]["recall_at_1"] == max(
         untrained(start=start, **options).fit(flat, labels).history_[0]["recall_at_1"] for start in ("pca", "whiten")
     )
+
+
+def test_vectors_can_be_compared_from_their_own_zero() -> None:
+    vectors, labels = blobs()
+    vectors = vectors + 5
+    found = untrained(start="pca", centre=False).fit(vectors, labels).transform(vectors)
+    np.testing.assert_allclose(found @ found.T, unit(vectors) @ unit(vectors).T, atol=1e-5)
+    centred = untrained(start="pca").fit(vectors, labels).transform(vectors)
+    np.testing.assert_allclose(
+        centred @ centred.T, unit(standardised(vectors)) @ unit(standardised(vectors)).T, atol=1e-5
+    )
+    # Directions that mean something from zero only: the length of what is left after the mean is noise.
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(30), 10)
+    angle = labels * 0.05 + random.normal(scale=0.004, size=len(labels))
+    rays = np.stack([np.cos(angle), np.sin(angle)], axis=1) * random.uniform(0.2, 5, size=(len(labels), 1))
+    options: dict[str, Any] = {"validation_classes": 0.3, "start": "pca"}
+    chosen = {centre: untrained(centre=centre, **options).fit(rays, labels) for centre in (None, True, False)}
+    firsts = {centre: learner.history_[0]["recall_at_1"] for centre, learner in chosen.items()}
+    assert firsts[None] == firsts[False] > firsts[True] + 0.2
+    np.testing.assert_allclose(chosen[None].transform(rays), chosen[False].transform(rays), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"centre": 1}, "centre must be True, False or None, got 1."),
+        ({"centre": True, "start": "random"}, "centre is for the starts pca and whiten: leave it out."),
+        ({"centre": False, "method": "ridge"}, "centre is for the starts pca and whiten: leave it out."),
+    ],
+)
+def test_centre_is_checked(options: dict[str, Any], complaint: str) -> None:
+    vectors, labels = blobs()
+    with pytest.raises(UserError, match=f"^{re.escape(complaint)}$"):
+        MetricLearner(**options).fit(vectors, labels)
+
+
+def test_training_that_gains_less_than_chance_would_is_undone() -> None:
+    history = [{"recall_at_1": 0.5}]
+    assert not held_out.is_better(0.5999, history, 100)  # the standard error is 0.05
+    assert held_out.is_better(0.6001, history, 100)
+    assert held_out.is_better(None, [{"recall_at_1": None}], 0)
+    # Labels that say nothing: no epoch is better than the start by more than luck.
+    vectors, labels = blobs(classes=25)
+    learner = MetricLearner(start="pca", centre=True, random_state=0, validation_classes=0.3, epochs=4)
+    learner.fit(vectors, np.random.default_rng(0).permutation(labels))
+    assert len(learner.history_) > 1
+    assert learner.n_iter_ == 0
+    begun = untrained(start="pca", validation_classes=0.0).fit(vectors, labels)
+    np.testing.assert_allclose(np.abs(learner.transform(vectors)), np.abs(begun.transform(vectors)), atol=1e-5)
 
 
 def test_it_can_start_from_ridge() -> None:

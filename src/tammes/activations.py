@@ -108,6 +108,9 @@ def file_of(
     """Where the activations are kept: named after all that they depend on, and nothing else."""
     depends_on = [_VERSION, images.digest, sha256(np.ascontiguousarray(indices).tobytes()).hexdigest()]
     depends_on += [frozen.digest(), frozen.at, crop, views, *((mirror, padding) if views else ())]
+    pool = frozen.embedder.config.pool
+    if frozen.at is None and pool != "published":  # it has no weights, and lies above every cut
+        depends_on.append(f"pool {pool}")
     key = sha256(dumps(depends_on).encode()).hexdigest()[:16]
     stem = f"{images.file.stem.rpartition('-')[0]}-{frozen.at or 'features'}-{views or 'centre'}-{key}"
     return (cache or cache_folder()) / "activations" / f"{stem}.npy"

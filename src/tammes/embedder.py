@@ -8,14 +8,16 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Shaped, UInt8
+from jaxtyping import Float, Float32, Int64, Shaped, UInt8
 from PIL import Image
 from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.backbones import backbone
+from tammes.backbones.pools import Pool
 from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import in_mode, open_picture
+from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.runtime import images_at_once, write_atomically
@@ -33,12 +35,14 @@ class EmbedderConfig:
         dim: length of the penultimate layer: the paper has 256.
         class_dim: outputs of the class layer on top of it, None without one.
         embedding: which of the two layers an image's vector is taken from.
+        pool: how the backbone's last map becomes a vector.
     """
 
     backbone: str
     dim: int = 256
     class_dim: int | None = None
     embedding: Embedding = "penultimate"
+    pool: Pool = "published"
 
     def __post_init__(self) -> None:
         if self.dim < 1:
@@ -59,7 +63,7 @@ class Embedder(nn.Module):
 
     def __init__(self, config: EmbedderConfig, *, weights: str | Path = "none") -> None:
         super().__init__()
-        made = backbone(config.backbone, weights=weights)
+        made = backbone(config.backbone, weights=weights, pool=config.pool)
         self.config, self.default_cut = config, made.default_cut
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
         # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
@@ -77,17 +81,20 @@ class Embedder(nn.Module):
         return [self.penultimate] if self.class_layer is None else [self.penultimate, self.class_layer]
 
     @torch.no_grad()
-    def start_from(self, features: Float[Tensor, "images features"]) -> None:
+    def start_from(
+        self, features: Float[Tensor, "images features"], labels: Int64[Tensor, " images"] | None = None
+    ) -> None:
         """Let the penultimate layer begin as the principal directions of these features instead of random ones.
 
         Images are then compared, before any training, nearly as the backbone's features compare them, instead of by a
-        random part of what the backbone knows. Where there are fewer directions than `dim` (few images, or a backbone
-        with fewer features) the other outputs stay random.
+        random part of what the backbone knows. With labels, directions in which the images of a class differ much are
+        made short first. Where there are fewer directions than `dim` (few images, or a backbone with fewer features)
+        the other outputs stay random.
         """
-        number = min(self.penultimate.out_features, self.penultimate.in_features, len(features) - 1)
-        centred = features.double() - features.double().mean(0)
-        _, directions = torch.linalg.eigh(centred.T @ centred)  # (features, features), the least first
-        self.penultimate.weight[:number] = directions.flip(1).T[:number].to(self.penultimate.weight.dtype)
+        found = directions(features.double().cpu().numpy(), None if labels is None else labels.cpu().numpy())
+        weight = self.penultimate.weight
+        number = min(*weight.shape, len(features) - 1)
+        weight[:number] = torch.from_numpy(found.T[:number].copy()).to(weight)
 
     def scaled(
         self, images: Shaped[Tensor, "batch channels height width"]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tammes.backbones.pools import Pool
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -21,7 +23,9 @@ class Recipe:
         epochs: passes over the training images.
         mirror: flip half of the images, fresh each epoch.
         shift: pixels by which small images are moved at random; larger ones are cropped.
-        start: what the penultimate layer begins as: random, or pca, the principal directions of the features.
+        start: what the penultimate layer begins as: random; pca, the principal directions of the features; or whiten,
+            the same after directions in which the images of a class differ much have been made short.
+        pool: how the backbone's last map becomes a vector: its mean or maximum, or as the network was published.
     """
 
     centroids: str
@@ -36,7 +40,8 @@ class Recipe:
     epochs: int
     mirror: bool
     shift: int
-    start: Literal["random", "pca"] = "random"
+    start: Literal["random", "pca", "whiten"] = "random"
+    pool: Pool = "published"
 
 
 RECIPES: dict[str, Recipe] = {

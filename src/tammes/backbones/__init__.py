@@ -11,6 +11,7 @@ from torch import nn
 from tammes.backbones import googlenet, vgg16
 from tammes.backbones.conv4 import Conv4
 from tammes.backbones.cuts import cut_points, default_cut, shares_above
+from tammes.backbones.pools import Pool, exchange_pool
 from tammes.backbones.weights import downloading, googlenet_file, hub_file, load_weights, put_weights
 from tammes.errors import UserError
 
@@ -45,11 +46,12 @@ class Backbone:
     default_cut: str | None = None
 
 
-def backbone(name: str, *, weights: str | Path = "none") -> Backbone:
+def backbone(name: str, *, weights: str | Path = "none", pool: Pool = "published") -> Backbone:
     """The network of that name: ours, torchvision's, or timm's (`torchvision:NAME` or `timm:NAME` to insist).
 
     Args:
         weights: "imagenet", "none" for random ones, or a file as `weights.load_weights` takes it.
+        pool: how its last map becomes a vector.
     """
     library, _, plain = name.rpartition(":")
     if library not in ("", "torchvision", "timm"):
@@ -65,6 +67,7 @@ def backbone(name: str, *, weights: str | Path = "none") -> Backbone:
         raise _unknown(name, plain)
     if str(weights) not in ("imagenet", "none"):
         load_weights(made.network, Path(weights))
+    exchange_pool(made.network, pool, channels=len(made.mode), size=made.size)
     return made
 
 

@@ -20,7 +20,20 @@ LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
 # What must be the same for every method, or the table compares something else.
 FOR_ALL = {
-    *("backbone", "weights", "train", "cut", "views", "dim", "epochs", "mirror", "shift", "precision", "device"),
+    *(
+        "backbone",
+        "weights",
+        "train",
+        "cut",
+        "views",
+        "pool",
+        "dim",
+        "epochs",
+        "mirror",
+        "shift",
+        "precision",
+        "device",
+    ),
     *("test_classes", "val_classes", "skip_bad"),
 }
 # What is said in another place.

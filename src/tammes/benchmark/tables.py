@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import mean, stdev
 from typing import Any
+
+import torch
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell
 from tammes.benchmark.plan import Method, Plan, in_words
 from tammes.benchmark.published import published_table
+from tammes.centroids import CENTROIDS, quality
+from tammes.losses import WITH_CENTROIDS
+from tammes.runs import Run
 
 MEASURES = {
     "recall_at_1": "R@1",
@@ -18,6 +23,8 @@ MEASURES = {
     "mean_average_precision_at_r": "MAP@R",
     "NMI": "NMI",
 }
+# Between the centroids, in the words of the paper's table.
+DISTANCES = {"min": "min distance", "max": "max distance", "mean": "mean distance", "std": "std of distances"}
 HEADLINE = "recall_at_1"
 UNTRAINED = "untrained backbone"
 BEST = "best epoch (optimistic)"
@@ -43,7 +50,8 @@ class Row:
         layer: which one images are compared by; empty for the untrained backbone, which has none of them.
         epoch: last, or best epoch (optimistic).
         difference: of R@1 to the first row, over the seeds that both have.
-        minutes: to train, the mean over seeds.
+        minutes: to train, the mean over seeds; and to train for one epoch.
+        distances: between the centroids, the mean over seeds; min, max, mean and std of all pairs.
         paper: the paper's figures of the same method, by the names of its columns.
         chosen: what the search chose, and among how many.
         remark: what is missing of the row, and why.
@@ -56,6 +64,8 @@ class Row:
     seeds: int = 0
     difference: Figure | None = None
     minutes: float | None = None
+    minutes_per_epoch: float | None = None
+    distances: dict[str, float] | None = None
     paper: dict[str, int | float | str] | None = None
     chosen: str | None = None
     remark: str | None = None
@@ -82,6 +92,23 @@ def paired(values: Mapping[int, float], first: Mapping[int, float]) -> Figure | 
     return figure([values[seed] - first[seed] for seed in common]) if common else None
 
 
+def compares_centroids(plan: Plan) -> bool:
+    """Whether a plan asks where the centroids are: its methods have them in different places."""
+    chosen = [plan.train | method.options for method in plan.methods]
+    return len({each.get("centroids") for each in chosen if each["loss"] in WITH_CENTROIDS}) > 1
+
+
+def centroid_distances(run: Run) -> dict[str, float] | None:
+    """Distances between the centroids that a run was trained with, made again from its record; None if it has none."""
+    config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
+    if None in (config, classes, shape) or config["loss"] not in WITH_CENTROIDS:
+        return None
+    generator = torch.Generator().manual_seed(config["seed"])
+    dim = shape["class_dim"] or shape["dim"]
+    found = quality(CENTROIDS[config["centroids"]](len(classes["train"]), dim, generator=generator))
+    return {name: getattr(found, name) for name in DISTANCES}
+
+
 def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, int] | None = None) -> list[Row]:
     """The rows of a preset, as far as its cells have results: every method in every layer, then the untrained backbone.
 
@@ -104,7 +131,11 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
         shared: dict[str, Any] = {
             "remark": _remark(method, [cell for cell in ours if cell.method.name == method.name]),
             "chosen": _chosen(results, (tried or {}).get(method.name, 0)),
-            "minutes": mean(result["training_seconds"] for result in results.values()) / 60 if results else None,
+            "minutes": _mean([result["training_seconds"] / 60 for result in results.values()]),
+            "minutes_per_epoch": _mean(
+                [result["training_seconds"] / 60 / result["config"]["epochs"] for result in results.values()]
+            ),
+            "distances": _distances(list(results.values())),
         }
         for layer in plan.layers:
             found = {seed: result["layers"][layer] for seed, result in results.items()}
@@ -153,6 +184,16 @@ def _remark(method: Method, cells: Sequence[Cell]) -> str | None:
     return "; ".join(said) or None
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def _distances(results: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The mean over the seeds that know them: where the centroids are may depend on the seed."""
+    known = [result["distances"] for result in results if result.get("distances") is not None]
+    return {name: mean(each[name] for each in known) for name in DISTANCES} if known else None
+
+
 def _chosen(results: Mapping[int, Mapping[str, Any]], tried: int) -> str | None:
     if not results or not tried:
         return None
@@ -170,6 +211,16 @@ def columns(rows: Sequence[Row]) -> dict[str, list[str]]:
         "" if row.minutes is None else f"{row.minutes:.1f}" if row.minutes >= 1 else f"{row.minutes:.2f}"
         for row in rows
     ]
+    found["minutes/epoch"] = [
+        ""
+        if row.minutes_per_epoch is None
+        else f"{row.minutes_per_epoch:.1f}"
+        if row.minutes_per_epoch >= 1
+        else f"{row.minutes_per_epoch:.2g}"
+        for row in rows
+    ]
+    for name, title in DISTANCES.items():
+        found[title] = ["" if row.distances is None else f"{row.distances[name]:.3f}" for row in rows]
     found["chosen"] = [row.chosen or "" for row in rows]
     titles = paper_titles(rows)
     if titles:
@@ -177,6 +228,10 @@ def columns(rows: Sequence[Row]) -> dict[str, list[str]]:
             "" if row.paper is None else " / ".join(_published(row.paper.get(title, "-")) for title in titles)
             for row in rows
         ]
+    found["the paper's min / max / mean / std of distances"] = [
+        "" if row.paper is None or DISTANCES["min"] not in row.paper else _published_distances(row.paper)
+        for row in rows
+    ]
     found["remark"] = [row.remark or "" for row in rows]
     return {title: cells for title, cells in found.items() if any(cells)}
 
@@ -187,6 +242,10 @@ def _signed(figure: Figure) -> str:
 
 def _published(value: int | float | str) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _published_distances(paper: Mapping[str, int | float | str]) -> str:
+    return " / ".join(f"{paper[title]:.3f}" for title in DISTANCES.values())
 
 
 def paper_titles(rows: Sequence[Row]) -> list[str]:
@@ -223,8 +282,9 @@ def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str
         crops = {None: "random crops", 0: "centre crops"}.get(config["views"], f"{config['views']} views")
         said.append(
             f"The same for all rows (preset {config['preset']}): {config['backbone']} from {config['weights']},"
-            f" trained: {config['train']}, dim {config['dim']}, {crops}, mirror {config['mirror']}, shift"
-            f" {config['shift']}, {config['epochs']} epochs, batches of {config['batch_size']} unless said otherwise."
+            f" trained: {config['train']}, pool {config['pool']}, dim {config['dim']}, {crops}, mirror"
+            f" {config['mirror']}, shift {config['shift']}, {config['epochs']} epochs, batches of"
+            f" {config['batch_size']} from {config['start']} new layers, unless said otherwise."
         )
     if plan.search is not None:
         numbers = sorted(set(tried.values()))
@@ -239,6 +299,8 @@ def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str
             f"Rows of the {BEST} take the epoch that was best on validation classes ({plan.train['val_classes']} of the"
             " training classes, which did not train): not what a fixed number of epochs gives."
         )
+    if compares_centroids(plan):
+        said.append("Distances are those between all pairs of centroids; each figure the mean over seeds.")
     if plan.paper is not None:
         paper = published_table(plan.paper)
         said.append(f"The paper's column is table {paper.number} of Do et al. (2019), {paper.what}. {paper.note}")
@@ -248,3 +310,15 @@ def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str
 def as_json(tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any]]]:
     """The same rows for programs."""
     return {preset: [asdict(row) | {"name": row.name} for row in rows] for preset, rows in tables.items()}
+
+
+def from_json(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Row]]:
+    """The rows that were written by as_json."""
+    return {preset: [_row_again(row) for row in rows] for preset, rows in tables.items()}
+
+
+def _row_again(given: Mapping[str, Any]) -> Row:
+    known = {field.name: given[field.name] for field in fields(Row) if field.name in given}
+    measures = {name: Figure(**of) for name, of in given["measures"].items()}
+    difference = None if given["difference"] is None else Figure(**given["difference"])
+    return Row(**known | {"measures": measures, "difference": difference})

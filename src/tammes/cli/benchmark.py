@@ -3,7 +3,7 @@
 import json as as_text
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +28,7 @@ class Benchmark:
 
     tammes benchmark benchmarks/plans/glyphs-centroids.toml
 
-    tammes benchmark benchmarks/plans/cub-centroids.toml --data datasets/ --dry-run
+    tammes benchmark benchmarks/plans/cub-centroids-head.toml --data datasets/ --dry-run
 
     tammes benchmark plan.toml --only one-hot "seed 0" --jobs 2
 
@@ -186,16 +186,51 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
     from tammes.benchmark.tables import as_json, markdown
     from tammes.runtime import write_atomically
 
+    _measure_centroids(plan, out)
     tables, said = _tables(plan, out)
     cells = [
         {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
+        | {"command": _command(plan, cell)}
         | {name: value for name, value in (cell.result() or {}).items() if name != "traceback"}
         for cell in table_cells(plan, out)
     ]
-    content = {"title": plan.title, "data": plan.data, "remarks": said, "tables": as_json(tables), "cells": cells}
+    content = {
+        "plan": plan.file.stem,
+        "title": plan.title,
+        "data": plan.data,
+        "paper": plan.paper,
+        "remarks": said,
+        "tables": as_json(tables),
+        "cells": cells,
+    }
     write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
     write_atomically(out / "table.md", markdown(plan, tables, said).encode())
     return content
+
+
+def _measure_centroids(plan: "Plan", out: Path) -> None:
+    """Into the results of a plan that compares centroids, once: how far apart those of each run are."""
+    from tammes.benchmark.cells import DONE, table_cells
+    from tammes.benchmark.tables import centroid_distances, compares_centroids
+    from tammes.runs import Run
+
+    for cell in table_cells(plan, out) if compares_centroids(plan) else []:
+        result = cell.result()
+        if cell.state == DONE and result is not None and "distances" not in result:
+            cell.write(result | {"distances": centroid_distances(Run(cell.folder))})
+
+
+def _command(plan: "Plan", cell: "Cell") -> str:
+    """The `tammes train` of a cell as the plan has it; that of a cell with a result says every option."""
+    from tammes.cli.job import command
+    from tammes.cli.train import Train
+
+    options = plan.options(cell.method)
+    known = {field.name for field in fields(Train)}
+    # A loss that is not there yet may have options that are not either.
+    later = [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
+    given = {name: value for name, value in options.items() if name in known}
+    return " ".join([command(Train(data=plan.data, preset=cell.preset, seed=cell.seed, **given)), *later])  # type: ignore[arg-type]
 
 
 def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:

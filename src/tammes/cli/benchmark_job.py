@@ -44,7 +44,10 @@ from tammes.splits import relabel
 POLL = 1.0  # seconds between looks at what other processes do
 TIMED = 16  # images on which a step is timed
 # What of a run's options a table says of itself.
-SAID = ("preset", "backbone", "weights", "train", "cut", "views", "dim", "epochs", "batch_size", "mirror", "shift")
+SAID = (
+    *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
+    *("mirror", "shift", "start"),
+)
 
 
 def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:

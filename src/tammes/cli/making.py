@@ -179,17 +179,19 @@ def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
 @torch.inference_mode()
 def start_layers(config: Train, data: Data, objective: Objective) -> None:
     """What the new layers begin as, where they do not begin at random."""
-    if recipe(config)["start"] == "random":
+    start = recipe(config)["start"]
+    if start == "random":
         return
-    rows, number, device = [], 0, objective.embedder.mean.device
+    rows, of, number, device = [], [], 0, objective.embedder.mean.device
     objective.eval()
     with working("finding the principal directions of the features"):
         for inputs, labels, _ in training_batches(config, data, 0):
             rows.append(objective.features(inputs.to(device)))
+            of.append(labels)
             number += len(labels)
             if number >= MOST_TO_START:
                 break
-        objective.embedder.start_from(torch.cat(rows))
+        objective.embedder.start_from(torch.cat(rows), torch.cat(of) if start == "whiten" else None)
     objective.train()
 
 
@@ -227,7 +229,11 @@ def make_embedder(config: Train, num_classes: int) -> Embedder:
     one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot" or config.loss == "softmax"
     outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
     shape = EmbedderConfig(
-        str(config.backbone), config.dim or DIM, outputs if config.class_layer else None, config.embedding
+        str(config.backbone),
+        config.dim or DIM,
+        outputs if config.class_layer else None,
+        config.embedding,
+        recipe(config)["pool"],
     )
     torch.manual_seed(config.seed)
     return Embedder(shape, weights=config.weights or "none")
@@ -244,11 +250,10 @@ def untrained_embedder(config: Train) -> Embedder:
 def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
     """The weights of another run's network; its class layer stays behind if the classes are others."""
     theirs, ours = source.state_dict(), target.state_dict()
-    if source.config.backbone != target.config.backbone or source.config.dim != target.config.dim:
-        raise UserError(
-            f"--init-from has backbone {source.config.backbone} and dim {source.config.dim}, this run"
-            f" {target.config.backbone} and {target.config.dim}. They must be the same."
-        )
+    for name in ("backbone", "dim", "pool"):
+        one, other = (getattr(embedder.config, name) for embedder in (source, target))
+        if one != other:
+            raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
     same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
     return ours | same
 

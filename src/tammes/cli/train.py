@@ -68,6 +68,9 @@ class Train:
     views: Annotated[int | None, optional("INT")] = None
     """Random crops of each image whose activations are kept; 0 for the one in the centre. By default 4 with --train
     top, 0 with --train head."""
+    pool: Annotated[Literal["published", "mean", "max"] | None, optional("{published,mean,max}")] = None
+    """How the backbone's last map becomes a vector: by its mean or maximum over all places, or as it was published with
+    the network."""
     dim: Annotated[int | None, optional("INT")] = None
     """Length of an embedding: 256, or for vectors of fewer columns as many as these."""
     hidden: Annotated[tuple[int, ...], optional("INT INT …")] = ()
@@ -103,8 +106,9 @@ class Train:
     """Flip half of the images, fresh each epoch."""
     shift: Annotated[int | None, optional("INT")] = None
     """Pixels by which an image is padded before its random crop."""
-    start: Annotated[Literal["random", "pca"] | None, optional("{random,pca}")] = None
-    """What the penultimate layer begins as: random (the paper's), or pca, the principal directions of the features."""
+    start: Annotated[Literal["random", "pca", "whiten"] | None, optional("{random,pca,whiten}")] = None
+    """What the penultimate layer begins as: random (the paper's); pca, the principal directions of the features; or
+    whiten, the same after directions in which the images of a class differ much have been made short."""
     sampler: Literal["shuffled", "balanced"] = "shuffled"
     """balanced repeats the images of small classes, with fresh crops, until all classes are as large as the largest."""
     accumulate: int = 1

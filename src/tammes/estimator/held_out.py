@@ -1,5 +1,9 @@
 """The classes that stop training early: R@1 is measured on them, and they do not train."""
 
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Int64, Integer
 from numpy import ndarray
@@ -20,6 +24,18 @@ def held_out(codes: Int64[ndarray, " items"], share: float, random: np.random.Ge
     chosen = random.permutation(candidates)[:number]
     fitting = int((np.cumsum(sizes[chosen]) <= MOST_HELD_OUT).sum())
     return np.sort(chosen[: max(FEWEST_HELD_OUT, fitting)])
+
+
+def is_better(highest: float | None, history: Sequence[Mapping[str, Any]], vectors: int) -> bool:
+    """Whether training was worth it: by more than two standard errors of a recall of so many vectors, or unmeasured.
+
+    The best of many epochs is a little better than the start by luck alone, and a start that is found in closed form
+    carries over to other classes better than what was learned from these.
+    """
+    if highest is None:
+        return True
+    start = float(history[0]["recall_at_1"])
+    return highest - start > 2 * sqrt(start * (1 - start) / vectors)
 
 
 def recall(vectors: Float[ndarray, "items dim"], codes: Integer[ndarray, " items"]) -> float:

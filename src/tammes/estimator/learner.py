@@ -41,8 +41,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     fixed centroids by the loss. Time and memory are linear in the number of vectors.
 
     From 20 classes on, some of them are held out to stop early: after each epoch R@1 is measured on them, and the best
-    epoch is kept, which can be the start. Where that was more than a twentieth of the vectors, the network is then
-    trained again on all of them, for as many epochs. With fewer classes all of them train, for all epochs.
+    epoch is kept; or the start, where none is better than it by more than two standard errors of such a recall. Where
+    that was more than a twentieth of the vectors, the network is then trained again on all of them, for as many epochs.
+    With fewer classes all of them train, for all epochs.
 
     Args:
         dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
@@ -59,6 +60,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             directions in which a class varies much have been made short; ridge, that method's result; or random.
             auto: whiten or pca, whichever has the better R@1 on the held-out classes, whiten without them; with
             hidden layers pca.
+        centre: whether vectors are first compared from their mean, or from their own zero, which in what a network
+            gives often means something. None: whichever has the better R@1 on the held-out classes, the mean without
+            them. For the starts pca and whiten; with hidden layers None is the mean.
         scale: common divides all columns by the same number, which keeps the directions of vectors that a network
             made; columns divides each by its own standard deviation, for columns in units of their own.
         regularisation: of ridge: λ divided by the number of vectors. None: that with the best R@1 on the held-out
@@ -101,6 +105,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         hidden: int | Sequence[int] | None = None,
         method: Method = "gradient",
         start: Start = "auto",
+        centre: bool | None = None,
         scale: Scale = "common",
         regularisation: float | None = None,
         epochs: int | None = None,
@@ -121,6 +126,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.hidden = hidden
         self.method = method
         self.start = start
+        self.centre = centre
         self.scale = scale
         self.regularisation = regularisation
         self.epochs = epochs
@@ -177,7 +183,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             else:
                 rows, at = np.arange(len(X)), Position(0, self.start)
                 if first:
-                    make(self, X, codes, rows, rows[:0], random, start=self.start, sizes=None)
+                    make(self, X, codes, rows, rows[:0], random, start=self.start, centre=self.centre, sizes=None)
                 if not hasattr(self, "_optimizer"):
                     self._optimizer = new_optimizer(self)
                 one_pass(self, X, codes, rows, self._optimizer, random, at)

@@ -43,13 +43,22 @@ class Network(nn.Module):
         return embedding if self.class_layer is None else self.class_layer(embedding)
 
     @torch.no_grad()
-    def start_from(self, directions: Float64[ndarray, "columns directions"]) -> None:
-        """Let the first layer begin as these directions; where it is wider, the embedding has zeros behind them."""
+    def start_from(
+        self, directions: Float64[ndarray, "columns directions"], origin: Float64[ndarray, " columns"] | None = None
+    ) -> None:
+        """Let the first layer begin as these directions; where it is wider, the embedding has zeros behind them.
+
+        Args:
+            origin: what it maps to zero; None for zero itself, the mean of the vectors.
+        """
         weight = self.first.weight
         number = min(len(weight), directions.shape[1])
         if len(self.body) == 1:
             weight.zero_()
         weight[:number] = torch.from_numpy(directions[:, :number].T.copy()).to(weight)
+        self.first.bias.zero_()
+        if origin is not None:
+            self.first.bias[:number] = torch.from_numpy(-origin @ directions[:, :number]).to(weight)
 
     @torch.no_grad()
     def start_from_ridge(

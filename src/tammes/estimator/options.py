@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any, Literal, get_args
 from warnings import catch_warnings, filterwarnings
 
@@ -36,6 +37,10 @@ def check_options(learner: Any) -> None:
         _check_share(option, getattr(learner, option), least, below)
     if learner.regularisation is not None:
         _check_share("regularisation", learner.regularisation, None, None)
+    if not isinstance(learner.centre, bool | NoneType):
+        raise UserError(f"centre must be True, False or None, got {learner.centre!r}.")
+    if learner.centre is not None and (learner.method == "ridge" or learner.start in ("ridge", "random")):
+        raise UserError("centre is for the starts pca and whiten: leave it out.")
     hidden = widths(learner.hidden)
     for name, value in (("method", learner.method), ("start", learner.start)):
         if hidden and value == "ridge":

@@ -19,13 +19,14 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from torch import Tensor, nn
 
+from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.loss import make_loss, placed
 from tammes.estimator.network import MOST_DIMENSIONS, Network
 from tammes.estimator.options import Start, check_classes, widths
 from tammes.estimator.ridge import Ridge, Sums
-from tammes.estimator.start import directions, spread
+from tammes.estimator.start import spread
 from tammes.estimator.streams import Rows
 from tammes.runs import Run, load_checkpoint
 from tammes.training import cosine, parameter_groups
@@ -46,6 +47,7 @@ class Position:
     Attributes:
         labels: a checksum of the labels.
         start: what `start` of the learner came to.
+        centre: what its `centre` came to.
         again: whether the held-out classes train too by now.
         before: epochs that were trained without them.
         epoch: the epoch under way, from 1; from 1 again where `again`.
@@ -60,6 +62,7 @@ class Position:
 
     labels: int
     start: Start
+    centre: bool = True
     again: bool = False
     before: int = 0
     epoch: int = 1
@@ -171,10 +174,12 @@ def epochs(
         return
     with own.drawn():
         start: Start = learner.start if resumed is None else "random"  # of no use where weights come from a file
-        start = make(learner, X, codes, rows, validation, random, start=start, sizes=sizes)
+        start, centre = make(
+            learner, X, codes, rows, validation, random, start=start, centre=learner.centre, sizes=sizes
+        )
     weights, optimizer = _beginning(learner, own)
     if resumed is None:
-        at = Position(checksum, start, regularisation=learner.regularisation_)
+        at = Position(checksum, start, centre, regularisation=learner.regularisation_)
         at.highest = learner._validated(X, codes, validation)
         at.history.append({"loss": None, "recall_at_1": at.highest})
     else:
@@ -186,11 +191,15 @@ def epochs(
         yield from _train(learner, X, codes, rows, validation, random, own, stop, weights, optimizer, at)
         if at.step:  # stopped
             return
-        if at.highest is not None:
+        at.kept = learner.n_iter_ = at.kept if held_out.is_better(at.highest, at.history, len(validation)) else 0
+        if at.kept == 0:
+            with own.drawn():
+                make(learner, X, codes, rows, none, random, start=at.start, centre=at.centre, sizes=sizes)
+        elif at.highest is not None:
             learner.network_ = weights.best
         if outside.sum() > AGAIN_FROM * len(codes):
             with own.drawn():
-                make(learner, X, codes, everyone, none, random, start=at.start, sizes=sizes)
+                make(learner, X, codes, everyone, none, random, start=at.start, centre=at.centre, sizes=sizes)
             weights, optimizer = _beginning(learner, own)
             at.again, at.before, at.epoch, at.regularisation = True, at.epoch - 1, 1, learner.regularisation_
     if at.again:
@@ -289,9 +298,10 @@ def make(
     random: np.random.Generator,
     *,
     start: Start,
+    centre: bool | None,
     sizes: Int64[ndarray, " classes"] | None,
-) -> Start:
-    """The network and the loss before training; and what `start` came to."""
+) -> tuple[Start, bool]:
+    """The network and the loss before training; and what `start` and `centre` came to."""
     classes, columns = len(learner.classes_), X.shape[1]
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))
     softmax, one_hot, hidden = learner.loss == "softmax", learner.centroids == "one-hot", widths(learner.hidden)
@@ -306,20 +316,23 @@ def make(
         kinds: list[Start] = [start]
         if start == "auto":
             kinds = ["pca"] if hidden else ["pca", "whiten"] if len(validation) else ["whiten"]
+        found = {kind: directions(vectors, codes[sample] if kind == "whiten" else None) for kind in kinds}
+        from_zero = -learner.mean_ / learner.scale_
+        centres = [True, False] if centre is None and len(validation) and not hidden else [centre is not False]
+        begins = [(kind, centred) for kind in kinds for centred in centres]
         recalls = []
-        for kind in kinds:
-            network.start_from(directions(vectors, codes[sample] if kind == "whiten" else None))
-            recalls.append(learner._validated(X, codes, validation) or 0.0)
-        start = kinds[int(np.argmax(recalls))]
-        if start != kinds[-1]:
-            network.start_from(directions(vectors, None))
+        for kind, centred in begins:
+            network.start_from(found[kind], None if centred else from_zero)
+            recalls.append((learner._validated(X, codes, validation) or 0.0) if len(begins) > 1 else 0.0)
+        start, centre = begins[int(np.argmax(recalls))]
+        network.start_from(found[start], None if centre else from_zero)
     elif start == "ridge":
         sums = Sums(columns, classes)
         sums.add_all(X, codes, rows, *learner._first)
         regression = Ridge(sums, placed(learner.centroids, classes, dim, learner._seed), learner.scale)
         chosen = learner.regularisation_ = learner.regularisation or regression.best_by_cross_validation()
         network.start_from_ridge(regression, chosen, torch.eye(classes) if centroids is None else centroids)
-    return start
+    return start, centre is not False
 
 
 def number_of_epochs(learner: "MetricLearner", vectors: int) -> int:

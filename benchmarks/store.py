@@ -1,0 +1,129 @@
+"""Keep what a plan found: benchmarks/results/plans/NAME.json, from which docs/results.md and the README are made.
+
+    python -m benchmarks.store runs/cub-centroids-head [runs/…]
+
+A trimmed copy of the results.json that `tammes benchmark` wrote: the rows of the table, and of each method its seeds,
+minutes, commits, machines and command. No times of day, no folders of a machine: data and weights by their names. Then
+docs/results.md and the README's tables are written.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import tyro
+
+from benchmarks.page import PLANS, RESULTS, write_page
+from tammes.errors import UserError
+from tammes.runtime import write_atomically
+
+# A path from the root, up to and with the slash before its last name.
+_FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;:]+/)+")
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """Store the results of benchmarks and write the page."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders that `tammes benchmark` has filled, such as runs/cub-centroids-head."""
+
+
+def main(options: Options) -> None:
+    for folder in options.folders:
+        print(f"stored in {store(folder, RESULTS / 'plans')}")
+    write_page()
+
+
+def store(folder: Path, to: Path) -> Path:
+    """The results of a benchmark's folder, trimmed, under the name of its plan."""
+    file = folder / "results.json"
+    if not file.exists():
+        raise UserError(f"{folder} has no results.json: it is not the folder of a benchmark, or none of it has run.")
+    results = json.loads(file.read_text())
+    if "plan" not in results:
+        raise UserError(f"{file} does not say which plan it is of. The same `tammes benchmark` command writes it anew.")
+    if not (PLANS / f"{results['plan']}.toml").exists():
+        raise UserError(
+            f"{file} is of a plan {results['plan']!r}, and there is no benchmarks/plans/{results['plan']}.toml: nobody"
+            " could make it again. Put the plan there."
+        )
+    to.mkdir(parents=True, exist_ok=True)
+    stored = to / f"{results['plan']}.json"
+    text = json.dumps(trimmed(results), indent=1, ensure_ascii=False)
+    write_atomically(stored, text.encode() + b"\n")
+    return stored
+
+
+def trimmed(results: dict[str, Any]) -> dict[str, Any]:
+    """What is stored of the results of a plan."""
+    cells, data = results["cells"], Path(results["data"]).name
+    weights = next((cell["config"]["weights"] for cell in cells if "config" in cell), None)
+    words = ["tammes benchmark", f"benchmarks/plans/{results['plan']}.toml"]
+    words += [] if data == "glyphs" else ["--data", "DATASETS"]
+    words += [] if weights in (None, "imagenet", "none") else ["--weights", shlex.quote(weights)]
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for preset in results["tables"]:
+        methods = dict.fromkeys(cell["method"] for cell in cells if cell["preset"] == preset)
+        runs[preset] = [
+            _run(method, [cell for cell in cells if (cell["preset"], cell["method"]) == (preset, method)])
+            for method in methods
+        ]
+    found = {name: results[name] for name in ("plan", "title", "remarks", "tables")}
+    return dict(_clean(found | {"data": data, "command": " ".join(words), "runs": runs}))
+
+
+def _run(method: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """How a method's rows were made: by the cells that have a result."""
+    done = [cell for cell in cells if cell["state"] == "done"]
+    return {
+        "method": method,
+        "seeds": [cell["seed"] for cell in done],
+        "minutes": mean(cell["training_seconds"] for cell in done) / 60 if done else None,
+        "commits": sorted({(cell["commit"] or "unknown")[:7] for cell in done}),
+        "machines": sorted({_machine(cell["machine"]) for cell in done}),
+        "command": named_only((done or cells)[0]["command"]),
+    }
+
+
+def _machine(of: dict[str, Any]) -> str:
+    threads = f"{of['threads']} thread{'s' * (of['threads'] > 1)}"
+    return f"{of['processor']}, {threads}, torch {of['torch']}"
+
+
+def named_only(command: str) -> str:
+    """A command of `tammes train` without the folders of a machine, and without where its run went.
+
+    >>> named_only("tammes train /data/My birds --out runs/x --weights /w/net.pt --rate 0.1")
+    "tammes train 'My birds' --weights net.pt --rate 0.1"
+    """
+    data, *options = command.removeprefix("tammes train ").split(" --")
+    words = ["tammes train", shlex.quote(Path(data).name)]
+    for option in options:
+        flag, _, value = option.partition(" ")
+        if flag != "out":
+            words += [f"--{flag}", shlex.quote(Path(value).name) if value.startswith("/") else value]
+    return " ".join(word for word in words if word)
+
+
+def _clean(value: Any) -> Any:
+    """Figures to a few digits, and files by their names."""
+    if isinstance(value, dict):
+        return {name: _clean(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Options, description=__doc__))
+    except UserError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,296 @@
+"""docs/results.md and the README's tables are what benchmarks/results/ says, and say what it says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import page as pages
+from benchmarks import store as stores
+from benchmarks.page import IN_README, PAGE, PLANS, README, RESULTS, SECTIONS, page, plan_section, readme
+from benchmarks.store import named_only, store, trimmed
+from tammes.benchmark.plan import read_plan
+from tammes.benchmark.tables import Figure, Row, as_json
+from tammes.cli.train import Train
+from tammes.errors import UserError
+
+STALE = "{} is not what benchmarks/results says: run `make results`."
+BLOCKS = "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: omniglot -->\n<!-- end -->\nafter\n"
+
+
+def recalls(first: float, half: float | None = 0.5) -> dict[str, Figure]:
+    measures = {f"recall_at_{k}": Figure(first + k, half, 2) for k in (1, 2, 4, 8)}
+    return measures | {"mean_average_precision_at_r": Figure(first / 2, half, 2)}
+
+
+def cell(method: str, seed: int, **changes: Any) -> dict[str, Any]:
+    options = f"--out runs/x/seed-{seed} --weights /far/net 1.pt --train head --seed {seed}"
+    return {
+        "preset": "default", "method": method, "seed": seed, "state": "done",
+        "command": f"tammes train /far/My birds {options}",
+        "training_seconds": 60.0 * (seed + 1), "commit": "0123456789abcdef", "config": {"weights": "net 1.pt"},
+        "machine": {"processor": "Abacus", "threads": 2, "torch": "9.9", "system": "at home"}, "seconds": 70.0,
+    } | changes  # fmt: skip
+
+
+def results(plan: str = "cub-centroids-head") -> dict[str, Any]:
+    """What `tammes benchmark` writes, of one method that was run, one that failed and one that is not there yet."""
+    rows = [
+        Row("one-hot centroids", "penultimate", "last", recalls(50.123456), 2, minutes=1.5,
+            paper={"R@1": 51.43}, distances={"min": 1.0, "max": 2.0, "mean": 1.5, "std": 0.123456}),
+        Row("broken", "penultimate", "last", remark="2 of 2 failed: no file /far/away/from/here.txt."),
+        Row("later", "penultimate", "last", remark="not there yet: --loss later"),
+        Row("untrained backbone", "", "last", recalls(40.0, None), 2, difference=Figure(-10.0, None, 2)),
+    ]  # fmt: skip
+    waiting = {"state": "failed", "command": "tammes train birds --centroids nowhere", "error": "no"}
+    later = {"state": "not there yet", "command": "tammes train birds --loss later"}
+    unrun = [
+        {"preset": "default", "method": name, "seed": 0, **more}
+        for name, more in (("broken", waiting), ("later", later))
+    ]
+    return {
+        "plan": plan, "title": "Birds", "data": "/far/birds", "paper": None, "remarks": ["How it was | made."],
+        "tables": as_json({"default": rows}), "cells": [*(cell("one-hot centroids", seed) for seed in (0, 1)), *unrun],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder of stored results with one plan."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text(json.dumps(results()))
+    store(tmp_path / "run", tmp_path / "results" / "plans")
+    return tmp_path / "results"
+
+
+def test_the_page_is_what_is_stored() -> None:
+    assert PAGE.read_text() == page(), STALE.format("docs/results.md")
+
+
+def test_the_tables_of_the_readme_are_what_is_stored() -> None:
+    assert README.read_text() == readme(README.read_text()), STALE.format("README.md")
+
+
+def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
+    before, before_readme = page(kept), readme(BLOCKS, kept)
+    assert "| one-hot centroids, penultimate layer | 51.12 ± 0.50 |" in before
+    assert "| new layers, one-hot centroids | 51.12 ± 0.50 | 52.12 | 54.12 | 58.12 | 90 |" in before_readme
+    file = kept / "plans" / "cub-centroids-head.json"
+    stored = json.loads(file.read_text())
+    stored["tables"]["default"][0]["measures"]["recall_at_1"]["mean"] = 77.7
+    file.write_text(json.dumps(stored))
+    assert page(kept) == before.replace("51.12 ± 0.50", "77.70 ± 0.50") != before
+    assert readme(BLOCKS, kept) == before_readme.replace("51.12 ± 0.50", "77.70 ± 0.50") != before_readme
+
+
+def test_make_results_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in (("PAGE", "page.md"), ("README", "readme.md")):
+        monkeypatch.setattr(pages, name, tmp_path / file)
+    (tmp_path / "readme.md").write_text(BLOCKS)
+    pages.write_page()
+    assert (tmp_path / "page.md").read_text() == page()
+    assert (tmp_path / "readme.md").read_text() == readme(BLOCKS)
+    makefile = (pages.ROOT / "Makefile").read_text()
+    assert "results: $(INSTALLED)  ## " in makefile
+    assert "\t$(BIN)/python -m benchmarks.page\n" in makefile
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BLOCKS.replace("<!-- results: omniglot -->\n", ""),
+        BLOCKS.replace("<!-- end -->\nafter", "after"),
+        BLOCKS + "<!-- results: omniglot -->\n<!-- end -->\n",
+        BLOCKS.replace("<!-- results: omniglot -->", "see <!-- results: omniglot --> here"),
+    ],
+    ids=["no beginning", "no end", "twice", "within a line"],
+)
+def test_a_readme_without_its_markers_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="README.md must have one block <!-- results: omniglot --> … <!-- end -->"):
+        readme(text, tmp_path)
+
+
+def test_an_end_that_is_missing_does_not_swallow_what_follows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="results: cub"):
+        readme(BLOCKS.replace("old\n<!-- end -->\n", "old\n"), tmp_path)
+
+
+def test_what_stands_around_the_tables_stays(kept: Path) -> None:
+    made = readme(BLOCKS, kept)
+    assert made.startswith("before\n<!-- results: cub -->\nCUB-200-2011")
+    assert "<!-- end -->\nbetween\n<!-- results: omniglot -->\n" in made
+    assert made.endswith("<!-- end -->\nafter\n")
+    assert "old" not in made
+    assert readme(made, kept) == made
+    assert "`tammes benchmark benchmarks/plans/cub-centroids-head.toml`" in made.replace("\n", " ")
+    assert "| the paper, every layer, softmax | 48.34 | 60.16 | 71.21 | 80.30 |  |" in made
+    assert "Omniglot was not run yet." in made
+
+
+def test_omniglot_stands_in_the_readme(kept: Path) -> None:
+    stored = json.loads((kept / "plans" / "cub-centroids-head.json").read_text())
+    (kept / "plans" / "omniglot-centroids.json").write_text(json.dumps(stored))
+    assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| untrained backbone |" in readme(BLOCKS, kept)
+
+
+def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
+    lines = plan_section(json.loads((kept / "plans" / "cub-centroids-head.json").read_text()))
+    assert lines[:2] == ["### Birds", ""]
+    assert "How it was | made." in lines
+    assert "    tammes benchmark benchmarks/plans/cub-centroids-head.toml --data DATASETS --weights 'net 1.pt'" in lines
+    assert (
+        "| one-hot centroids | 0, 1 | 1.50 | 0123456 | Abacus, 2 threads, torch 9.9"
+        " | `tammes train 'My birds' --weights 'net 1.pt' --train head --seed 0` |"
+    ) in lines
+    assert "| broken | not run |  |  |  | `tammes train birds --centroids nowhere` |" in lines
+    assert "| later | not run |  |  |  | `tammes train birds --loss later` |" in lines
+    of_later = next(line for line in lines if line.startswith("| later, penultimate layer |"))
+    assert of_later.startswith("| later, penultimate layer | not run |")
+    assert of_later.endswith("| not there yet: --loss later |")
+    heads = [line for line in lines if line.startswith("| method | R@1 |")]
+    assert heads[0].count("distance") == 4
+    assert "the paper's R@1" in heads[0]
+
+
+def test_nothing_of_a_machine_is_stored(kept: Path) -> None:
+    text = (kept / "plans" / "cub-centroids-head.json").read_text()
+    for word in ("/far", "runs/x", "at home", "0123456789"):
+        assert word not in text
+    stored = json.loads(text)
+    assert stored["tables"]["default"][1]["remark"] == "2 of 2 failed: no file here.txt."
+    assert stored["tables"]["default"][0]["distances"]["std"] == 0.1235
+    assert "cells" not in stored
+
+
+def test_the_data_that_needs_no_folder_is_asked_for_none() -> None:
+    given = results("glyphs-centroids") | {
+        "data": "glyphs",
+        "cells": [cell("one-hot centroids", 0, config={"weights": "none"})],
+    }
+    assert trimmed(given)["command"] == "tammes benchmark benchmarks/plans/glyphs-centroids.toml"
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("tammes train glyphs --no-class-layer --seed 3", "tammes train glyphs --no-class-layer --seed 3"),
+        ("tammes train a/b --out /x/y z --rate 0.1", "tammes train b --rate 0.1"),
+        ("tammes train /a b/c d --weights imagenet", "tammes train 'c d' --weights imagenet"),
+    ],
+)
+def test_commands_name_no_folder(command: str, named: str) -> None:
+    assert named_only(command) == named
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no results.json: it is not the folder of a benchmark"):
+        store(tmp_path, tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UserError, match="does not say which plan it is of. The same `tammes benchmark` command writes"):
+        store(tmp_path, tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps(results("of-nobody")))
+    with pytest.raises(UserError, match="there is no benchmarks/plans/of-nobody.toml: nobody could make it again"):
+        store(tmp_path, tmp_path)
+
+
+def test_storing_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    written: list[Path] = []
+    monkeypatch.setattr(stores, "RESULTS", tmp_path / "kept")
+    monkeypatch.setattr(stores, "write_page", lambda: written.append(tmp_path / "kept" / "plans"))
+    stores.main(stores.Options((tmp_path,)))
+    assert [file.name for folder in written for file in folder.iterdir()] == ["cub-centroids-head.json"]
+    assert capsys.readouterr().out == f"stored in {tmp_path / 'kept' / 'plans' / 'cub-centroids-head.json'}\n"
+
+
+def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) -> None:
+    made = page(tmp_path)
+    assert (
+        "| softmax, penultimate layer | not run | 48.34 / 60.16 / 71.21 / 80.30 / 57.21"
+        " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head` |"
+    ) in made
+    assert "Not run: its ImageNet weights were not at hand. The paper's column is table 8" in made
+    assert "`tammes train CUB_200_2011 --preset paper --centroids one-hot --backbone vgg16 --train all`" in made
+    assert "Not run: its images were not at hand." in made
+    assert "Glyphs" not in made  # not in the paper, so there is nothing to compare with
+    assert "## Complexity" not in made
+    assert "## Older runs" not in made
+    heads = [line.removeprefix("## ") for line in made.splitlines() if line.startswith("## ")]
+    assert heads == [name for name in SECTIONS if name in heads]
+
+
+def test_every_plan_has_its_place_on_the_page(tmp_path: Path) -> None:
+    placed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(placed) == sorted(file.stem for file in PLANS.glob("*.toml"))
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "of-a-guest.json").write_text(json.dumps(trimmed(results("of-a-guest"))))
+    assert "## Other plans\n\n### Birds\n" in page(tmp_path)
+
+
+def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
+    for _, name, preset, methods in IN_README:
+        plan = read_plan(PLANS / f"{name}.toml", Train)
+        assert preset in plan.presets
+        assert set(methods) <= {method.name for method in plan.methods}
+        assert "penultimate" in plan.layers
+
+
+def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> None:
+    of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
+    measures = {"recall_at_1": 0.5, "recall_at_2": 0.6, "recall_at_4": 0.7, "recall_at_8": 0.8}
+    epoch = {"epoch": 1, "rate": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
+    every = {
+        "machine": of, "command": "tammes train all", "seed": 3, "commit": of["commit"], "epochs": [epoch],
+        "seconds": 120.0, "untrained": measures, "penultimate": measures | {"recall_at_1": 0.55}, "last": measures,
+    }  # fmt: skip
+    rows = [
+        {"method": "Ours", "paper": "O(NC)", "over_n": {"exponent": 1.004}, "over_c": {"exponent": None}, "note": "x"},
+        {"method": "Later", "paper": None, "over_n": None, "over_c": None, "note": ""},
+    ]
+    grid = {"exponent_n": 0.98, "exponent_c": 1.02}
+    (tmp_path / "cub_all.json").write_text(json.dumps(every))
+    (tmp_path / "complexity.json").write_text(json.dumps({"machine": of, "rows": rows, "grid": grid}))
+    made = page(tmp_path)
+    assert "### CUB-200-2011: every layer trained, in 1 epochs" in made
+    assert "| 256-d layer | 55.00 | 60.00 | 70.00 | 80.00 |" in made
+    assert "2 minutes; Abacus, one thread of two beside other work, commit 0123456." in made
+    assert "| Ours | O(NC) | 1.00 | - | x |\n| Later |  | - | - |  |\n" in made
+    assert "time grows with N^0.98 C^1.02." in made
+    assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
+    brief = "| every layer in 1 epochs, one-hot centroids, one seed | 55.00 | 60.00 | 70.00 | 80.00 | 120 |"
+    assert brief in readme(BLOCKS, tmp_path)
+
+
+def test_older_runs_go_when_their_files_go(tmp_path: Path) -> None:
+    measures = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8)} | {"mean_average_precision_at_r": 0.25}
+    of = {"processor": "Abacus", "threads": 2, "torch": "9.9", "commit": "abc"}
+    cells = [{"method": "untrained, pool5", "seed": 0, "seconds": 0.0, **measures}]
+    methods = ("one-hot centroids", "K-means centroids", "softmax, rate 0.01")
+    for way, method in [*(("head, preset default", name) for name in methods), ("head, preset paper", methods[0])]:
+        cells += [
+            {"train": way, "method": method, "layer": "penultimate", "seed": seed, "seconds": 4.0, **measures,
+             "recall_at_1": 0.5 + seed / 100}
+            for seed in (0, 1)
+        ]  # fmt: skip
+    (tmp_path / "cub.json").write_text(json.dumps({"machine": of, "rows": cells}))
+    drawings = [{"method": "simplex", "seed": seed, "epochs": 6, "seconds": 9.0, **measures} for seed in (0, 1)]
+    (tmp_path / "omniglot.json").write_text(json.dumps({"machine": of, "rows": drawings}))
+    made, brief = page(tmp_path), readme(BLOCKS, tmp_path)
+    assert "## Older runs" in made
+    # Of 50 and 51 the mean is 50.5, and half of the interval 12.706 times the standard error of 0.5.
+    assert "| head, preset default: one-hot centroids, 256-d layer | 50.50 ± 6.35 |" in made
+    assert "| simplex | 50.00 ± 0.00 |" in made
+    assert "| new layers, preset paper, one-hot centroids | 50.50 ± 6.35 | 50.00 | 50.00 | 50.00 | 4 |" in brief
+    assert "| simplex | 50.00 ± 0.00 | 25.00 ± 0.00 |" in brief
+    for name in ("cub", "omniglot"):
+        (tmp_path / f"{name}.json").unlink()
+    assert "Older runs" not in page(tmp_path)
+    assert "new layers" not in readme(BLOCKS, tmp_path)
+
+
+def test_what_is_committed_is_of_plans_that_are_here() -> None:
+    for file in (RESULTS / "plans").glob("*.json"):
+        assert (PLANS / file.name).with_suffix(".toml").exists(), file
