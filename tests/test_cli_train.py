@@ -21,11 +21,13 @@ from safetensors.numpy import load_file
 
 from tammes import DiscriminativeLoss
 from tammes.cli import main
+from tammes.cli.job import saved_options
 from tammes.cli.making import at_once, make_embedder, resolved
 from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.objectives import Objective
-from tammes.presets import RECIPES
+from tammes.presets import RECIPES, recipe_of
+from tammes.runs import Run
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2")
 
@@ -290,12 +292,76 @@ def test_a_part_of_the_network_trains_on_kept_activations(
     assert all(np.array_equal(after[name], again[name]) for name in after)
 
 
+def test_a_run_begins_with_the_pooling_of_another(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--backbone", "resnet18", "--weights", "none", "--train", "all", "--dim", "8", "--epochs", "1"]
+    main(["train", str(photos), "--out", str(tmp_path / "max"), "--pool", "max", *small])
+    assert load(tmp_path / "max").config.pool == "max"
+    said = refused(
+        capsys, "train", str(photos), "--out", str(tmp_path / "b"), "--init-from", str(tmp_path / "max"), *small
+    )
+    assert "--init-from has pool max, this run published. Say --pool max." in said
+
+
 def test_layers_may_start_from_the_features(photos: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     still = ["--rate", "0", "--backbone-rate", "0", "--epochs", "1", "--start", "pca"]
     main(["train", str(photos), "--out", str(out), "--weights", str(trained / "embedder.safetensors"), *still, *SMALL])
     weight = weights(out)["penultimate.weight"]
     np.testing.assert_allclose(weight @ weight.T, np.eye(16), atol=1e-5)
+
+
+def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> None:
+    from_features = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--start", "whiten"]
+    from_features += ["--keep-start", "True"]
+    short, long = tmp_path / "short", tmp_path / "long"
+    for out, epochs in ((short, "1"), (long, "3")):
+        main(["train", str(photos), "--out", str(out), "--epochs", epochs, *from_features, *SMALL])
+    one, three = weights(short), weights(long)
+    assert np.array_equal(one["penultimate.weight"], three["penultimate.weight"])
+    assert np.array_equal(one["penultimate.bias"], three["penultimate.bias"])
+    assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
+    assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
+    assert "--start whiten --keep-start True" in json.loads((long / "results.json").read_text())["command"]
+    assert "all of it but the penultimate layer" in (long / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--start", "random"], "--keep-start True keeps what --start finds: give --start pca or --start whiten."),
+        (
+            ["--start", "pca", "--train", "head", "--no-class-layer"],
+            "--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.",
+        ),
+    ],
+)
+def test_what_would_not_train_is_refused(
+    options: list[str], complaint: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(
+        capsys, "train", str(photos), "--out", str(tmp_path / "run"), "--keep-start", "True", *options, *SMALL
+    )
+    assert complaint in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_chosen_for_photographs() -> None:
+    head, top = (recipe_of("default", "googlenet", train) for train in ("head", "top"))
+    assert (head.pool, head.start, head.keep_start, top.pool, top.start, top.keep_start) == ("max", "whiten", True) * 2
+    assert recipe_of("default", "resnet18", "top").pool == "published"
+    for everything in (recipe_of("default", "googlenet", "all"), recipe_of("paper", "googlenet", "head")):
+        assert (everything.pool, everything.keep_start) == ("published", False)
+
+
+def test_a_run_of_before_poolings_could_be_chosen_keeps_its_own(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["pool"], config["keep_start"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"backbone": "googlenet", "train": "head"}))
+    options = saved_options(Run(tmp_path / "run"))
+    assert (options.pool, options.keep_start) == ("published", False)
 
 
 def test_softmax_trains_the_same_network(photos: Path, tmp_path: Path) -> None:

@@ -66,6 +66,19 @@ def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
     assert torch.equal(weight[3:], random[3:])
 
 
+def test_started_from_labelled_features_it_makes_short_what_differs_within_classes() -> None:
+    embedder = made(dim=2)
+    labels = torch.arange(8).repeat(60)
+    features = torch.randn(480, 64, generator=seeded(0)) * 0.01
+    features[:, 0] += labels  # tells the classes apart
+    features[:, 1] += torch.randn(480, generator=seeded(1)) * 4  # differs most, but within classes
+    embedder.start_from(features)
+    assert embedder.penultimate.weight[0, 1].abs() > 0.99
+    embedder.start_from(features, labels)
+    weight = embedder.penultimate.weight.detach()
+    assert weight[0, 0].abs() > 5 * weight[0, 1].abs()
+
+
 def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:
     embedder = made()
     with torch.no_grad():

@@ -46,7 +46,7 @@ TIMED = 16  # images on which a step is timed
 # What of a run's options a table says of itself.
 SAID = (
     *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
-    *("mirror", "shift", "start"),
+    *("mirror", "shift", "start", "keep_start"),
 )
 
 

@@ -63,6 +63,7 @@ def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None]
             raise UserError(f"{flag} is for vectors, and {given.data} is no .npz or .parquet file: leave it out.")
     resumed = resumed_run(given)
     config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
+    _check_start(config)
     data = data_of(config, None if resumed is None else resumed.read("classes"))
     AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
@@ -315,6 +316,8 @@ def saved_options(run: Run) -> Train:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
     given["out"] = run.folder
     given["hidden"] = tuple(given.get("hidden", ()))
+    # What there was before these could be chosen: a preset may choose otherwise by now.
+    given = {"pool": "published", "keep_start": False} | given
     given["init_from"] = None if given["init_from"] is None else Path(given["init_from"])
     return Train(**given)
 
@@ -343,11 +346,12 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
     parts, options, shape = data.split, recipe(config), embedder.config
     held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
     weights = sum(parameter.numel() for parameter in embedder.parameters())
+    pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
         f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
-        f"network   {shape.backbone}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
+        f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_loss_in_words(config)}, preset {config.preset}",
         f"device    {device}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 8e4:.0f} MB of disk",
@@ -360,12 +364,14 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
 def _trained(config: Train, embedder: Embedder) -> str:
     """What of the network trains, and why."""
     number = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
+    kept = " but the penultimate layer" if config.keep_start else ""
     if config.train == "all":
-        return f"all of it ({number:,} weights)"
+        return f"all of it{kept} ({number:,} weights)"
     part = f"the part from {config.cut} up" if config.train == "top" else "the new layers"
     views = VIEWS[str(config.train)] if config.views is None else config.views
     crops = f"{views} views of each image" if views else "centre crops"
-    return f"{config.train}: {part} ({number:,} weights), on kept activations of {crops}; --train all trains everything"
+    weights = f"{part}{kept} ({number:,} weights)"
+    return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
 
 
 def _loss_in_words(config: Train) -> str:
@@ -379,6 +385,16 @@ def _bar(config: Train, run: Run, data: Data, least: float, objective: nn.Module
     return TrainingBar(recipe(config)["epochs"], images, least, objective, run.folder / "log.txt")
 
 
+def _check_start(config: Train) -> None:
+    """Refuse to keep what is not worth keeping, or so much that nothing trains."""
+    if not config.keep_start:
+        return
+    if config.start == "random" and config.init_from is None:
+        raise UserError("--keep-start True keeps what --start finds: give --start pca or --start whiten.")
+    if config.train == "head" and not config.class_layer:
+        raise UserError("--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.")
+
+
 def command(config: Train) -> str:
     """The command that repeats this run."""
     words = ["tammes train", config.data]
@@ -387,7 +403,7 @@ def command(config: Train) -> str:
         if field.name in ("data", "resume", "json", "overwrite") or value == field.default or value is None:
             continue
         flag = "--" + field.name.replace("_", "-")
-        if isinstance(value, bool) and field.name not in ("mirror",):
+        if isinstance(value, bool) and field.name not in ("mirror", "keep_start"):
             words.append(flag if value else f"--no-{field.name.replace('_', '-')}")
         else:
             words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]

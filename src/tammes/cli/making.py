@@ -308,6 +308,7 @@ def at_once(config: Train, objective: Objective) -> int | None:
 
 def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
     options = recipe(config)
+    objective.embedder.penultimate.requires_grad_(not options["keep_start"])
     groups = parameter_groups(
         objective.embedder.new_layers(),
         objective,

@@ -109,6 +109,8 @@ class Train:
     start: Annotated[Literal["random", "pca", "whiten"] | None, optional("{random,pca,whiten}")] = None
     """What the penultimate layer begins as: random (the paper's); pca, the principal directions of the features; or
     whiten, the same after directions in which the images of a class differ much have been made short."""
+    keep_start: Annotated[bool | None, optional("{True,False}")] = None
+    """Let the penultimate layer stay as it began (--start pca or whiten), while what lies below and above it trains."""
     sampler: Literal["shuffled", "balanced"] = "shuffled"
     """balanced repeats the images of small classes, with fresh crops, until all classes are as large as the largest."""
     accumulate: int = 1
