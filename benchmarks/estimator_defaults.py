@@ -42,6 +42,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "hard": {"loss": "hard-discriminative"},
     "softmax": {"loss": "softmax"},
     "no class layer": {"class_layer": False},
+    "no class layer, start whiten": {"class_layer": False, "start": "whiten"},
     "columns scaled": {"scale": "columns"},
     "hidden 512": {"hidden": 512},
     "no early stopping": {"validation_classes": 0.0},

@@ -160,7 +160,7 @@ def test_a_new_run_starts_from_the_weights_of_another(
     assert moved == []
     given = ("--dim", "8", "--backbone", "conv4", "--init-from", str(trained))
     other = refused(capsys, "train", str(photos), "--out", str(tmp_path / "x"), *given)
-    assert "They must be the same." in other
+    assert "--init-from has dim 16, this run 8. Say --dim 16." in other
 
 
 def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,9 @@ from tammes.estimator.network import MOST_DIMENSIONS, Network
 from tammes.estimator.options import Method, Start, check_classes, check_labels, check_options
 from tammes.estimator.ridge import REGULARISATIONS, Ridge, Sums
 from tammes.estimator.saved import read_learner, write_learner
+from tammes.estimator.start import make
 from tammes.estimator.streams import Rows, Scale, blocks, check_finite, mean_and_variance, scales
-from tammes.estimator.training import Position, Randomness, epochs, make, new_optimizer, one_pass
+from tammes.estimator.training import Position, Randomness, epochs, new_optimizer, one_pass
 from tammes.geometry import normalise
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -58,8 +59,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             Habrard 2015) in closed form, without loss or class layer.
         start: what the first layer begins as: pca, the principal directions of the vectors; whiten, the same after
             directions in which a class varies much have been made short; ridge, that method's result; or random.
-            auto: whiten or pca, whichever has the better R@1 on the held-out classes, whiten without them; with
-            hidden layers pca.
+            auto: whiten, pca or (with no more classes than dim + 1) ridge, whichever has the best R@1 on the held-out
+            classes, whiten without them; with hidden layers pca.
         centre: whether vectors are first compared from their mean, or from their own zero, which in what a network
             gives often means something. None: whichever has the better R@1 on the held-out classes, the mean without
             them. For the starts pca and whiten; with hidden layers None is the mean.

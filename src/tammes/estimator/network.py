@@ -69,5 +69,6 @@ class Network(nn.Module):
         length = np.sqrt(max(np.sum((regression.gram @ found) * found) / regression.count, 1e-30))
         weight = self.first.weight
         weight.copy_(torch.from_numpy((found / length).T))  # of length 1 on average, as what the rate is made for
+        self.first.bias.zero_()
         if self.class_layer is not None:
             self.class_layer.weight.copy_((torch.from_numpy(np.linalg.pinv(regression.targets)).to(goal) @ goal).T)

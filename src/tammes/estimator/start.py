@@ -1,8 +1,25 @@
-"""Which vectors decide what the first layer begins as."""
+"""What a learner is before training: its network and loss, and what the first layer begins as."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from numpy import ndarray
+
+from tammes.directions import directions
+from tammes.estimator.loss import make_loss, placed
+from tammes.estimator.network import MOST_DIMENSIONS, Network
+from tammes.estimator.options import Start, widths
+from tammes.estimator.ridge import Ridge, Sums
+from tammes.estimator.streams import Rows
+
+if TYPE_CHECKING:
+    from tammes.estimator.learner import MetricLearner
+
+MOST_OUTPUTS = 512  # of the class layer: the loss costs classes × outputs for every vector
 
 MOST_TO_START = 16384  # vectors that decide the directions
 
@@ -19,3 +36,62 @@ def spread(
     first = np.searchsorted(rank[order], rank[order])  # where the class of each begins
     each = max(16, MOST_TO_START // len(np.unique(rank)))
     return np.sort(shuffled[order[np.arange(len(rows)) - first < each]][:MOST_TO_START])
+
+
+def make(
+    learner: "MetricLearner",
+    X: ndarray | Rows,  # noqa: N803
+    codes: Int64[ndarray, " items"],
+    rows: Int64[ndarray, " rows"],
+    validation: Int64[ndarray, " validation"],
+    random: np.random.Generator,
+    *,
+    start: Start,
+    centre: bool | None,
+    sizes: Int64[ndarray, " classes"] | None,
+) -> tuple[Start, bool]:
+    """The network and the loss before training; and what `start` and `centre` came to."""
+    classes, columns = len(learner.classes_), X.shape[1]
+    dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))
+    softmax, one_hot, hidden = learner.loss == "softmax", learner.centroids == "one-hot", widths(learner.hidden)
+    one_each = classes <= MOST_OUTPUTS or one_hot or softmax
+    outputs = int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
+    network = learner.network_ = Network(columns, hidden, dim, outputs, float(learner.dropout))
+    centroids = None if softmax else placed(learner.centroids, classes, outputs or dim, learner._seed)
+    learner._loss = make_loss(learner.loss, learner.loss_options, classes, outputs, centroids, sizes, one_hot=one_hot)
+    if start == "random":
+        return start, True
+    kinds: list[Start] = [start]
+    if start == "auto":
+        kinds = ["pca"] if hidden else ["pca", "whiten"] if len(validation) else ["whiten"]
+        if len(kinds) > 1 and classes <= dim + 1 and centre is not False:  # beyond, centroids may take long to place
+            kinds.append("ridge")
+    beginnings: dict[tuple[Start, bool], Callable[[], None]] = {}
+    if kinds != ["ridge"]:
+        sample = spread(codes, rows, random)
+        vectors, zero = learner._standardised(X, sample), -learner.mean_ / learner.scale_
+        centres = [True, False] if centre is None and len(validation) and not hidden else [centre is not False]
+        for kind in [each for each in kinds if each != "ridge"]:
+            found = directions(vectors, codes[sample] if kind == "whiten" else None)
+            for centred in centres:
+                origin = None if centred else zero
+                beginnings[kind, centred] = lambda found=found, origin=origin: network.start_from(found, origin)  # type: ignore[misc]
+    if "ridge" in kinds:
+        sums = Sums(columns, classes)
+        sums.add_all(X, codes, rows, *learner._first)
+        regression = Ridge(sums, placed(learner.centroids, classes, dim, learner._seed), learner.scale)
+        best = learner.regularisation or regression.best_by_cross_validation()
+        goal = torch.eye(classes) if centroids is None else centroids
+        beginnings["ridge", True] = lambda: network.start_from_ridge(regression, best, goal)
+    chosen = next(iter(beginnings))
+    if len(beginnings) > 1:
+        before, recalls = deepcopy(network.state_dict()), {}
+        for key, begin in beginnings.items():
+            begin()
+            recalls[key] = learner._validated(X, codes, validation) or 0.0
+            network.load_state_dict(before)
+        chosen = max(recalls, key=lambda key: recalls[key])
+    beginnings[chosen]()
+    if chosen[0] == "ridge":
+        learner.regularisation_ = best
+    return chosen

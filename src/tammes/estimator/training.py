@@ -19,14 +19,11 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from torch import Tensor, nn
 
-from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.estimator import held_out
-from tammes.estimator.loss import make_loss, placed
-from tammes.estimator.network import MOST_DIMENSIONS, Network
-from tammes.estimator.options import Start, check_classes, widths
-from tammes.estimator.ridge import Ridge, Sums
-from tammes.estimator.start import spread
+from tammes.estimator.network import Network
+from tammes.estimator.options import Start, check_classes
+from tammes.estimator.start import make
 from tammes.estimator.streams import Rows
 from tammes.runs import Run, load_checkpoint
 from tammes.training import cosine, parameter_groups
@@ -34,7 +31,6 @@ from tammes.training import cosine, parameter_groups
 if TYPE_CHECKING:
     from tammes.estimator.learner import MetricLearner
 
-MOST_OUTPUTS = 512  # of the class layer: the loss costs classes × outputs for every vector
 STEPS = 500  # of an optimizer, where the epochs are not said
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 100
 AGAIN_FROM = 0.05  # share of the vectors that were held out from which training again on all is worth the time
@@ -287,52 +283,6 @@ def one_pass(
             f"{learner.learning_rate:g}): try a tenth."
         )
     return complete
-
-
-def make(
-    learner: "MetricLearner",
-    X: ndarray | Rows,  # noqa: N803
-    codes: Int64[ndarray, " items"],
-    rows: Int64[ndarray, " rows"],
-    validation: Int64[ndarray, " validation"],
-    random: np.random.Generator,
-    *,
-    start: Start,
-    centre: bool | None,
-    sizes: Int64[ndarray, " classes"] | None,
-) -> tuple[Start, bool]:
-    """The network and the loss before training; and what `start` and `centre` came to."""
-    classes, columns = len(learner.classes_), X.shape[1]
-    dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))
-    softmax, one_hot, hidden = learner.loss == "softmax", learner.centroids == "one-hot", widths(learner.hidden)
-    one_each = classes <= MOST_OUTPUTS or one_hot or softmax
-    outputs = int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
-    network = learner.network_ = Network(columns, hidden, dim, outputs, float(learner.dropout))
-    centroids = None if softmax else placed(learner.centroids, classes, outputs or dim, learner._seed)
-    learner._loss = make_loss(learner.loss, learner.loss_options, classes, outputs, centroids, sizes, one_hot=one_hot)
-    if start in ("auto", "whiten", "pca"):
-        sample = spread(codes, rows, random)
-        vectors = learner._standardised(X, sample)
-        kinds: list[Start] = [start]
-        if start == "auto":
-            kinds = ["pca"] if hidden else ["pca", "whiten"] if len(validation) else ["whiten"]
-        found = {kind: directions(vectors, codes[sample] if kind == "whiten" else None) for kind in kinds}
-        from_zero = -learner.mean_ / learner.scale_
-        centres = [True, False] if centre is None and len(validation) and not hidden else [centre is not False]
-        begins = [(kind, centred) for kind in kinds for centred in centres]
-        recalls = []
-        for kind, centred in begins:
-            network.start_from(found[kind], None if centred else from_zero)
-            recalls.append((learner._validated(X, codes, validation) or 0.0) if len(begins) > 1 else 0.0)
-        start, centre = begins[int(np.argmax(recalls))]
-        network.start_from(found[start], None if centre else from_zero)
-    elif start == "ridge":
-        sums = Sums(columns, classes)
-        sums.add_all(X, codes, rows, *learner._first)
-        regression = Ridge(sums, placed(learner.centroids, classes, dim, learner._seed), learner.scale)
-        chosen = learner.regularisation_ = learner.regularisation or regression.best_by_cross_validation()
-        network.start_from_ridge(regression, chosen, torch.eye(classes) if centroids is None else centroids)
-    return start, centre is not False
 
 
 def number_of_epochs(learner: "MetricLearner", vectors: int) -> int:
