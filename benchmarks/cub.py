@@ -47,6 +47,8 @@ class Options:
 
 # What is compared on validation classes: each changes the base of its part.
 _ADAM = {"optimizer": "adam", "rate": 1e-3, "backbone_rate": 1e-4, "start": "random", "centroids": "one-hot"}
+_ADAM |= {"pool": "published", "keep_start": False}
+_MAX = {"pool": "max", "optimizer": "sgd", "rate": 0.1, "epochs": 10}
 BASE: dict[Part, dict[str, Any]] = {"head": _ADAM | {"epochs": 30}, "top": _ADAM | {"epochs": 4}}
 VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
     "head": {
@@ -109,6 +111,12 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
             "schedule": "halve",
             "batch_size": 128,
         },
+        "whiten, sgd 0.1, 10 epochs": {"start": "whiten", "optimizer": "sgd", "rate": 0.1, "epochs": 10},
+        "whiten, kept": {"start": "whiten", "keep_start": True, "epochs": 1},
+        "max, pca, sgd 0.1, 10 epochs": _MAX | {"start": "pca"},
+        "max, whiten, sgd 0.1, 10 epochs": _MAX | {"start": "whiten"},
+        "max, whiten, sgd 0.01, 10 epochs": _MAX | {"start": "whiten", "rate": 0.01},
+        "max, whiten, kept": _MAX | {"start": "whiten", "keep_start": True, "epochs": 1},
         "softmax": {"loss": "softmax", "centroids": None},
         "softmax, pca, rate 3e-4, 10 epochs": {
             "loss": "softmax",
@@ -137,6 +145,8 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
         "pca, sgd 0.1 / 0.01, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
         "pca, sgd 0.1 / 0.001, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.001},
         "pca, sgd 0.03 / 0.003, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.03, "backbone_rate": 0.003},
+        "max, whiten, kept, sgd 0.1 / 0.01, 2 epochs": _MAX
+        | {"start": "whiten", "keep_start": True, "backbone_rate": 0.01, "epochs": 2},
         "pca, sgd 0.1 / 0.01, batch 128": {
             "start": "pca",
             "optimizer": "sgd",

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from textwrap import wrap
 from typing import Any
 
@@ -44,18 +43,17 @@ SECTIONS = {
 WHY_NOT = {"vgg16": "its ImageNet weights were not at hand", "cars196": "its images were not at hand"}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
 # Rows of the README: how they were trained, the plan, its preset, the methods.
-_BRIEFLY = ("one-hot centroids", "K-means centroids", "softmax, rate 0.01")
+_BRIEFLY = ("one-hot centroids", "K-means centroids", "hard form, one-hot centroids", "softmax, rate 0.001")
 IN_README = (
-    ("new layers", "cub-centroids-head", "default", _BRIEFLY),
-    ("new layers, preset paper", "cub-layers-head", "paper", _BRIEFLY[:1]),
-    ("top", "cub-centroids-top", "default", _BRIEFLY),
+    ("`head --preset paper`", "cub-layers-head", "paper", _BRIEFLY[:1]),
+    ("`head`", "cub-layers-head", "default", _BRIEFLY[:1]),
+    ("`top`", "cub-centroids-top", "default", _BRIEFLY),
 )
 PAPER_IN_README = (
     ("one-hot centroids", "centroids-cub", "one-hot"),
     ("K-means centroids", "centroids-cub", "K-means"),
     ("softmax", "cub", "Softmax"),
 )
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided t for that many seeds
 
 
 def write_page() -> None:
@@ -86,9 +84,6 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
         if "Complexity" in heading:
             content += _if_stored(results, "complexity", complexity)
         lines += [f"## {heading}", "", *content] if content else []
-    older = [*_if_stored(results, "cub", older_cub), *_if_stored(results, "omniglot", older_omniglot)]
-    if older:
-        lines += ["## Older runs", "", "Made by scripts that the plans above have replaced.", "", *older]
     return "\n".join(lines)
 
 
@@ -266,74 +261,6 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
     return [f"{of['processor']}, {threads}, torch {of['torch']}, commit {of['commit'][:7]}.", ""]
 
 
-# ---- older runs: these two go when benchmarks/results/cub.json and omniglot.json do
-
-
-def older_cub(stored: Mapping[str, Any]) -> list[str]:
-    rows = sorted(stored["rows"], key=lambda row: (row.get("train", ""), row["method"] == "softmax, rate 0.01"))
-    return [
-        "### CUB-200-2011",
-        "",
-        "GoogLeNet as published (ImageNet weights), trained on the first 100 classes (5,864 images), tested on the"
-        " other 100 (5,924 images), shorter side 256, centre crop of 224. `head` trains two new layers on the frozen"
-        " backbone, `top` everything from inception 5a up. Last epoch; per cent; mean over the seeds ± half of its 95 %"
-        " interval (Student's t). The default preset was chosen among 20 variations on validation classes, softmax's"
-        " learning rate among 5: the two were not searched for equally, which favours the first. Rows were run at"
-        " several commits and on a loaded machine; the line below the table is that of the last one.",
-        "",
-        *_older_table(rows, _older_label),
-        *_machine(stored),
-    ]
-
-
-def _older_label(row: Mapping[str, Any]) -> str:
-    if "train" not in row:
-        return str(row["method"])
-    return f"{row['train']}: {row['method']}, {'256-d' if row['layer'] == 'penultimate' else 'last'} layer"
-
-
-def older_omniglot(stored: Mapping[str, Any]) -> list[str]:
-    epochs = max(row["epochs"] for row in stored["rows"])
-    return [
-        "### Omniglot",
-        "",
-        f"conv4, preset default, {epochs} epochs, trained on the 242 characters of the two small background sets,"
-        " tested on the 659 characters of the evaluation set (13,180 drawings). Last epoch; per cent; mean over the"
-        " seeds ± half of its 95 % interval (Student's t).",
-        "",
-        *_older_table([row for row in stored["rows"] if row["epochs"] == epochs], lambda row: str(row["method"])),
-        *_machine(stored),
-    ]
-
-
-def _grouped(
-    rows: Sequence[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str]
-) -> dict[str, list[Mapping[str, Any]]]:
-    grouped: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        grouped.setdefault(label(row), []).append(row)
-    return grouped
-
-
-def _older_table(rows: Sequence[Mapping[str, Any]], label: Callable[[Mapping[str, Any]], str]) -> list[str]:
-    grouped = _grouped(rows, label)
-    measures = {name: title for name, title in MEASURES.items() if name in rows[0]}
-    shown = {"method": list(grouped)} | {
-        title: [_with_interval([100 * row[name] for row in each]) for each in grouped.values()]
-        for name, title in measures.items()
-    }
-    shown["seeds"] = [str(len(each)) for each in grouped.values()]
-    shown["seconds to train"] = [f"{mean(row['seconds'] for row in each):.0f}" for each in grouped.values()]
-    return _drawn(shown)
-
-
-def _with_interval(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.2f}"
-    half = STUDENT_95.get(len(values), 1.96) * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.2f} ± {half:.2f}"
-
-
 # ---- the README's tables
 
 
@@ -375,21 +302,23 @@ def readme_cub(results: Path) -> list[str]:
 
 
 def _cub_rows(results: Path) -> tuple[list[list[str]], list[str]]:
-    """Rows of the plans that are stored, or of the older runs; and the names of these plans."""
+    """Rows of the plans that are stored, the untrained ones first; and the names of these plans."""
     rows: list[list[str]] = []
+    untrained: dict[str, list[str]] = {}
     plans: list[str] = []
     for how, name, preset, methods in IN_README:
         stored = _read(results / "plans" / f"{name}.json")
         of = [] if stored is None else [row for row in from_json(stored["tables"]).get(preset, []) if row.measures]
-        if of and not rows:
-            rows += [_brief("untrained features", row) for row in of if row.method == UNTRAINED]
+        if stored is None or not of:
+            continue
+        pool = stored["pools"][preset]
+        said = "untrained features" + ("" if pool == "published" else f", {pool} pooling")
+        untrained[said] = _brief(said, next(row for row in of if row.method == UNTRAINED))
         rows += [
             _brief(f"{how}, {row.method}", row) for row in of if row.method in methods and row.layer == "penultimate"
         ]
-        plans += [name] if of else []
-    older = _read(results / "cub.json")
-    if not rows and older is not None:
-        rows = _older_cub_rows(older)
+        plans += [name] * (name not in plans)
+    rows = [*untrained.values(), *rows]
     every = _read(results / "cub_all.json")
     if every is not None:
         recalls = [f"{100 * every['penultimate'][name]:.2f}" for name in RECALLS]
@@ -405,42 +334,15 @@ def _brief(name: str, row: Row) -> list[str]:
     return [name, str(first), *(f"{figure.mean:.2f}" for figure in others), seconds]
 
 
-def _older_cub_rows(stored: Mapping[str, Any]) -> list[list[str]]:
-    wanted = {
-        "untrained, pool5": "untrained features",
-        "head, preset default: one-hot centroids, 256-d layer": "new layers, one-hot centroids",
-        "head, preset default: K-means centroids, 256-d layer": "new layers, K-means centroids",
-        "head, preset default: softmax, rate 0.01, 256-d layer": "new layers, softmax, rate 0.01",
-        "head, preset paper: one-hot centroids, 256-d layer": "new layers, preset paper, one-hot centroids",
-    }
-    rows = []
-    for label, name in wanted.items():
-        of = [row for row in stored["rows"] if _older_label(row) == label]
-        first, *others = ([100 * row[measure] for row in of] for measure in RECALLS)
-        recalls = [_with_interval(first), *(f"{mean(values):.2f}" for values in others)]
-        rows.append([name, *recalls, f"{mean(row['seconds'] for row in of):.0f}"])
-    return rows
-
-
 def readme_omniglot(results: Path) -> list[str]:
-    stored, older = _read(results / "plans" / "omniglot-centroids.json"), _read(results / "omniglot.json")
+    stored = _read(results / "plans" / "omniglot-centroids.json")
     measures = {"recall_at_1": "R@1", "mean_average_precision_at_r": "MAP@R"}
     if stored is not None:
         rows = [row for row in next(iter(from_json(stored["tables"]).values())) if row.measures]
         shown = {"Omniglot, 659 characters never seen": [row.method for row in rows]}
         shown |= {title: [str(row.measures[name]) for row in rows] for name, title in measures.items()}
         return _drawn(shown)
-    if older is None:
-        return ["Omniglot was not run yet.", ""]
-    epochs = max(row["epochs"] for row in older["rows"])
-    last = [row for row in older["rows"] if row["epochs"] == epochs]
-    grouped = _grouped(last, lambda row: str(row["method"]))
-    shown = {"Omniglot, 659 characters never seen": list(grouped)}
-    shown |= {
-        title: [_with_interval([100 * row[name] for row in rows]) for rows in grouped.values()]
-        for name, title in measures.items()
-    }
-    return _drawn(shown)
+    return ["Omniglot was not run yet.", ""]
 
 
 if __name__ == "__main__":

@@ -74,8 +74,9 @@ def trimmed(results: dict[str, Any]) -> dict[str, Any]:
             _run(method, [cell for cell in cells if (cell["preset"], cell["method"]) == (preset, method)])
             for method in methods
         ]
+    pools = {cell["preset"]: cell["config"].get("pool", "published") for cell in cells if "config" in cell}
     found = {name: results[name] for name in ("plan", "title", "remarks", "tables")}
-    return dict(_clean(found | {"data": data, "command": " ".join(words), "runs": runs}))
+    return dict(_clean(found | {"data": data, "command": " ".join(words), "pools": pools, "runs": runs}))
 
 
 def _run(method: str, cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ Set = tuple[ndarray, ndarray, ndarray, ndarray]  # vectors and labels to learn f
 
 def cub(folder: Path, weights: str) -> Set:
     """GoogLeNet's features (pool5, 1,024 numbers) of CUB-200-2011; computed once, then from the cache."""
-    config = Train(data=str(folder), backbone="googlenet", weights=weights, device="cpu", train="head", pool="published")
+    config = Train(
+        data=str(folder), backbone="googlenet", weights=weights, device="cpu", train="head", pool="published"
+    )
     config = making.resolved(config)
     data = making.load_data(config)
     kept = making.keep(replace(config, views=0), data, making.make_embedder(config, 2))

@@ -202,7 +202,8 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))
     assert [line["loss"] for line in first] == [told["loss"] for told in learner.history_[1:]]
     assert [line["val_recall_at_1"] for line in first] == [told["recall_at_1"] for told in learner.history_[1:]]
-    assert len(again) == learner.n_iter_ > 0
+    assert len(again) == learner.n_iter_
+    assert len(first) > 1
     assert all(line["above_minimum"] > 0 and line["images_per_second"] > 0 for line in lines)
     found = results(trained)
     assert (found["train_classes"], found["train_images"], found["test_classes"], found["test_images"]) == (25, 200) * 2
@@ -210,7 +211,8 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     log = (trained / "log.txt").read_text()
     assert "blobs.npz: 200 training vectors of 25 classes," in log
     assert "held out  5 of the training classes, to choose the epoch" in log
-    assert f"best on the held-out classes: epoch {learner.n_iter_}\n" in log
+    told = f"epoch {learner.n_iter_}" if learner.n_iter_ else "the start, which training did not clearly improve on"
+    assert f"best on the held-out classes: {told}\n" in log
     assert log.count("again, on all training classes") == learner.n_iter_
 
 
@@ -411,7 +413,14 @@ def test_an_embedding_that_fails_leaves_nothing(
 
 IMAGES_ONLY: list[list[str]] = [
     *(["--preset", "paper"], ["--backbone", "conv4"], ["--weights", "none"], ["--train", "head"], ["--cut", "x"]),
-    *(["--views", "2"], ["--embedding", "last"], ["--optimizer", "sgd"], ["--backbone-rate", "0.1"]),
+    *(
+        ["--views", "2"],
+        ["--pool", "max"],
+        ["--keep-start", "True"],
+        ["--embedding", "last"],
+        ["--optimizer", "sgd"],
+        ["--backbone-rate", "0.1"],
+    ),
     *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror", "True"], ["--shift", "1"]),
     *(["--start", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
     *(["--precision", "bf16"], ["--init-from", "x"], ["--skip-bad"], ["--log-bound"], ["--tensorboard"]),

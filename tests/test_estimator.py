@@ -341,6 +341,7 @@ def test_unseen_digits_are_told_apart_better() -> None:
 
 def test_it_stops_early_on_held_out_classes_and_keeps_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "AGAIN_FROM", 1.0)
+    monkeypatch.setattr(held_out, "SURE", 0.0)
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
     options: dict[str, Any] = {"epochs": 60, "start": "pca", "learning_rate": 0.01, "random_state": 0}
     learner = MetricLearner(patience=3, **options).fit(vectors, labels)
@@ -370,6 +371,7 @@ def test_where_training_only_hurts_the_start_is_kept() -> None:
 
 
 def test_the_held_out_classes_train_too_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "SURE", 0.0)
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
     options: dict[str, Any] = {"epochs": 20, "start": "pca", "learning_rate": 0.01, "random_state": 0}
     learner = MetricLearner(**options).fit(vectors, labels)
@@ -451,7 +453,7 @@ def test_every_loss_learns(loss: str, class_layer: bool) -> None:
 
 
 def test_the_class_layer_has_an_output_for_each_class_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "MOST_OUTPUTS", 5)
+    monkeypatch.setattr("tammes.estimator.start.MOST_OUTPUTS", 5)
     vectors, labels = blobs()
 
     def outputs(**options: Any) -> int:

@@ -29,12 +29,13 @@ def cell(method: str, seed: int, **changes: Any) -> dict[str, Any]:
     return {
         "preset": "default", "method": method, "seed": seed, "state": "done",
         "command": f"tammes train /far/My birds {options}",
-        "training_seconds": 60.0 * (seed + 1), "commit": "0123456789abcdef", "config": {"weights": "net 1.pt"},
+        "training_seconds": 60.0 * (seed + 1), "commit": "0123456789abcdef",
+        "config": {"weights": "net 1.pt", "pool": "max"},
         "machine": {"processor": "Abacus", "threads": 2, "torch": "9.9", "system": "at home"}, "seconds": 70.0,
     } | changes  # fmt: skip
 
 
-def results(plan: str = "cub-centroids-head") -> dict[str, Any]:
+def results(plan: str = "cub-centroids-top") -> dict[str, Any]:
     """What `tammes benchmark` writes, of one method that was run, one that failed and one that is not there yet."""
     rows = [
         Row("one-hot centroids", "penultimate", "last", recalls(50.123456), 2, minutes=1.5,
@@ -75,8 +76,9 @@ def test_the_tables_of_the_readme_are_what_is_stored() -> None:
 def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
     before, before_readme = page(kept), readme(BLOCKS, kept)
     assert "| one-hot centroids, penultimate layer | 51.12 ± 0.50 |" in before
-    assert "| new layers, one-hot centroids | 51.12 ± 0.50 | 52.12 | 54.12 | 58.12 | 90 |" in before_readme
-    file = kept / "plans" / "cub-centroids-head.json"
+    assert "| `top`, one-hot centroids | 51.12 ± 0.50 | 52.12 | 54.12 | 58.12 | 90 |" in before_readme
+    assert "| untrained features, max pooling | 41.00 | 42.00 | 44.00 | 48.00 |  |" in before_readme
+    file = kept / "plans" / "cub-centroids-top.json"
     stored = json.loads(file.read_text())
     stored["tables"]["default"][0]["measures"]["recall_at_1"]["mean"] = 77.7
     file.write_text(json.dumps(stored))
@@ -123,22 +125,22 @@ def test_what_stands_around_the_tables_stays(kept: Path) -> None:
     assert made.endswith("<!-- end -->\nafter\n")
     assert "old" not in made
     assert readme(made, kept) == made
-    assert "`tammes benchmark benchmarks/plans/cub-centroids-head.toml`" in made.replace("\n", " ")
+    assert "`tammes benchmark benchmarks/plans/cub-centroids-top.toml`" in made.replace("\n", " ")
     assert "| the paper, every layer, softmax | 48.34 | 60.16 | 71.21 | 80.30 |  |" in made
     assert "Omniglot was not run yet." in made
 
 
 def test_omniglot_stands_in_the_readme(kept: Path) -> None:
-    stored = json.loads((kept / "plans" / "cub-centroids-head.json").read_text())
+    stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
     (kept / "plans" / "omniglot-centroids.json").write_text(json.dumps(stored))
     assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| untrained backbone |" in readme(BLOCKS, kept)
 
 
 def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
-    lines = plan_section(json.loads((kept / "plans" / "cub-centroids-head.json").read_text()))
+    lines = plan_section(json.loads((kept / "plans" / "cub-centroids-top.json").read_text()))
     assert lines[:2] == ["### Birds", ""]
     assert "How it was | made." in lines
-    assert "    tammes benchmark benchmarks/plans/cub-centroids-head.toml --data DATASETS --weights 'net 1.pt'" in lines
+    assert "    tammes benchmark benchmarks/plans/cub-centroids-top.toml --data DATASETS --weights 'net 1.pt'" in lines
     assert (
         "| one-hot centroids | 0, 1 | 1.50 | 0123456 | Abacus, 2 threads, torch 9.9"
         " | `tammes train 'My birds' --weights 'net 1.pt' --train head --seed 0` |"
@@ -154,7 +156,7 @@ def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
 
 
 def test_nothing_of_a_machine_is_stored(kept: Path) -> None:
-    text = (kept / "plans" / "cub-centroids-head.json").read_text()
+    text = (kept / "plans" / "cub-centroids-top.json").read_text()
     for word in ("/far", "runs/x", "at home", "0123456789"):
         assert word not in text
     stored = json.loads(text)
@@ -202,8 +204,8 @@ def test_storing_writes_the_page(
     monkeypatch.setattr(stores, "RESULTS", tmp_path / "kept")
     monkeypatch.setattr(stores, "write_page", lambda: written.append(tmp_path / "kept" / "plans"))
     stores.main(stores.Options((tmp_path,)))
-    assert [file.name for folder in written for file in folder.iterdir()] == ["cub-centroids-head.json"]
-    assert capsys.readouterr().out == f"stored in {tmp_path / 'kept' / 'plans' / 'cub-centroids-head.json'}\n"
+    assert [file.name for folder in written for file in folder.iterdir()] == ["cub-centroids-top.json"]
+    assert capsys.readouterr().out == f"stored in {tmp_path / 'kept' / 'plans' / 'cub-centroids-top.json'}\n"
 
 
 def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) -> None:
@@ -262,33 +264,6 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
     brief = "| every layer in 1 epochs, one-hot centroids, one seed | 55.00 | 60.00 | 70.00 | 80.00 | 120 |"
     assert brief in readme(BLOCKS, tmp_path)
-
-
-def test_older_runs_go_when_their_files_go(tmp_path: Path) -> None:
-    measures = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8)} | {"mean_average_precision_at_r": 0.25}
-    of = {"processor": "Abacus", "threads": 2, "torch": "9.9", "commit": "abc"}
-    cells = [{"method": "untrained, pool5", "seed": 0, "seconds": 0.0, **measures}]
-    methods = ("one-hot centroids", "K-means centroids", "softmax, rate 0.01")
-    for way, method in [*(("head, preset default", name) for name in methods), ("head, preset paper", methods[0])]:
-        cells += [
-            {"train": way, "method": method, "layer": "penultimate", "seed": seed, "seconds": 4.0, **measures,
-             "recall_at_1": 0.5 + seed / 100}
-            for seed in (0, 1)
-        ]  # fmt: skip
-    (tmp_path / "cub.json").write_text(json.dumps({"machine": of, "rows": cells}))
-    drawings = [{"method": "simplex", "seed": seed, "epochs": 6, "seconds": 9.0, **measures} for seed in (0, 1)]
-    (tmp_path / "omniglot.json").write_text(json.dumps({"machine": of, "rows": drawings}))
-    made, brief = page(tmp_path), readme(BLOCKS, tmp_path)
-    assert "## Older runs" in made
-    # Of 50 and 51 the mean is 50.5, and half of the interval 12.706 times the standard error of 0.5.
-    assert "| head, preset default: one-hot centroids, 256-d layer | 50.50 ± 6.35 |" in made
-    assert "| simplex | 50.00 ± 0.00 |" in made
-    assert "| new layers, preset paper, one-hot centroids | 50.50 ± 6.35 | 50.00 | 50.00 | 50.00 | 4 |" in brief
-    assert "| simplex | 50.00 ± 0.00 | 25.00 ± 0.00 |" in brief
-    for name in ("cub", "omniglot"):
-        (tmp_path / f"{name}.json").unlink()
-    assert "Older runs" not in page(tmp_path)
-    assert "new layers" not in readme(BLOCKS, tmp_path)
 
 
 def test_what_is_committed_is_of_plans_that_are_here() -> None:

@@ -339,7 +339,7 @@ def _train(
             say(_in_words(line), log)
             watch.steps = 0
     if learner.history_[0]["recall_at_1"] is not None:
-        best = f"epoch {learner.n_iter_}" if learner.n_iter_ else "the start, which training did not improve on"
+        best = f"epoch {learner.n_iter_}" if learner.n_iter_ else "the start, which training did not clearly improve on"
         say(f"best on the held-out classes: {best}", log)
     return True
 

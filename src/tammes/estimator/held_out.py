@@ -11,6 +11,7 @@ from numpy import ndarray
 from tammes.metrics import evaluate
 
 FEWEST_HELD_OUT = 5  # classes; a recall over fewer is noise
+SURE = 2.0  # standard errors by which training must be better than the start
 MOST_HELD_OUT = 4000  # vectors: a recall costs the square of them, after every epoch
 
 
@@ -35,7 +36,7 @@ def is_better(highest: float | None, history: Sequence[Mapping[str, Any]], vecto
     if highest is None:
         return True
     start = float(history[0]["recall_at_1"])
-    return highest - start > 2 * sqrt(start * (1 - start) / vectors)
+    return highest - start > SURE * sqrt(start * (1 - start) / vectors)
 
 
 def recall(vectors: Float[ndarray, "items dim"], codes: Integer[ndarray, " items"]) -> float:
