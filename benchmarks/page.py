@@ -84,6 +84,7 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
         if "Complexity" in heading:
             content += _if_stored(results, "complexity", complexity)
         lines += [f"## {heading}", "", *content] if content else []
+    lines += _if_stored(results, "estimators", estimators)
     return "\n".join(lines)
 
 
@@ -248,6 +249,51 @@ def complexity(stored: Mapping[str, Any]) -> list[str]:
         *together,
         *_machine(stored),
     ]
+
+
+ABOUT = {
+    "digits": "scikit-learn's digits: 0 to 4 train, 5 to 9 test",
+    "noisy-digits": "the same with as many columns of noise",
+    "cub": "CUB-200-2011, GoogLeNet's features as published, 1,024 columns: 100 kinds of birds train, 100 others test",
+    "omniglot": "Omniglot, 784 pixels: 242 characters train, 659 others test",
+    "million": "a million made-up vectors, 256 columns: 10,000 classes train, 500 others test",
+}
+
+
+def estimators(stored: Mapping[str, Any]) -> list[str]:
+    """Ways to learn a metric from vectors, on each set, and how their time grows."""
+    lines = [
+        "## Metrics learned from vectors",
+        "",
+        "R@1 and MAP@R on classes that took no part in the fit, by Euclidean distance or by cosine, whichever is better"
+        " for the method; the fit on one thread, MB what it adds to the memory at its peak. A fit that was not done in"
+        f" {stored['limit']} seconds was ended.",
+        "",
+        "    python -m benchmarks.estimators --cub FOLDER --weights FILE --omniglot FOLDER --million",
+        "",
+    ]
+    for name, said in ABOUT.items():
+        rows = [row for row in stored["rows"] if row["set"] == name]
+        if rows:
+            lines += [f"### {said[0].upper()}{said[1:]}", "", *_drawn(_fits(rows))]
+    grown = {"method": list(stored["growth"]), "exponent": [f"{value:.2f}" for value in stored["growth"].values()]}
+    if grown["method"]:
+        lines += ["### Exponent of the time of a fit in the number of vectors", "", *_drawn(grown)]
+    return [*lines, *_machine(stored)]
+
+
+def _fits(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    shown: dict[str, list[str]] = {title: [] for title in ("method", "R@1", "MAP@R", "by", "seconds", "MB")}
+    for row in rows:
+        cells = [row["method"], "", "", "", row["outcome"], ""]
+        if row["outcome"] == "finished":
+            by = max(("euclidean", "cosine"), key=lambda distance: row[distance]["recall_at_1"])
+            recall, precision = (100 * row[by][name] for name in ("recall_at_1", "mean_average_precision_at_r"))
+            cells = [row["method"], f"{recall:.2f}", f"{precision:.2f}", by]
+            cells += [f"{row['seconds']:.2f}", f"{row['peak_mb']:.0f}"]
+        for title, cell in zip(shown, cells, strict=True):
+            shown[title].append(cell)
+    return shown
 
 
 def _exponent(found: Any) -> str:

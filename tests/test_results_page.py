@@ -266,6 +266,23 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     assert brief in readme(BLOCKS, tmp_path)
 
 
+def test_ways_to_learn_from_vectors_have_a_section(tmp_path: Path) -> None:
+    of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "abcdefghij"}
+    good, better = ({"recall_at_1": r, "mean_average_precision_at_r": r / 2} for r in (0.25, 0.5))
+    rows = [
+        {"set": "cub", "method": "A", "outcome": "finished", "seconds": 1.5, "peak_mb": 7.6,
+         "euclidean": good, "cosine": better},
+        {"set": "cub", "method": "B", "outcome": "not done in 60 s"},
+    ]  # fmt: skip
+    stored = {"machine": of, "limit": 60, "rows": rows, "growth": {"A": 0.987}}
+    (tmp_path / "estimators.json").write_text(json.dumps(stored))
+    made = page(tmp_path)
+    assert "### CUB-200-2011, GoogLeNet's features as published" in made
+    assert "| A | 50.00 | 25.00 | cosine | 1.50 | 8 |\n| B |  |  |  | not done in 60 s |  |\n" in made
+    assert "| A | 0.99 |" in made
+    assert "Omniglot, 784 pixels" not in made
+
+
 def test_what_is_committed_is_of_plans_that_are_here() -> None:
     for file in (RESULTS / "plans").glob("*.json"):
         assert (PLANS / file.name).with_suffix(".toml").exists(), file
