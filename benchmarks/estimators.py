@@ -125,6 +125,7 @@ def run(pipe: Connection, data: str, method: str, options: Options) -> None:
         if estimator is not None:
             estimator.fit(train, labels)
         seconds, peak = perf_counter() - started, _status("VmHWM") - before
+        pipe.send(None)  # fitted: what follows has no limit of time
         found = np.asarray(test if estimator is None else estimator.transform(test), dtype=np.float64)
     except Exception as error:  # whatever it is that a method cannot do is its result
         pipe.send({"outcome": f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"})
@@ -152,6 +153,7 @@ def cell(data: str, method: str, options: Options) -> dict[str, Any]:
     send.close()
     try:
         result = receive.recv() if receive.poll(options.limit) else {"outcome": f"not done in {options.limit} s"}
+        result = receive.recv() if result is None else result
     except EOFError:
         result = {"outcome": "ended without a word, most likely for want of memory"}
     process.kill()
