@@ -255,6 +255,15 @@ def test_auto_takes_the_start_that_held_out_classes_like_best() -> None:
     assert len(chosen) > 1
 
 
+def test_auto_asks_for_no_centroids_that_there_are_not() -> None:
+    vectors, labels = blobs(classes=25)
+    options: dict[str, Any] = {"validation_classes": 0.3, "dim": 24, "centroids": "orthogonal-simplices"}
+    learner = untrained(start="auto", centroid_dim=13, **options).fit(vectors, labels)
+    assert learner.transform(vectors).shape == (len(vectors), 24)
+    with pytest.raises(UserError, match="orthogonal simplices in dim 24 are for 26 to 48 classes, got 25"):
+        untrained(start="ridge", centroid_dim=13, **options).fit(vectors, labels)
+
+
 def test_vectors_can_be_compared_from_their_own_zero() -> None:
     vectors, labels = blobs()
     vectors = vectors + 5

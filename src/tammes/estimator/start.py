@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,18 +72,18 @@ def make(
         sample = spread(codes, rows, random)
         vectors, zero = learner._standardised(X, sample), -learner.mean_ / learner.scale_
         centres = [True, False] if centre is None and len(validation) and not hidden else [centre is not False]
-        for kind in [each for each in kinds if each != "ridge"]:
+        for kind in (each for each in kinds if each != "ridge"):
             found = directions(vectors, codes[sample] if kind == "whiten" else None)
-            for centred in centres:
-                origin = None if centred else zero
-                beginnings[kind, centred] = lambda found=found, origin=origin: network.start_from(found, origin)  # type: ignore[misc]
+            beginnings |= {(kind, of): partial(network.start_from, found, None if of else zero) for of in centres}
     if "ridge" in kinds:
+        # Of its own accord it takes none that there may not be in this dimension.
+        kind_of = learner.centroids if learner.start == "ridge" else "place"
         sums = Sums(columns, classes)
         sums.add_all(X, codes, rows, *learner._first)
-        regression = Ridge(sums, placed(learner.centroids, classes, dim, learner._seed), learner.scale)
+        regression = Ridge(sums, placed(kind_of, classes, dim, learner._seed), learner.scale)
         best = learner.regularisation or regression.best_by_cross_validation()
         goal = torch.eye(classes) if centroids is None else centroids
-        beginnings["ridge", True] = lambda: network.start_from_ridge(regression, best, goal)
+        beginnings["ridge", True] = partial(network.start_from_ridge, regression, best, goal)
     chosen = next(iter(beginnings))
     if len(beginnings) > 1:
         before, recalls = deepcopy(network.state_dict()), {}
