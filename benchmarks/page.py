@@ -47,7 +47,8 @@ _BRIEFLY = ("one-hot centroids", "K-means centroids", "hard form, one-hot centro
 IN_README = (
     ("`head --preset paper`", "cub-layers-head", "paper", _BRIEFLY[:1]),
     ("`head`", "cub-layers-head", "default", _BRIEFLY[:1]),
-    ("`top`", "cub-centroids-top", "default", _BRIEFLY),
+    ("`head --start pca --keep-start False`", "cub-centroids-head", "default", _BRIEFLY),
+    ("`top`", "cub-centroids-top", "default", _BRIEFLY[:3]),
 )
 PAPER_IN_README = (
     ("one-hot centroids", "centroids-cub", "one-hot"),
