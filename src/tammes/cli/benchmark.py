@@ -186,7 +186,6 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
     from tammes.benchmark.tables import as_json, markdown
     from tammes.runtime import write_atomically
 
-    _measure_centroids(plan, out)
     tables, said = _tables(plan, out)
     cells = [
         {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
@@ -206,18 +205,6 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
     write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
     write_atomically(out / "table.md", markdown(plan, tables, said).encode())
     return content
-
-
-def _measure_centroids(plan: "Plan", out: Path) -> None:
-    """Into the results of a plan that compares centroids, once: how far apart those of each run are."""
-    from tammes.benchmark.cells import DONE, table_cells
-    from tammes.benchmark.tables import centroid_distances, compares_centroids
-    from tammes.runs import Run
-
-    for cell in table_cells(plan, out) if compares_centroids(plan) else []:
-        result = cell.result()
-        if cell.state == DONE and result is not None and "distances" not in result:
-            cell.write(result | {"distances": centroid_distances(Run(cell.folder))})
 
 
 def _command(plan: "Plan", cell: "Cell") -> str:

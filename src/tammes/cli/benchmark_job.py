@@ -17,7 +17,7 @@ from tammes.activations import Frozen, file_of
 from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, table_cells
 from tammes.benchmark.choose import chosen, quarter_of, trials
 from tammes.benchmark.plan import Plan
-from tammes.benchmark.tables import MEASURES
+from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
 from tammes.cli.job import run_job, saved_options
 from tammes.cli.making import (
     DIM,
@@ -129,6 +129,8 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
         "command": results["command"],
         "config": _said(run.read("config")),
     }
+    if compares_centroids(plan):
+        found["distances"] = centroid_distances(run)
     if "best_on_validation" in results:
         of_best = results["best_on_validation"]
         found["best"] = {"epoch": of_best["epoch"], **_small(of_best)}
