@@ -270,7 +270,8 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
         " for the method; the fit on one thread, MB what it adds to the memory at its peak. A fit that was not done in"
         f" {stored['limit']} seconds was ended.",
         "",
-        "    python -m benchmarks.estimators --cub FOLDER --weights FILE --omniglot FOLDER --million",
+        "    python -m benchmarks.estimators --cub FOLDER --weights FILE --omniglot FOLDER --million"
+        f" --limit {stored['limit']}",
         "",
     ]
     for name, said in ABOUT.items():
