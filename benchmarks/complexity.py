@@ -37,7 +37,7 @@ from tammes import DiscriminativeLoss, HardDiscriminativeLoss
 from tammes.benchmark.published import published_table
 from tammes.errors import UserError
 from tammes.geometry import distances
-from tammes.losses import LOSSES, SoftmaxLoss
+from tammes.losses import LOSSES, SmartMiningLoss, SoftmaxLoss
 from tammes.runtime import write_atomically
 
 AxisName = Literal["over_n", "over_c"]
@@ -234,6 +234,20 @@ def triplet_hard(images: int, classes: int, options: Options) -> Step:
     return in_batches(semi_hard, cyclic(images, classes), options)
 
 
+def smart_mining(images: int, classes: int, options: Options) -> Step:
+    """An epoch of mined triplets: the look at all images, then the batches that it has chosen."""
+    loss, labels, whole = SmartMiningLoss(), cyclic(images, classes), points(images, options.dim)
+    size = options.batch // 3 * 3
+
+    def run() -> None:
+        loss.look(whole, labels, generator=torch.Generator().manual_seed(0))
+        assert loss.order is not None
+        for rows in loss.order.split(size):
+            loss(whole[rows].requires_grad_(), labels[rows]).backward()
+
+    return run
+
+
 def centroids(images: int, classes: int, options: Options) -> Step:
     labels, whole = cyclic(images, classes), points(images, options.dim)
     means = class_means(whole, labels, classes)
@@ -295,21 +309,21 @@ def methods() -> list[Method]:
         ),
         Method(
             "Trip.-smart",
-            of_a_loss("smart-mining", "triplet-smart", "smart"),
-            Axis((1024, 2048, 4096, 8192), 64, 2),
+            smart_mining,
+            Axis((1024, 2048, 4096, 8192, 16384, 32768), 64, 2),
             Axis((64, 128, 256, 512), 2048, 0),
-            "the loss of the batches only: the search of each epoch is not in it",
+            "the search over the whole set before the epoch, and a triplet for each image",
         ),
         Method(
             "Trip.-cluster",
-            of_a_loss("clustering", "triplet-cluster", "cluster"),
+            of_a_loss("clustering"),
             Axis((128, 256, 512, 1024), 16, 1),
             Axis((4, 8, 16, 32), 128, 3),
             f"Y, the clusters, are the classes of a batch, {PER_CLASS} images of each or more",
         ),
         Method(
             "Trip.-proxy",
-            of_a_loss("proxy-nca", "triplet-proxy", "proxy"),
+            of_a_loss("proxy-nca"),
             Axis(images, 1024, 1),
             Axis(classes, 1024, 2),
             "P, the proxies, are one a class",

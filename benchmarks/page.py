@@ -17,24 +17,28 @@ from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
 from tammes.cli.job import command
+from tammes.cli.losses import explained
 from tammes.cli.train import Train
 from tammes.errors import UserError
+from tammes.losses import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
-PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
     "Which layer images are compared by (the paper's table 2)": ("cub-layers-head", "cub-layers-top", "cars196-layers"),
-    "Where the centroids are (table 3)": ("cub-centroids-head", "cub-centroids-top", "cars196-centroids"),
+    "Where the centroids are (table 3)": (
+        *("cub-centroids-head", "cub-centroids-top", "cub-softmax-top", "cars196-centroids"),
+    ),
     "CUB-200-2011, every method (table 4)": ("cub-methods",),
     "CARS196, every method (table 5)": ("cars196-methods",),
     "The state of the art (table 6)": ("cub-more", "cars196-more"),
     "Minutes to train (table 7)": ("cub-minutes", "cars196-minutes"),
     "Another network, VGG-16 (table 8)": ("cub-vgg16", "cub-vgg16-all", "cars196-vgg16"),
     "Complexity (table 1)": (),
-    "Omniglot": ("omniglot-layers", "omniglot-centroids"),
+    "Omniglot": ("omniglot-layers", "omniglot-centroids", "omniglot-methods"),
     "Glyphs, the embedded characters": (
         *("glyphs-layers", "glyphs-centroids", "glyphs-methods", "glyphs-more", "glyphs-minutes"),
     ),
@@ -58,9 +62,10 @@ PAPER_IN_README = (
 
 
 def write_page() -> None:
-    """docs/results.md, and the README's tables."""
+    """docs/results.md, the README's tables, and the list of losses in docs/method.md."""
     PAGE.write_text(page())
     README.write_text(readme(README.read_text()))
+    METHOD.write_text(method_page(METHOD.read_text()))
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
@@ -315,14 +320,28 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 def readme(text: str, results: Path = RESULTS) -> str:
     """The README with its tables as they should be, between <!-- results: NAME --> and <!-- end -->."""
     for name, block in {"cub": readme_cub(results), "omniglot": readme_omniglot(results)}.items():
-        begin, end = f"<!-- results: {name} -->", "<!-- end -->"
-        found = re.findall(rf"{re.escape(begin)}\n(?:(?!<!-- ).*\n)*?{re.escape(end)}\n", text)
-        if len(found) != 1:
-            raise UserError(
-                f"README.md must have one block {begin} … {end}, each on a line of its own; it has {len(found)}."
-            )
-        text = text.replace(found[0], "\n".join([begin, *block, end, ""]))
+        text = _with_block(text, "README.md", f"results: {name}", block)
     return text
+
+
+def _with_block(text: str, file: str, name: str, block: Sequence[str]) -> str:
+    begin, end = f"<!-- {name} -->", "<!-- end -->"
+    found = re.findall(rf"{re.escape(begin)}\n(?:(?!<!-- ).*\n)*?{re.escape(end)}\n", text)
+    if len(found) != 1:
+        raise UserError(f"{file} must have one block {begin} … {end}, each on a line of its own; it has {len(found)}.")
+    return text.replace(found[0], "\n".join([begin, *block, end, ""]))
+
+
+def method_page(text: str) -> str:
+    """docs/method.md with its list of losses as they declare themselves."""
+    columns: dict[str, list[str]] = {"loss": [], "what it does": [], "cost of a step": [], "batch": [], "reference": []}
+    blocks: list[str] = []
+    for name, method in METHODS.items():
+        cells = (f"`{name}`", method.summary, method.cost, method.batch, method.reference)
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+        blocks += ["", "```text", *explained(name, method).splitlines(), "```"]
+    return _with_block(text, "docs/method.md", "losses", [*_drawn(columns), *blocks])
 
 
 def readme_cub(results: Path) -> list[str]:

@@ -181,7 +181,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "discrimnative"], "unknown loss 'discrimnative'. Did you mean 'discriminative'?"),
         (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
         (["--backbone", "conv5"], "unknown backbone 'conv5'. Did you mean 'conv4'"),
-        (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for discriminative."),
+        (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative or normface, not for disc"),
         (["--loss", "softmax", "--push", "0.1"], "--push is for --loss discriminative or hard-discriminative, not for"),
         (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
         (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),

@@ -450,7 +450,7 @@ def test_every_option_is_for_vectors_or_refused() -> None:
     [
         (["--loss", "discrimnative"], "unknown loss 'discrimnative'. Did you mean 'discriminative'?"),
         (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
-        (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for discriminative."),
+        (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative or normface, not for disc"),
         (["--loss", "softmax", "--push", "0.1"], "--push is for --loss discriminative or hard-discriminative, not"),
         (
             ["--loss", "softmax", "--weighting", "balanced"],

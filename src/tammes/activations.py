@@ -239,22 +239,25 @@ def activation_batches(
     batch_size: int,
     train: bool,
     sampler: Sampler = "shuffled",
+    images_per_class: int = 4,
     seed: int = 0,
     epoch: int = 0,
     rank: int = 0,
     world_size: int = 1,
+    order: Int64[ndarray, " shown"] | None = None,
 ) -> Batches:
     """One epoch of batches of activations, as `loading.batches` has them of images.
 
     Each image goes through its views in turn, an epoch each, from one that the seed decides.
     """
     first = np.random.default_rng([seed, 1]).integers(stored.views, size=len(indices))
-    order = turns(
-        labels, batch_size=batch_size, train=train, sampler=sampler, seed=seed, epoch=epoch, world_size=world_size
-    )
+    turned = turns(
+        labels, batch_size=batch_size, train=train, sampler=sampler, images_per_class=images_per_class, seed=seed,
+        epoch=epoch, world_size=world_size, order=order,
+    )  # fmt: skip
 
     def inputs(turn: Turn) -> Float16[Tensor, "batch ..."]:
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-    return Batches(order[rank::world_size], indices, labels, inputs, ahead=stored.values.ndim > 3)
+    return Batches(turned[rank::world_size], indices, labels, inputs, ahead=stored.values.ndim > 3)

@@ -235,14 +235,14 @@ def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | No
 
 
 def checked_batch(
-    embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], dim: int
+    embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], dim: int | None = None
 ) -> tuple[Float[Tensor, "batch dim"], Int[Tensor, " batch"]]:
     """Embeddings in full precision and labels as int64, or an error that says what a loss cannot use.
 
-    Looks at shapes and types only; `check_range` looks at the labels.
+    Looks at shapes and types only; `check_range` looks at the labels. Without `dim`, any length of embedding will do.
     """
-    if embeddings.ndim != 2 or embeddings.shape[1] != dim:
-        raise UserError(f"embeddings must have shape (batch, {dim}), got {tuple(embeddings.shape)}.")
+    if embeddings.ndim != 2 or dim not in (None, embeddings.shape[1]):
+        raise UserError(f"embeddings must have shape (batch, {dim or 'dim'}), got {tuple(embeddings.shape)}.")
     if not embeddings.is_floating_point():
         raise UserError(f"embeddings must be floating point, got {embeddings.dtype}.")
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:

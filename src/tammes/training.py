@@ -76,6 +76,7 @@ def fit(
     stop: Callable[[], bool] = lambda: False,
     save: Callable[[Position], None] = lambda _: None,
     save_every: float = 600.0,
+    everything: Callable[[], tuple[Tensor, Tensor]] | None = None,
 ) -> Iterator[Epoch]:
     """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
 
@@ -90,6 +91,8 @@ def fit(
             added up. None: every batch in one go.
         stop: asked after each step; True ends training with an epoch that is not complete.
         save: called within long epochs with where training is, each time that so many seconds have passed.
+        everything: the outputs for all training images in evaluation mode, and their labels; for an objective that
+            declares that it sees them before the first epoch, or before each. `batches` is asked after that.
 
     Raises:
         UserError: the loss is not a number or infinite.
@@ -97,14 +100,16 @@ def fit(
     accelerator = accelerator or Accelerator(cpu=True)
     at = start or Position()
     look_every = 1 if accelerator.device.type == "cpu" else 20
+    own = accelerator.unwrap_model(objective)
     base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
     while at.epoch <= epochs:
         for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
             group["lr"] = rate * schedule(at.epoch)
+        started, complete = perf_counter() - at.seconds, True
         if at.step == 0:
             torch.manual_seed(_mixed(seed, at.epoch))
+            _look(own, everything, at.epoch, seed)
         objective.train()  # the caller may have evaluated since the last epoch
-        started, complete = perf_counter() - at.seconds, True
         saved = perf_counter()
         totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
@@ -143,6 +148,17 @@ def fit(
         yield Epoch(done.epoch, losses, done.seconds, done.images, rates, at, complete)
         if not complete:
             return
+
+
+def _look(objective: nn.Module, everything: Callable[[], tuple[Tensor, Tensor]] | None, epoch: int, seed: int) -> None:
+    """Show an objective all training images, if it wants to see them before this epoch."""
+    sees = getattr(objective, "sees", "batches")
+    if sees == "batches" or (sees == "all images once" and epoch > 1):
+        return
+    if everything is None:
+        raise ValueError(f"the objective sees {sees}: give fit(everything=...)")
+    generator = torch.Generator().manual_seed(_mixed(seed, epoch))
+    objective.look(*everything(), generator=generator)  # type: ignore[operator]
 
 
 def halved_every(epochs: int) -> Callable[[int], float]:
@@ -184,19 +200,29 @@ def _not_finite(at: Position, optimizer: Optimizer) -> str:
 
 
 def parameter_groups(
-    new: Iterable[nn.Module], everything: nn.Module, *, rate: float, backbone_rate: float, weight_decay: float
+    new: Iterable[nn.Module],
+    everything: nn.Module,
+    *,
+    rate: float,
+    backbone_rate: float,
+    weight_decay: float,
+    proxies: nn.Module | None = None,
+    proxy_rate: float = 0.0,
+    proxy_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay."""
-    of_new = {id(parameter) for module in new for parameter in module.parameters()}
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay.
+
+    Args:
+        proxies: the loss, if it learns something itself: its parameters are trained at `proxy_rate`.
+    """
+    kinds = {id(parameter): 2 for module in new for parameter in module.parameters()}
+    kinds |= {id(parameter): 1 for parameter in ([] if proxies is None else proxies.parameters())}
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for parameter in everything.parameters():
         if parameter.requires_grad:
-            groups.setdefault((id(parameter) in of_new, parameter.ndim > 1), []).append(parameter)
+            groups.setdefault((kinds.get(id(parameter), 0), parameter.ndim > 1), []).append(parameter)
+    rates, decays = (backbone_rate, proxy_rate, rate), (weight_decay, proxy_decay, weight_decay)
     return [
-        {
-            "params": parameters,
-            "lr": rate if is_new else backbone_rate,
-            "weight_decay": weight_decay if is_weight else 0.0,
-        }
-        for (is_new, is_weight), parameters in sorted(groups.items(), reverse=True)
+        {"params": parameters, "lr": rates[kind], "weight_decay": decays[kind] if is_weight else 0.0}
+        for (kind, is_weight), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]

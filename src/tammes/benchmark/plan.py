@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tammes.benchmark.published import published_table
 from tammes.errors import UserError
-from tammes.losses import LOSSES
+from tammes.losses import METHODS
 
 LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
@@ -76,7 +76,7 @@ class Method:
     def missing(self) -> str | None:
         """What of it is not there yet."""
         loss = self.options.get("loss", "discriminative")
-        return None if loss in LOSSES else f"--loss {loss}"
+        return None if loss in METHODS else f"--loss {loss}"
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,13 @@ class _Reader:
         own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
         # The options of a loss that is not there yet cannot be known either.
         loss = own.get("loss", train.get("loss", "discriminative"))
-        strict = not isinstance(loss, str) or loss in LOSSES
+        strict = not isinstance(loss, str) or loss in METHODS
+        of_loss = self.of_loss({key: own.pop(key) for key in list(own) if self.is_of_loss(key, loss)}, loss, where)
         options = (
             self.options(own, where.rstrip(": "), strict=strict) if strict else {_word(k): v for k, v in own.items()}
         )
+        if of_loss:
+            options["loss_options"] = of_loss
         shared = sorted(FOR_ALL & set(options))
         if shared:
             raise UserError(
@@ -242,19 +245,33 @@ class _Reader:
         values: dict[str, tuple[Any, ...]] = {}
         for key in asked:
             option = _word(key)
-            if strict:
+            if self.is_of_loss(key, loss):
+                for value in self.listed(asked, key, Any, MISSING, f"{where}search "):
+                    self.of_loss({key: value}, loss, where)
+            elif strict:
                 self.options({key: None}, where.rstrip(": ") + ", search", values=False)
             if option in FOR_ALL or option in ("rate", "backbone_rate", *options):
                 raise UserError(
                     f"{self.file}: {where}search cannot be of {key}: it is given already, or the same for all."
                 )
-            kind = self.kinds[option] if strict else Any
+            kind = self.kinds[option] if strict and option in self.kinds else Any
             values[option] = self.listed(asked, key, kind, MISSING, f"{where}search ")
         if search is not None and "rate" in options:
             raise UserError(
                 f"{self.file}: {where}rate is searched for in [search], the same for all. Leave it out here."
             )
         return Method(name, options, values, self.paper(table, where, layers, rows))
+
+    def is_of_loss(self, key: str, loss: Any) -> bool:
+        """Whether a key is an option of the loss and not of `tammes train`."""
+        return loss in METHODS and _word(key) not in self.kinds and _word(key) in METHODS[loss].options
+
+    def of_loss(self, given: dict[str, Any], loss: Any, where: str) -> tuple[str, ...]:
+        """Options of a loss as `--loss-options` takes them."""
+        said = tuple(f"{_word(key)}={value}" for key, value in given.items())
+        if said:
+            self.named(lambda: METHODS[loss].parse(said), where)
+        return said
 
     def paper(
         self, table: dict[str, Any], where: str, layers: tuple[str, ...], rows: Mapping[str, Any] | None
@@ -327,12 +344,12 @@ class _Reader:
         except TypeError:
             raise UserError(f"{self.file}: {where}{key} must be {_in_words(kind)}, got {value!r}.") from None
 
-    def named(self, find: Any) -> Any:
+    def named(self, find: Any, where: str = "") -> Any:
         """The same error, with the name of the file."""
         try:
             return find()
         except UserError as error:
-            raise UserError(f"{self.file}: {error}") from None
+            raise UserError(f"{self.file}: {where}{error}") from None
 
 
 def _word(key: str) -> str:

@@ -18,6 +18,7 @@ from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.embed import Embed, embed
 from tammes.cli.evaluate import Evaluate, evaluate
+from tammes.cli.losses import Losses, losses
 from tammes.cli.runs import Runs, runs
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, unknown_name
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "runs": (Runs, runs),
     "data": (Data, data),
     "doctor": (Doctor, doctor),
+    "losses": (Losses, losses),
     "centroids": (Centroids, centroids),
     "benchmark": (Benchmark, benchmark),
     "cache": (Cache, cache),

@@ -42,7 +42,7 @@ from tammes.runtime import device, environment
 from tammes.splits import relabel
 
 POLL = 1.0  # seconds between looks at what other processes do
-TIMED = 16  # images on which a step is timed
+TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them
 # What of a run's options a table says of itself.
 SAID = (
     *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
@@ -178,7 +178,9 @@ def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Tr
     if "rate" in changes:
         usual = recipe(resolved(config))
         changes = changes | {"backbone_rate": changes["rate"] * usual["backbone_rate"] / usual["rate"]}
-    return replace(config, **changes)
+    own = tuple(f"{name}={value}" for name, value in changes.items() if not hasattr(config, name))
+    changes = {name: value for name, value in changes.items() if hasattr(config, name)}
+    return replace(config, **changes, loss_options=(*config.loss_options, *own))
 
 
 def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] | None = None) -> Data:

@@ -91,7 +91,7 @@ def print_json(content: Any) -> None:
 class TrainingBar:
     """The bar of a training: epoch, images per second, loss, its distance to the known minimum, time left."""
 
-    def __init__(self, epochs: int, images: int, least: float, objective: "nn.Module", log: Path) -> None:
+    def __init__(self, epochs: int, images: int, least: float | None, objective: "nn.Module", log: Path) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -128,15 +128,17 @@ class TrainingBar:
 
     def _advance(self, images: int) -> None:
         speed = self._bar.tasks[0].speed
-        loss = "" if self._loss is None else f"loss {float(self._loss):.4f}, {float(self._loss) - self.least:.4f} above"
+        loss = "" if self._loss is None else f"loss {float(self._loss):.4f}"
+        if self._loss is not None and self.least is not None:
+            loss += f", {float(self._loss) - self.least:.4f} above"
         self._bar.update(self._task, advance=images, loss=loss, speed="" if speed is None else f"{speed:.0f} images/s")
 
     def epoch_ended(self, line: dict[str, Any]) -> None:
         """A line that stays."""
-        text = (
-            f"epoch {line['epoch']:>3}  loss {line['loss']:.4f} ({line['above_minimum']:.4f} above its minimum)"
-            f"  {line['images_per_second']:.0f} images/s"
-        )
+        text = f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}"
+        if "above_minimum" in line:
+            text += f" ({line['above_minimum']:.4f} above its minimum)"
+        text += f"  {line['images_per_second']:.0f} images/s"
         if "val_recall_at_1" in line:
             text += f"  validation R@1 {100 * line['val_recall_at_1']:.2f}"
         if "bound" in line:

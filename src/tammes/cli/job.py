@@ -41,7 +41,7 @@ from tammes.cli.train import Train
 from tammes.embedder import Embedder, load
 from tammes.errors import UserError
 from tammes.geometry import normalise
-from tammes.losses import LOSSES, WITH_CENTROIDS
+from tammes.losses import METHODS, WITH_CENTROIDS
 from tammes.objectives import Objective
 from tammes.report import draw_retrievals
 from tammes.runs import Run, create, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
@@ -49,6 +49,7 @@ from tammes.runtime import environment
 from tammes.training import Epoch, Position, cosine, fit, halved_every
 
 WATCHED = 512  # training images on which the bound is watched
+FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
 
 
 def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data) -> None:
@@ -80,7 +81,8 @@ def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None]
         embedder.load_state_dict(matching(load(config.init_from), embedder))
     loss = make_loss(config, data, embedder)
     data = replace(data, kept=keep(config, data, embedder))
-    objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
+    above = None if data.kept is None else data.kept.frozen.above
+    objective = Objective(embedder, loss, features=above, sees=METHODS[config.loss].sees)
     if config.init_from is None and (resumed is None or resumed.state == "started"):
         start_layers(config, data, objective)
     run = resumed or _new_run(config, data, embedder)
@@ -157,11 +159,11 @@ def check(config: Train) -> None:
         if changed:
             flag = "DATA" if changed[0] == "data" else "--" + changed[0].replace("_", "-")
             raise UserError(f"--resume goes on with the run's own options: leave out {flag}.")
-    for name in ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim"):
+    for name in ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim", "images_per_class"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-    for name in ("rate", "backbone_rate", "momentum", "weight_decay", "shift", "seed", "views"):
+    for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "seed", "views"):
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
@@ -175,12 +177,36 @@ def check(config: Train) -> None:
         raise UserError("--cut says where the trained part begins: it is for --train top.")
     if config.views is not None and config.train not in ("top", "head"):
         raise UserError("--views says of how many crops activations are kept: it is for --train top or head.")
-    if config.centroids is not None and config.loss in LOSSES and config.loss not in WITH_CENTROIDS:
-        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}.")
+    _check_loss(config)
     if config.log_bound and config.loss not in WITH_CENTROIDS:
         raise UserError(f"--log-bound is for a loss with centroids, not for {config.loss}.")
     if config.tensorboard:
         _summary_writer()
+
+
+def _check_loss(config: Train) -> None:
+    """Refuse what means nothing for the loss that was asked for."""
+    method = METHODS.get(config.loss)
+    if method is None:
+        return  # said where it is looked up, with its near names
+    if config.centroids is not None and config.loss not in WITH_CENTROIDS:
+        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}.")
+    if method.on == "embedding":
+        for flag, said in (
+            ("--centroid-dim", config.centroid_dim is not None),
+            ("--embedding last", config.embedding == "last"),
+            ("--no-class-layer", not config.class_layer),
+        ):
+            if said:
+                raise UserError(
+                    f"--loss {config.loss} is computed on the embedding, without a class layer: drop {flag}."
+                )
+    if method.mines and config.sampler is not None:
+        raise UserError(f"--loss {config.loss} mines its batches itself: drop --sampler.")
+    if config.images_per_class is not None and (config.sampler or "pk") != "pk":
+        raise UserError("--images-per-class is for --sampler pk.")
+    if config.images_per_class is not None and config.sampler is None and method.images_per_class == 1:
+        raise UserError(f"--images-per-class is for --sampler pk, and --loss {config.loss} takes any batch: add it.")
 
 
 def _train(
@@ -196,7 +222,7 @@ def _train(
     """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
     options = recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
-    least = float(objective.loss.minimum)  # type: ignore[arg-type]
+    least: float | None = getattr(objective.loss, "minimum", None)
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
     processes = accelerator.process_index, accelerator.num_processes
 
@@ -206,7 +232,7 @@ def _train(
     with stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
-            lambda number: bar.watch(training_batches(config, data, number, *processes), number),
+            lambda number: bar.watch(training_batches(config, data, number, *processes, objective.loss), number),
             optimizer,
             epochs=options["epochs"],
             schedule=schedule,
@@ -217,6 +243,7 @@ def _train(
             at_once=at_once(config, objective),
             stop=stop,
             save=save,
+            everything=lambda: _everything(data, objective),
         ):
             if not epoch.complete:
                 save(epoch.position)
@@ -240,12 +267,13 @@ def _scaler(accelerator: Accelerator) -> dict[str, Any] | None:
     return None if accelerator.scaler is None else dict(accelerator.scaler.state_dict())
 
 
-def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: float) -> dict[str, Any]:
+def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: float | None) -> dict[str, Any]:
     """What is written about an epoch."""
     line: dict[str, Any] = {
         "epoch": epoch.number,
         **epoch.losses,
-        "above_minimum": epoch.losses["loss"] - least,
+        **({} if least is None else {"above_minimum": epoch.losses["loss"] - least}),
+        **getattr(objective.loss, "noted", {}),
         "rate": epoch.rates[0],
         "seconds": epoch.seconds,
         "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
@@ -257,19 +285,29 @@ def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: 
     return line
 
 
-@torch.no_grad()
 def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str, Any]:
     """The paper's quantities on a fixed sample of the training images, so that the bound can be seen to tighten."""
     sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
-    objective.eval()
-    outputs = []
-    chosen, labels = data.split.train[sample], data.labels[sample]
-    device = objective.embedder.mean.device
-    for inputs, _, _ in centre_batches(data, chosen, device):
-        outputs.append(normalise(objective.embedder.outputs(objective.features(inputs.to(device)))).cpu())
+    outputs = normalise(_outputs(data, objective, data.split.train[sample])).cpu()
     centroids = objective.loss.centroids
     points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_classes)
-    return asdict(certificate(torch.cat(outputs), torch.from_numpy(labels), points))
+    return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
+
+
+def _everything(data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+    """What the loss is given of all training images, and their labels."""
+    with working("looking at all training images"):
+        outputs = _outputs(data, objective, data.split.train)
+        return outputs, torch.from_numpy(data.labels).to(outputs.device)
+
+
+@torch.no_grad()
+def _outputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
+    """What the loss is given of images: of their centre crops, in evaluation mode."""
+    device = objective.embedder.mean.device
+    objective.eval()
+    batches = centre_batches(data, indices, device)
+    return torch.cat([objective.embedder.outputs(objective.features(inputs.to(device))) for inputs, _, _ in batches])
 
 
 def _results(run: Run, data: Data, vectors: np.ndarray, device: torch.device) -> dict[str, Any]:
@@ -315,7 +353,8 @@ def saved_options(run: Run) -> Train:
     if unknown:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
     given["out"] = run.folder
-    given["hidden"] = tuple(given.get("hidden", ()))
+    for name in ("hidden", "loss_options"):
+        given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
     given = {"pool": "published", "keep_start": False} | given
     given["init_from"] = None if given["init_from"] is None else Path(given["init_from"])
@@ -326,7 +365,7 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
     """Seconds that training may take: a few steps on a part of a batch, which leave no trace, scaled."""
     inputs, labels, _ = next(iter(training_batches(config, data, 1)))
     device = objective.embedder.mean.device
-    inputs, labels = inputs[:16].to(device), labels[:16].to(device)
+    inputs, labels = inputs[:FEW].to(device), labels[:FEW].to(device)
     random = torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in objective.named_buffers()}
     times = []
@@ -380,7 +419,7 @@ def _loss_in_words(config: Train) -> str:
     )
 
 
-def _bar(config: Train, run: Run, data: Data, least: float, objective: nn.Module) -> TrainingBar:
+def _bar(config: Train, run: Run, data: Data, least: float | None, objective: nn.Module) -> TrainingBar:
     images = training_batches(config, data, 1).num_images
     return TrainingBar(recipe(config)["epochs"], images, least, objective, run.folder / "log.txt")
 

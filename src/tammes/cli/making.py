@@ -20,8 +20,9 @@ from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.embeddings import vectors
 from tammes.errors import UserError, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
-from tammes.losses import EACH_ON_ITS_OWN, LOSSES, WITH_CENTROIDS
+from tammes.losses import METHODS, WITH_CENTROIDS, Method
 from tammes.metrics import evaluate
+from tammes.mining import random_triplets
 from tammes.objectives import Objective
 from tammes.presets import recipe_of
 from tammes.runtime import images_at_once
@@ -86,9 +87,21 @@ def resolved(config: Train) -> Train:
     config = replace(config, train=config.train or ("top" if without_gpu and weights != "none" else "all"))
     # A run is gone on with from anywhere, so it remembers where its data is from the root.
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
+    method = method_of(config)
     kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
+    if config.sampler is None and not method.mines:
+        config = replace(config, sampler="shuffled" if method.images_per_class == 1 else "pk")
+    if config.sampler == "pk":
+        config = replace(config, images_per_class=config.images_per_class or max(2, method.images_per_class))
     out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
     return replace(config, data=data, weights=weights, out=out, dim=config.dim or DIM, **recipe(config))
+
+
+def method_of(config: Train) -> Method:
+    """The loss that was asked for, and what it needs."""
+    if config.loss not in METHODS:
+        raise unknown_name("loss", config.loss, METHODS)
+    return METHODS[config.loss]
 
 
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
@@ -169,7 +182,7 @@ def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
 
     to_train = kept("training", learning, views)
     centres = []
-    if data.split.val is not None or config.log_bound or views == 0:
+    if data.split.val is not None or config.log_bound or views == 0 or method_of(config).sees != "batches":
         centres.append(to_train if views == 0 else kept("training", learning, 0))
     if len(data.split.test):
         centres.append(kept("test", data.split.test, 0))
@@ -195,18 +208,31 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
     objective.train()
 
 
-def training_batches(config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1) -> Batches:
-    """One epoch of the training images, or of what is kept of them."""
+def training_batches(
+    config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
+) -> Batches:
+    """One epoch of the training images, or of what is kept of them.
+
+    Args:
+        loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
+    """
     options = recipe(config)
     chosen: dict[str, Any] = {
         "batch_size": options["batch_size"],
         "train": True,
-        "sampler": config.sampler,
+        "sampler": config.sampler or "shuffled",
+        "images_per_class": config.images_per_class or 1,
         "seed": config.seed,
         "epoch": epoch,
         "rank": rank,
         "world_size": world_size,
     }
+    if method_of(config).mines:
+        mined: Tensor | None = getattr(loss, "order", None)
+        if mined is None:
+            labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
+            mined = random_triplets(labels, generator=generator).flatten()
+        chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
     chosen |= {"crop": data.size, "mirror": options["mirror"], "padding": options["shift"]}
@@ -226,12 +252,13 @@ def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Bat
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
-    one_each = num_classes <= MOST_OUTPUTS or recipe(config)["centroids"] == "one-hot" or config.loss == "softmax"
+    one_each = num_classes <= MOST_OUTPUTS or "centroids" not in method_of(config).takes
+    one_each = one_each or recipe(config)["centroids"] == "one-hot"
     outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
     shape = EmbedderConfig(
         str(config.backbone),
         config.dim or DIM,
-        outputs if config.class_layer else None,
+        outputs if config.class_layer and method_of(config).on == "class layer" else None,
         config.embedding,
         recipe(config)["pool"],
     )
@@ -259,29 +286,46 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
 
 
 def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
-    """The loss that was asked for, with its centroids; options of another loss are refused, not ignored."""
-    if config.loss not in LOSSES:
-        raise unknown_name("loss", config.loss, LOSSES)
-    for option, value, known in (
-        ("push", config.push, WITH_CENTROIDS),
-        ("weighting", None if config.weighting == "none" else config.weighting, ("discriminative",)),
-        ("temperature", config.temperature, ("hard-discriminative",)),
-    ):
-        if value is not None and config.loss not in known:
-            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {config.loss}.")
+    """The loss that was asked for, made of what it takes; options of another loss are refused, not ignored."""
+    method, options = method_of(config), loss_options(config)
     classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
-    if config.loss == "softmax":
-        if dim != classes:
-            raise UserError(f"--loss softmax needs one output per class: {classes}, not {dim}. Drop --centroid-dim.")
-        return LOSSES["softmax"](classes)
-    sizes = np.bincount(data.labels, minlength=classes)
-    if config.sampler == "balanced":
-        sizes = np.full_like(sizes, sizes.max())  # as large as the largest is what training sees
-    options: dict[str, Any] = {"class_sizes": sizes.tolist()}
-    if config.loss == "discriminative":
-        options |= {"weighting": config.weighting}
-    options |= {name: getattr(config, name) for name in ("push", "temperature") if getattr(config, name) is not None}
-    return LOSSES[config.loss](_centroids(recipe(config)["centroids"], classes, dim, config.seed), **options)
+    given: dict[Any, Any] = {"num_classes": classes, "dim": dim}
+    if method.on == "class layer" and "num_classes" in method.takes and dim != classes:
+        wrong = "--no-class-layer" if embedder.config.class_dim is None else "--centroid-dim"
+        raise UserError(f"--loss {config.loss} needs one output per class: {classes}, not {dim}. Drop {wrong}.")
+    if "centroids" in method.takes:
+        given["centroids"] = _centroids(recipe(config)["centroids"], classes, dim, config.seed)
+    if "class_sizes" in method.options:
+        sizes = np.bincount(data.labels, minlength=classes)
+        if config.sampler == "balanced":
+            sizes = np.full_like(sizes, sizes.max())  # as large as the largest is what training sees
+        options["class_sizes"] = sizes.tolist()
+    torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
+    loss = method.make(given, options)
+    fewest = getattr(loss, "fewest_per_class", 1)
+    if config.sampler == "pk" and (config.images_per_class or 1) < fewest:
+        raise UserError(
+            f"--loss {config.loss} with these options needs {fewest} images or more of each class in a batch,"
+            f" not {config.images_per_class}. Use --images-per-class {fewest}."
+        )
+    return loss
+
+
+def loss_options(config: Train) -> dict[str, Any]:
+    """The options of the loss, by whichever flag they were given."""
+    method = method_of(config)
+    found = method.parse(config.loss_options)
+    weighting = None if config.weighting == "none" else config.weighting
+    for option, value in (("push", config.push), ("weighting", weighting), ("temperature", config.temperature)):
+        if value is None:
+            continue
+        if option not in method.options:
+            known = [name for name, each in METHODS.items() if option in each.options]
+            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {config.loss}.")
+        if option in found:
+            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+        found[option] = value
+    return found
 
 
 def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
@@ -301,7 +345,7 @@ def at_once(config: Train, objective: Objective) -> int | None:
     Pieces come to the same as the whole where every image is looked at on its own, by the network and by the loss.
     """
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in objective.modules())
-    if normalised or config.train != "all" or config.loss not in EACH_ON_ITS_OWN:
+    if normalised or config.train != "all" or not method_of(config).each_on_its_own:
         return None
     return objective.embedder.at_once
 
@@ -309,12 +353,16 @@ def at_once(config: Train, objective: Objective) -> int | None:
 def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
     options = recipe(config)
     objective.embedder.penultimate.requires_grad_(not options["keep_start"])
+    method = method_of(config)
     groups = parameter_groups(
         objective.embedder.new_layers(),
         objective,
         rate=options["rate"],
         backbone_rate=options["backbone_rate"],
         weight_decay=options["weight_decay"],
+        proxies=objective.loss,
+        proxy_rate=options["rate"] * method.proxy_rate if config.proxy_rate is None else config.proxy_rate,
+        proxy_decay=options["weight_decay"] if method.proxy_decay else 0.0,
     )
     # Fused: one pass over the memory instead of a dozen, on a CPU too.
     if options["optimizer"] == "sgd":
@@ -324,7 +372,13 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
 
 def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
-    preset = asdict(recipe_of(config.preset, str(config.backbone), config.train))
+    method = method_of(config)
+    found = recipe_of(config.preset, str(config.backbone), config.train)
+    if config.preset == "default" and found.optimizer == "sgd":  # Adam's steps do not depend on a gradient's size
+        found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
+    if config.train == "head" and method.on == "embedding":
+        found = replace(found, keep_start=False)  # nothing would be left to train
+    preset = asdict(found)
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
 
 

@@ -43,7 +43,10 @@ class Train:
     """Where options that are not given come from: paper is Do et al. (2019) to the letter."""
 
     loss: str = "discriminative"
-    """discriminative; hard-discriminative: the nearest wrong class counts most; or softmax, the usual classifier."""
+    """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
+    classifier; or any other that `tammes losses` lists."""
+    loss_options: Annotated[tuple[str, ...], optional("NAME=VALUE …")] = ()
+    """Options of the loss, such as margin=0.2; `tammes losses NAME` lists them."""
     centroids: Annotated[str | None, optional("KIND")] = None
     """Where the class centroids are: one-hot (the paper's), kmeans (the paper's other), simplex, place, …"""
     push: Annotated[float | None, optional("FLOAT")] = None
@@ -52,7 +55,8 @@ class Train:
     weighting: Literal["none", "balanced", "triplet"] = "none"
     """For classes of different size (discriminative only)."""
     temperature: Annotated[float | None, optional("FLOAT")] = None
-    """How soft the nearest wrong class is chosen (hard-discriminative only); by default 0.1."""
+    """How soft the nearest wrong class is chosen (hard-discriminative; by default 0.1), or what cosines are divided by
+    (normface; by default this is learned)."""
 
     backbone: Annotated[str | None, optional("NAME")] = None
     """conv4 (28 x 28 grey, for glyphs and Omniglot), googlenet and vgg16 (as the paper has them), or any name of
@@ -91,9 +95,12 @@ class Train:
     optimizer: Annotated[Literal["sgd", "adam"] | None, optional("{sgd,adam}")] = None
     """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     rate: Annotated[float | None, optional("FLOAT")] = None
-    """Learning rate of the new layers on top of the backbone."""
+    """Learning rate of the new layers on top of the backbone. By default the preset's, times what suits the loss."""
     backbone_rate: Annotated[float | None, optional("FLOAT")] = None
     """Learning rate of the backbone."""
+    proxy_rate: Annotated[float | None, optional("FLOAT")] = None
+    """Learning rate of what a loss learns itself: proxies, class weights. By default that of the new layers, times what
+    suits the loss."""
     momentum: Annotated[float | None, optional("FLOAT")] = None
     """Of sgd."""
     weight_decay: Annotated[float | None, optional("FLOAT")] = None
@@ -111,8 +118,12 @@ class Train:
     whiten, the same after directions in which the images of a class differ much have been made short."""
     keep_start: Annotated[bool | None, optional("{True,False}")] = None
     """Let the penultimate layer stay as it began (--start pca or whiten), while what lies below and above it trains."""
-    sampler: Literal["shuffled", "balanced"] = "shuffled"
-    """balanced repeats the images of small classes, with fresh crops, until all classes are as large as the largest."""
+    sampler: Annotated[Literal["shuffled", "balanced", "pk"] | None, optional("{shuffled,balanced,pk}")] = None
+    """Which images make a batch: shuffled; balanced, where images of small classes are repeated, with fresh crops,
+    until all classes are as large as the largest; or pk: several of each class, as losses of pairs need it. By default
+    what the loss needs."""
+    images_per_class: Annotated[int | None, optional("INT")] = None
+    """Of each class that is in a batch (--sampler pk); by default as the loss has it."""
     accumulate: int = 1
     """Batches whose gradients are added up before a step: the same as one large batch."""
 

@@ -15,7 +15,7 @@ from numpy import ndarray
 from tammes.centroids import CENTROIDS
 from tammes.cli.console import progress, say, working
 from tammes.cli.job import check, command, resumed_run, saved_options, stop_on_signal, write_and_show
-from tammes.cli.making import RESTARTS, number_or_file, protocol
+from tammes.cli.making import RESTARTS, loss_options, number_or_file, protocol
 from tammes.cli.train import Train, of_vectors
 from tammes.datasets import Dataset, Vectors
 from tammes.datasets.vectors import vectors
@@ -26,7 +26,7 @@ from tammes.estimator.network import MOST_DIMENSIONS
 from tammes.estimator.streams import Rows, blocks
 from tammes.estimator.training import Passed, epochs, number_of_epochs
 from tammes.geometry import normalise
-from tammes.losses import LOSSES, WITH_CENTROIDS
+from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.runs import Run, create, save_checkpoint
 from tammes.runtime import environment
@@ -35,12 +35,24 @@ from tammes.splits import Split, split
 MOST_IN_MEMORY = 1 << 28  # bytes of vectors to be evaluated: more are in a file while they are needed
 # The options that mean something for vectors, and those of them that ridge has no use for.
 FOR_VECTORS = {
-    *("data", "out", "loss", "centroids", "push", "weighting", "temperature", "dim", "hidden", "method"),
+    *("data", "out", "loss", "loss_options", "centroids", "push", "weighting", "temperature", "dim", "hidden"),
+    *("method",),
     *("class_layer", "centroid_dim", "epochs", "batch_size", "rate", "weight_decay", "test_classes", "val_classes"),
     *("seed", "resume", "overwrite", "json"),
 }
 NOT_FOR_RIDGE = (
-    *("loss", "push", "weighting", "temperature", "hidden", "class_layer", "centroid_dim", "epochs", "batch_size"),
+    *(
+        "loss",
+        "loss_options",
+        "push",
+        "weighting",
+        "temperature",
+        "hidden",
+        "class_layer",
+        "centroid_dim",
+        "epochs",
+        "batch_size",
+    ),
     *("rate", "weight_decay"),
 )
 
@@ -135,12 +147,7 @@ def make_learner(config: Train, data: VectorData) -> MetricLearner:
         "hidden": config.hidden or None,
         "learning_rate": config.rate,
         "validation_classes": _held_out_share(config, data),
-        "loss_options": {
-            name: getattr(config, name)
-            for name in ("push", "temperature", "weighting")
-            if getattr(config, name) not in (None, "none")
-        }
-        or None,
+        "loss_options": loss_options(config) or None,
     }
     return MetricLearner(
         random_state=config.seed, **{name: value for name, value in given.items() if value is not None}
@@ -210,17 +217,11 @@ def _check_vectors(config: Train) -> None:
             if getattr(config, option) != known[option]:
                 flag = "--no-class-layer" if option == "class_layer" else _flag(option)
                 raise UserError(f"{flag} is for --method gradient: ridge is solved in closed form.")
-    if config.loss not in LOSSES:
-        raise unknown_name("loss", config.loss, LOSSES)
+    if config.loss not in OF_CLASS_LAYER:
+        raise unknown_name("loss for vectors", config.loss, OF_CLASS_LAYER)
+    loss_options(config)
     if config.centroids is not None and config.centroids not in CENTROIDS:
         raise unknown_name("kind of centroids", config.centroids, CENTROIDS)
-    for option, value, losses in (
-        ("push", config.push, WITH_CENTROIDS),
-        ("weighting", None if config.weighting == "none" else config.weighting, ("discriminative",)),
-        ("temperature", config.temperature, ("hard-discriminative",)),
-    ):
-        if value is not None and config.loss not in losses:
-            raise UserError(f"--{option} is for --loss {' or '.join(losses)}, not for {config.loss}.")
     if config.loss == "softmax" and (config.centroid_dim is not None or not config.class_layer):
         wrong = "--no-class-layer" if not config.class_layer else "--centroid-dim"
         raise UserError(f"--loss softmax needs a class layer with one output per class. Drop {wrong}.")

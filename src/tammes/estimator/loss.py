@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError
-from tammes.losses import LOSSES
+from tammes.losses import OF_CLASS_LAYER
 
 MOST_SAMPLED = 512  # classes that a batch is repelled from, where the loss can draw them
 
@@ -58,6 +58,6 @@ def make_loss(
     if name == "discriminative" and classes > MOST_SAMPLED and first is centroids:
         given = {"sample_classes": MOST_SAMPLED} | given
     try:
-        return LOSSES[name](first, **given)
+        return OF_CLASS_LAYER[name](first, **given)
     except TypeError as error:
         raise UserError(f"loss_options do not suit loss={name!r}: {error}.") from None

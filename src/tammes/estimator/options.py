@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, unknown_name
 from tammes.estimator.streams import Scale
-from tammes.losses import LOSSES
+from tammes.losses import OF_CLASS_LAYER
 
 Method = Literal["gradient", "ridge"]
 Start = Literal["auto", "whiten", "pca", "ridge", "random"]
@@ -22,7 +22,7 @@ Start = Literal["auto", "whiten", "pca", "ridge", "random"]
 def check_options(learner: Any) -> None:
     """Refuse options that are unknown, out of range, or do not go together."""
     for option, known in (
-        ("loss", LOSSES),
+        ("loss", OF_CLASS_LAYER),
         ("centroids", CENTROIDS),
         ("method", get_args(Method)),
         ("start", get_args(Start)),

@@ -40,6 +40,7 @@ def batches(
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    order: Int64[ndarray, " shown"] | None = None,
 ) -> "Batches":
     """One epoch of batches: iterable, any number of times, and with a length.
 
@@ -61,10 +62,11 @@ def batches(
         padding: by how many pixels the border of an image is repeated outwards before it is cropped.
         drop_last: leave out a last, smaller batch.
         rank, world_size: this process and how many there are. Each gets its own share, in equally many batches.
+        order: positions in `indices` that the epoch is made of, triplet after triplet, instead of a sampler's.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} processes")
-    order = turns(
+    turned = turns(
         labels,
         batch_size=batch_size,
         train=train,
@@ -74,6 +76,7 @@ def batches(
         epoch=epoch,
         drop_last=drop_last,
         world_size=world_size,
+        order=order,
     )
     if np.isin(indices, decoded.bad).any():
         raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
@@ -91,7 +94,7 @@ def batches(
             return crop_stack(decoded.stack, chosen, places, window, padding)
         return crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
 
-    return Batches(order[rank::world_size], indices, labels, images)
+    return Batches(turned[rank::world_size], indices, labels, images)
 
 
 class Batches:

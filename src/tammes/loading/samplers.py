@@ -30,12 +30,19 @@ def turns(
     epoch: int = 0,
     drop_last: bool = False,
     world_size: int = 1,
+    order: Int64[ndarray, " shown"] | None = None,
 ) -> list[Turn]:
-    """The batches of one epoch of all processes, in turn; for evaluation (train=False) everything in order."""
+    """The batches of one epoch of all processes, in turn; for evaluation (train=False) everything in order.
+
+    Args:
+        order: the positions that the epoch is made of, triplet after triplet, where a method has chosen them.
+    """
     if len(labels) == 0:
         raise UserError("no images to make batches of.")
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
+    if order is not None:
+        return of_triplets(order, batch_size, world_size)
     random = np.random.default_rng([seed, epoch])
     if not train or sampler == "ordered":
         return cut(np.arange(len(labels)), None, batch_size, world_size, drop_last)
@@ -104,6 +111,27 @@ def by_class(
             batches[batch].append(group)
     turns = [np.concatenate(groups) for groups in batches]
     return [Turn(positions, np.zeros(len(positions), dtype=np.int64)) for positions in turns]
+
+
+def of_triplets(order: Int64[ndarray, " shown"], batch_size: int, world_size: int) -> list[Turn]:
+    """A given order cut into batches of whole triplets, as many for every process."""
+    together = batch_size // 3
+    if together == 0:
+        raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use --batch-size 3 or more.")
+    triplets = cut(np.arange(len(order) // 3), None, together, world_size, drop_last=False)
+    nth = _times_before(order)
+    places = [(3 * turn.positions[:, None] + np.arange(3)).reshape(-1) for turn in triplets]
+    return [Turn(order[place], nth[place]) for place in places]
+
+
+def _times_before(order: Int64[ndarray, " shown"]) -> Int64[ndarray, " shown"]:
+    """How often each entry came earlier on."""
+    by_value = np.argsort(order, kind="stable")
+    begins = np.flatnonzero(np.diff(order[by_value], prepend=-1))
+    counts = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+    nth = np.empty_like(counts)
+    nth[by_value] = counts
+    return nth
 
 
 def _members(labels: Int64[ndarray, " chosen"], random: np.random.Generator) -> list[ndarray]:

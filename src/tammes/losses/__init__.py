@@ -2,17 +2,90 @@
 
 from torch import nn
 
+from tammes.losses import (
+    center,
+    clustering,
+    contrastive,
+    deepncm,
+    discriminative,
+    hard_discriminative,
+    histogram,
+    lifted,
+    normface,
+    npair,
+    prototypical,
+    proxy_nca,
+    softmax,
+    triplet,
+    triplet_global,
+    triplet_semihard,
+    triplet_smart,
+)
+from tammes.losses.center import CenterLoss
+from tammes.losses.clustering import ClusteringLoss
+from tammes.losses.contrastive import ContrastiveLoss
+from tammes.losses.deepncm import DeepNCMLoss
 from tammes.losses.discriminative import DiscriminativeLoss
 from tammes.losses.hard_discriminative import HardDiscriminativeLoss
+from tammes.losses.histogram import HistogramLoss
+from tammes.losses.lifted import LiftedStructureLoss
+from tammes.losses.method import Method
+from tammes.losses.normface import NormFaceLoss
+from tammes.losses.npair import NPairLoss
+from tammes.losses.prototypical import PrototypicalLoss
+from tammes.losses.proxy_nca import ProxyNCALoss
 from tammes.losses.softmax import SoftmaxLoss
+from tammes.losses.triplet import TripletLoss
+from tammes.losses.triplet_global import TripletGlobalLoss
+from tammes.losses.triplet_semihard import TripletSemihardLoss
+from tammes.losses.triplet_smart import SmartMiningLoss
 
-# Those that measure distances to fixed centroids take them first.
-WITH_CENTROIDS: dict[str, type[nn.Module]] = {
-    "discriminative": DiscriminativeLoss,
-    "hard-discriminative": HardDiscriminativeLoss,
+METHODS: dict[str, Method] = {
+    "discriminative": discriminative.METHOD,
+    "hard-discriminative": hard_discriminative.METHOD,
+    "softmax": softmax.METHOD,
+    "normface": normface.METHOD,
+    "contrastive": contrastive.METHOD,
+    "triplet": triplet.METHOD,
+    "triplet-semihard": triplet_semihard.METHOD,
+    "lifted": lifted.METHOD,
+    "npair": npair.METHOD,
+    "triplet-global": triplet_global.METHOD,
+    "clustering": clustering.METHOD,
+    "triplet-smart": triplet_smart.METHOD,
+    "proxy-nca": proxy_nca.METHOD,
+    "histogram": histogram.METHOD,
+    "center": center.METHOD,
+    "deepncm": deepncm.METHOD,
+    "prototypical": prototypical.METHOD,
 }
-LOSSES: dict[str, type[nn.Module]] = {**WITH_CENTROIDS, "softmax": SoftmaxLoss}
-# Those that are a mean over images whatever else is in the batch: it may be computed in pieces.
-EACH_ON_ITS_OWN = frozenset({"discriminative", "hard-discriminative", "softmax"})
+LOSSES: dict[str, type[nn.Module]] = {name: method.loss for name, method in METHODS.items()}
+# Those that measure distances to fixed centroids take them first.
+WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "centroids" in method.takes}
+# Those of a class layer's outputs: any batch will do, and nothing is learned beside the network.
+OF_CLASS_LAYER = {name: method.loss for name, method in METHODS.items() if method.on == "class layer"}
 
-__all__ = ["EACH_ON_ITS_OWN", "LOSSES", "WITH_CENTROIDS", "DiscriminativeLoss", "HardDiscriminativeLoss", "SoftmaxLoss"]
+__all__ = [
+    "LOSSES",
+    "METHODS",
+    "OF_CLASS_LAYER",
+    "WITH_CENTROIDS",
+    "CenterLoss",
+    "ClusteringLoss",
+    "ContrastiveLoss",
+    "DeepNCMLoss",
+    "DiscriminativeLoss",
+    "HardDiscriminativeLoss",
+    "HistogramLoss",
+    "LiftedStructureLoss",
+    "Method",
+    "NPairLoss",
+    "NormFaceLoss",
+    "PrototypicalLoss",
+    "ProxyNCALoss",
+    "SmartMiningLoss",
+    "SoftmaxLoss",
+    "TripletGlobalLoss",
+    "TripletLoss",
+    "TripletSemihardLoss",
+]

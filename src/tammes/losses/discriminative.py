@@ -25,6 +25,7 @@ from tammes.geometry import (
     parts,
     refuse_second_derivative,
 )
+from tammes.losses.method import Method
 
 Weighting = Literal["none", "balanced", "triplet"]
 
@@ -448,3 +449,17 @@ class _NearAxis:
         weight = 1.0 if class_weights is None else class_weights[self.axis, None]
         self.missing = weight * (distance - distance**2)
         self.more = weight * (_reciprocal(distance) - 1)
+
+
+METHOD = Method(
+    loss=DiscriminativeLoss,
+    title="discriminative",
+    summary="near the own class's fixed centroid, far from all others: a bound on the triplet loss in linear time",
+    equation="|x - c_y| - push (mean over m != y of |x - c_m|)",
+    cost="B C D; B C with one-hot centroids",
+    reference="Do, Tran, Reid, Kumar, Hoang, Carneiro (2019): A Theoretically Sound Upper Bound on the Triplet Loss for"
+    " Improving the Efficiency of Deep Distance Metric Learning. CVPR",
+    takes=("centroids",),
+    on="class layer",
+    each_on_its_own=True,
+)

@@ -19,6 +19,7 @@ from tammes.geometry import (
     keep_full_precision,
     normalise,
 )
+from tammes.losses.method import Method
 
 
 class HardDiscriminativeLoss(nn.Module):
@@ -128,3 +129,16 @@ def _weights(sizes: Tensor) -> Tensor:
             "class_sizes need a class with at least 2 images: there is no pair of anchor and positive here."
         )
     return ((n - 1) * n.sum() / positive_pairs).float()
+
+
+METHOD = Method(
+    loss=HardDiscriminativeLoss,
+    title="hard discriminative",
+    summary="near the own class's fixed centroid, far from the nearest others: a bound on the hardest triplets",
+    equation="|x - c_y| - push (softmin over m != y of |x - c_m|)",
+    cost="B C D; B C with one-hot centroids",
+    reference="ours, from that of Do et al. (2019); the proof is in docs/method.md",
+    takes=("centroids",),
+    on="class layer",
+    each_on_its_own=True,
+)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tammes.errors import UserError
 from tammes.geometry import check_range, checked_batch
+from tammes.losses.method import Method
 
 
 class SoftmaxLoss(nn.Module):
@@ -41,3 +42,17 @@ class SoftmaxLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_classes} classes"
+
+
+METHOD = Method(
+    loss=SoftmaxLoss,
+    title="softmax",
+    summary="cross-entropy of a linear classifier on the embedding",
+    equation="-log softmax(W x + b)_y",
+    cost="B C D",
+    reference="the usual classifier; the row SoftMax of Do et al. (2019)",
+    takes=("num_classes",),
+    on="class layer",
+    each_on_its_own=True,
+    rate=0.01,  # it has no bound, and neither has its gradient
+)

@@ -1,0 +1,94 @@
+"""`tammes losses`: every method that there is, what it costs and what it needs."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from tammes.cli.console import optional, print_json
+from tammes.errors import unknown_name
+
+if TYPE_CHECKING:
+    from tammes.losses import Method
+
+
+@dataclass(frozen=True)
+class Losses:
+    """List the losses of `tammes train --loss NAME`, or explain one: its equation, its options and their defaults.
+
+    For example:
+
+    tammes losses
+
+    tammes losses triplet-semihard
+
+    tammes losses --json
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional, optional("NAME")] = None
+    """The loss to explain; without it, all are listed."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def losses(config: Losses) -> None:
+    """List or explain."""
+    from tammes.losses import METHODS
+
+    if config.name is not None and config.name not in METHODS:
+        raise unknown_name("loss", config.name, METHODS)
+    shown = METHODS if config.name is None else {config.name: METHODS[config.name]}
+    if config.json:
+        print_json({name: as_json(method) for name, method in shown.items()})
+    elif config.name is None:
+        _print_list(METHODS)
+    else:
+        print(explained(config.name, METHODS[config.name]))
+
+
+def as_json(method: "Method") -> dict[str, Any]:
+    """Everything that a method declares."""
+    said = ("title", "summary", "equation", "cost", "batch", "reference", "on", "images_per_class", "sees")
+    return {name: getattr(method, name) for name in said} | {"options": defaults(method)}
+
+
+def defaults(method: "Method") -> dict[str, Any]:
+    """The options that a person may set, with their defaults."""
+    return {name: each.default for name, each in method.options.items() if name not in ("class_sizes", "generator")}
+
+
+def explained(name: str, method: "Method") -> str:
+    """A method as a page of text."""
+    lines = [
+        f"{name}: {method.title}",
+        f"  {method.summary}",
+        "",
+        *(f"    {line}" for line in method.equation.strip().splitlines()),
+        "",
+        f"  cost of a step  {method.cost}",
+        f"  batch           {method.batch}",
+        f"  computed on     the {method.on}",
+    ]
+    if method.sees != "batches":
+        lines.append(f"  sees            {method.sees}, beside its batches")
+    lines += [f"  reference       {method.reference}", ""]
+    options = defaults(method)
+    lines += ["  options (--loss-options NAME=VALUE …):" if options else "  no options"]
+    lines += [f"    {option} = {value:g}" if isinstance(value, float) else f"    {option} = {value}"
+              for option, value in options.items()]  # fmt: skip
+    lines += ["", f"  tammes train DATA --loss {name}"]
+    return "\n".join(lines)
+
+
+def _print_list(methods: dict[str, "Method"]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("loss", "what it does", "cost of a step", "batch", "reference"):
+        table.add_column(column, no_wrap=column == "loss")
+    for name, method in methods.items():
+        table.add_row(name, method.summary, method.cost, method.batch, method.reference)
+    console = Console()
+    console.print(table)
+    print("\nB images in a batch, C classes, D dimensions. `tammes losses NAME` shows the equation and the options.")

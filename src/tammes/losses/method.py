@@ -1,0 +1,122 @@
+"""What a method is beside its equation: declared by each loss in its own file, served by whoever trains."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from tammes.errors import UserError
+
+Takes = Literal["centroids", "num_classes", "dim"]
+Sees = Literal["batches", "all images once", "all images each epoch"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss, and what it needs beyond a batch.
+
+    A loss that sees all training images has `look(embeddings, labels, *, generator)`: they come as the network gives
+    them in evaluation mode, in the order of the training set. One that mines has `order` after it: the positions of the
+    images that the epoch's batches are made of, in turn, whole triplets together.
+
+    Attributes:
+        loss: its class. What it is made of comes first, its options are keywords.
+        title: its name in a sentence.
+        summary: what it does, in one line.
+        equation: in plain text, one or a few lines.
+        cost: of a step, in B images of a batch, C classes, dimension D, and what else the text names.
+        reference: who published it, and where.
+        takes: what the loss is made of, in order.
+        on: what it is computed on: the class layer's outputs (one for each class, where the centroids are), or the
+            embedding itself, in which case there is no class layer.
+        images_per_class: of each class that is in a batch; 1 where any batch will do.
+        sees: what it sees beside its batches: all training images once before the first epoch, or before each.
+        each_on_its_own: whether it is a mean over images whatever else is in the batch, so that it may be computed in
+            pieces.
+        rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss.
+        proxy_rate: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
+        proxy_decay: whether what it learns itself has weight decay.
+    """
+
+    loss: type[nn.Module]
+    title: str
+    summary: str
+    equation: str
+    cost: str
+    reference: str
+    takes: tuple[Takes, ...] = ()
+    on: Literal["class layer", "embedding"] = "embedding"
+    images_per_class: int = 1
+    sees: Sees = "batches"
+    each_on_its_own: bool = False
+    rate: float = 1.0
+    proxy_rate: float = 1.0
+    proxy_decay: bool = False
+
+    @property
+    def options(self) -> Mapping[str, Parameter]:
+        """Its options by name, with their types and defaults."""
+        found = signature(self.loss).parameters.values()
+        return MappingProxyType({each.name: each for each in found if each.kind is Parameter.KEYWORD_ONLY})
+
+    @property
+    def mines(self) -> bool:
+        """Whether it chooses the images of its batches itself."""
+        return hasattr(self.loss, "order")
+
+    @property
+    def batch(self) -> str:
+        """What a batch must be, in words."""
+        if self.mines:
+            return "triplets that it mines"
+        return "any" if self.images_per_class == 1 else f"{self.images_per_class} images of each class"
+
+    def parse(self, given: Sequence[str]) -> dict[str, Any]:
+        """Options as they are typed, NAME=VALUE each, as what they are."""
+        kinds, found = get_type_hints(self.loss.__init__), dict[str, Any]()
+        for text in given:
+            name, equals, value = text.partition("=")
+            name = name.strip().replace("-", "_")
+            if not equals:
+                raise UserError(f"an option of a loss is NAME=VALUE, such as margin=0.2, got {text!r}.")
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise UserError(f"{name!r} is no option of {self.title}. Its options: {known}.")
+            if name in found:
+                raise UserError(f"the option {name} is given twice.")
+            try:
+                found[name] = _typed(value.strip(), kinds[name])
+            except ValueError:
+                raise UserError(f"{name} of {self.title} must be {_in_words(kinds[name])}, got {value!r}.") from None
+        return found
+
+    def make(self, given: Mapping[Takes, Any], options: Mapping[str, Any]) -> nn.Module:
+        """The loss, of what it takes and with these options."""
+        return self.loss(*(given[name] for name in self.takes), **options)
+
+
+def _typed(text: str, kind: Any) -> Any:
+    """The value that a text stands for, as the first of the kinds that it can be; ValueError if it is none."""
+    if get_origin(kind) in (Union, UnionType):
+        if text.lower() == "none" and NoneType in get_args(kind):
+            return None
+        return _typed(text, next(each for each in get_args(kind) if each is not NoneType))
+    if get_origin(kind) is Literal and text in get_args(kind):
+        return text
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind in (int, float):
+        return kind(text)
+    raise ValueError
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return next(_in_words(each) for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is Literal:
+        return " or ".join(str(each) for each in get_args(kind))
+    words = {int: "a whole number", float: "a number", bool: "True or False"}
+    return words.get(kind, "left out: it follows from the data")

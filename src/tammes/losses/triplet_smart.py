@@ -1,0 +1,173 @@
+"""The triplet loss with smart mining: triplets from all training images, as hard as the network can use."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int64, Integer
+from torch import Generator, Tensor, nn
+
+from tammes.errors import UserError
+from tammes.geometry import checked_batch, distances, keep_full_precision, normalise
+from tammes.losses.method import Method
+from tammes.losses.triplet_global import checked_global, global_part, ratio_triplet
+from tammes.mining import checked_margin, smart_triplets, squared_distances_of
+
+TOO_EASY, TOO_HARD = 0.5, 0.9  # shares of active triplets between which the hardness stays as it is
+STEP = 0.05  # of the hardness, from one look to the next
+
+
+class SmartMiningLoss(nn.Module):
+    """The triplet loss and the global loss over mined triplets, after Harwood et al. (ICCV 2017): our reconstruction.
+
+    Known of the paper are its parts: once an epoch all training images are embedded and their neighbours searched, each
+    anchor is given a positive and a negative that teach something but are not the hardest, a controller adapts the
+    mining as training proceeds, and the loss is that of `TripletGlobalLoss`. How the parts work in detail is ours, and
+    so are the defaults of `neighbours` and `hardness`; the others are from memory.
+
+    `look` mines one triplet for each image that has a positive and a negative. Its candidates are its positives, the
+    farthest first, and the `neighbours` nearest images of other classes, the nearest first (an exact search, where the
+    paper approximates); one of each is drawn from the first max(1, ceil((1 - hardness) * their number)): with a
+    hardness of 1 the hardest, with 0 any. Images of other classes that all but coincide with the anchor, the same
+    picture under two labels, are no candidates unless all neighbours are. Before it mines, it measures which share of
+    the triplets of the look before still has a loss: below 0.5 the mining was too easy and the hardness grows by 0.05,
+    above 0.9 it was too hard and shrinks by as much.
+
+    `order` is then what the batches are made of: of a batch, rows 3t, 3t + 1, 3t + 2 are anchor, positive and negative.
+
+    Args:
+        margin, weight, gap, gamma: as those of `TripletGlobalLoss`.
+        neighbours: images of other classes among which a negative is drawn.
+        hardness: what the mining begins with, in [0, 1].
+
+    Attributes:
+        hardness_now: what it has come to.
+        active: the share of the triplets of the look before that still had a loss at the last look; 0 until then.
+    """
+
+    hardness_now: Tensor
+    active: Tensor
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.01,
+        weight: float = 0.8,
+        gap: float = 0.4,
+        gamma: float = 1.0,
+        neighbours: int = 256,
+        hardness: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.margin, (self.weight, self.gap, self.gamma) = checked_margin(margin), checked_global(weight, gap, gamma)
+        if neighbours < 1:
+            raise UserError(f"neighbours must be at least 1, got {neighbours}.")
+        if not 0 <= hardness <= 1:
+            raise UserError(f"hardness must be in [0, 1], got {hardness}: 1 takes the hardest triplets, 0 any.")
+        self.neighbours, self.hardness = neighbours, hardness
+        self._order: Tensor | None = None
+        self.register_buffer("hardness_now", torch.tensor(hardness))
+        self.register_buffer("active", torch.tensor(0.0))
+
+    @property
+    def order(self) -> Int64[Tensor, " images"] | None:
+        """Positions in the training set, triplet after triplet, as an epoch takes them; None before the first look."""
+        return self._order
+
+    @torch.no_grad()
+    def look(
+        self, embeddings: Float[Tensor, "images dim"], labels: Integer[Tensor, " images"], *, generator: Generator
+    ) -> None:
+        """Adapt the hardness to how the last triplets fare now, then mine new ones from all training images."""
+        embeddings, labels = checked_batch(embeddings, labels)
+        unit, labels = normalise(embeddings).cpu(), labels.cpu()
+        fine = unit.isfinite().all(dim=1)  # (images,)
+        if not fine.all():
+            raise UserError(
+                f"triplets cannot be mined: the embedding of image {int(fine.long().argmin())} is not finite"
+                f" ({int((~fine).sum())} of {len(fine)} are not). Training has diverged: lower the learning rate."
+            )
+        if self._order is not None:
+            self._adapt(unit, labels, self._order.view(-1, 3))
+        hardness = round(self.hardness_now.item(), 6)  # as it was meant: 0.35, not its nearest in float32
+        triplets = smart_triplets(unit, labels, hardness=hardness, neighbours=self.neighbours, generator=generator)
+        if not len(triplets):
+            raise UserError(
+                "there is no triplet to mine: the training set needs at least 2 classes, and one of them 2 images."
+            )
+        self._order = triplets[torch.randperm(len(triplets), generator=generator)].flatten()
+
+    def _adapt(self, unit: Tensor, labels: Tensor, triplets: Tensor) -> None:
+        """The hardness for the next triplets, from the share of the last that still has a loss."""
+        if int(triplets.max()) >= len(labels) or not _are_triplets(*labels[triplets].T):
+            raise UserError(
+                "the triplets of the last look were mined from other images: a loss that mines belongs to one training"
+                " set. Make a new one for another."
+            )
+        active = (ratio_triplet(*squared_distances_of(unit, triplets), self.margin) > 0).double().mean().item()
+        step = STEP * ((active < TOO_EASY) - (active > TOO_HARD))
+        self.active.fill_(active)
+        self.hardness_now.fill_(min(1.0, max(0.0, round(self.hardness_now.item(), 6) + step)))
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        embeddings, labels = checked_batch(embeddings, labels)
+        if len(labels) % 3 or not _are_triplets(*labels.view(-1, 3).T):
+            raise UserError(_not_triplets(labels))
+        with torch.autocast(embeddings.device.type, enabled=False):
+            unit = normalise(embeddings)
+            squared = distances(unit[::3], unit).square()  # (triplets, batch)
+            anchor = torch.arange(len(squared), device=squared.device)
+            to_positive, to_negative = squared[anchor, 3 * anchor + 1], squared[anchor, 3 * anchor + 2]  # (triplets,)
+            ratio = ratio_triplet(to_positive, to_negative, self.margin).mean()
+            return self.gamma * ratio + global_part(to_positive, to_negative, self.weight, self.gap)
+
+    @property
+    def minimum(self) -> float:
+        """Reached where each class is a point and all classes are equally far apart, as far as the gap asks for."""
+        return 0.0
+
+    def get_extra_state(self) -> Tensor:
+        """The order, of whatever length, so that a run that goes on has the same batches; empty before a look."""
+        return torch.empty(0, dtype=torch.int64) if self._order is None else self._order.clone()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._order = state.detach().long().cpu().clone() if state.numel() else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        keep_full_precision(self._buffers, before)
+        return self
+
+    def extra_repr(self) -> str:
+        options = f"margin={self.margin:.6g}, weight={self.weight:.6g}, gap={self.gap:.6g}, gamma={self.gamma:.6g}"
+        return f"{options}, neighbours={self.neighbours}, hardness={self.hardness:.6g}"
+
+
+def _are_triplets(anchor: Tensor, positive: Tensor, negative: Tensor) -> bool:
+    return bool(((anchor == positive) & (anchor != negative)).all())
+
+
+def _not_triplets(labels: Tensor) -> str:
+    """What is wrong with a batch that is not made of triplets."""
+    what = "a batch must be triplets: rows 3t, 3t + 1, 3t + 2 are an anchor, a positive and a negative"
+    todo = "Take the images in the order of loss.order, whole triplets a batch; loss.look(...) mines them."
+    if len(labels) % 3:
+        return f"{what}; {len(labels)} rows are not a multiple of 3. {todo}"
+    anchor, positive, negative = labels.view(-1, 3).T
+    row = 3 * int(((anchor != positive) | (anchor == negative)).long().argmax())
+    return (
+        f"{what}; those from row {row} have the classes {', '.join(map(str, labels[row : row + 3].tolist()))}. {todo}"
+    )
+
+
+METHOD = Method(
+    loss=SmartMiningLoss,
+    title="triplet + smart mining",
+    summary="the triplet loss and the global loss over triplets mined from all images, as hard as is useful",
+    equation="gamma * mean of [1 - d_an² / (d_ap² + margin)]+\n"
+    "  + var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+,   d⁺ = d_ap² / 4, d⁻ = d_an² / 4",
+    cost="B² D, and N² D for each epoch of N images",
+    reference="Harwood, Kumar, Carneiro, Reid, Drummond (2017): Smart Mining for Deep Metric Learning. ICCV;"
+    " our reconstruction",
+    sees="all images each epoch",
+)

@@ -1,0 +1,278 @@
+"""What every method of the table promises, whatever its equation is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tammes import UserError
+from tammes.losses import LOSSES, METHODS
+from tammes.metrics import evaluate
+from tammes.mining import random_triplets
+from tests.oracles import seeded
+
+CLASSES, DIM, EACH = 4, 4, 4
+OF_PAIRS = sorted(name for name, method in METHODS.items() if not method.takes and not method.mines)
+OF_CLASSES = sorted(name for name, method in METHODS.items() if method.takes)
+MINING = sorted(name for name, method in METHODS.items() if method.mines)
+
+
+@pytest.fixture(params=sorted(METHODS))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def made(name: str, dtype: torch.dtype = torch.float32, classes: int = CLASSES) -> nn.Module:
+    """The loss with what it learns itself at random, the same for the same name; as if training had begun."""
+    torch.manual_seed(0)
+    method = METHODS[name]
+    loss = method.make({"centroids": classes, "num_classes": classes, "dim": classes}, {}).to(dtype)
+    if method.sees != "batches":
+        points, labels = torch.randn(32, classes, generator=seeded(9)).to(dtype), torch.arange(32) % classes
+        loss.look(points, labels, generator=seeded(0))  # type: ignore[operator]
+    return loss.eval()
+
+
+def batch(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A batch as the method wants it, in `EACH` images of each class."""
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    embeddings = torch.randn(len(labels), DIM, generator=seeded(seed), dtype=torch.float64).to(dtype)
+    rows = served(name, labels)
+    return embeddings[rows], labels[rows]
+
+
+def served(name: str, labels: Tensor) -> Tensor:
+    """Which of the images make the batch: all in order, or triplets of them."""
+    return random_triplets(labels, generator=seeded(1)).flatten() if METHODS[name].mines else torch.arange(len(labels))
+
+
+def gradient(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+    z = embeddings.clone().requires_grad_()
+    loss(z, labels).backward()
+    assert z.grad is not None
+    return z.grad
+
+
+def shuffled(name: str, labels: Tensor) -> Tensor:
+    """Another order of a batch that comes to the same: of images, or of what the method forms by their position."""
+    random = seeded(5)
+    if METHODS[name].mines:
+        return (3 * torch.randperm(len(labels) // 3, generator=random)[:, None] + torch.arange(3)).flatten()
+    if name == "npair":
+        return (2 * torch.randperm(len(labels) // 2, generator=random)[:, None] + torch.arange(2)).flatten()
+    if name == "prototypical":  # classes as they like, the images of each in their order
+        mixed = labels[torch.randperm(len(labels), generator=random)]
+        order = torch.empty_like(labels)
+        for each in labels.unique():
+            order[mixed == each] = torch.nonzero(labels == each).flatten()
+        return order
+    return torch.randperm(len(labels), generator=random)
+
+
+def test_the_table_is_the_one_that_is_documented() -> None:
+    assert list(LOSSES) == list(METHODS)
+    for method in METHODS.values():
+        assert method.summary
+        assert not method.summary.endswith(".")
+        assert "\n" not in method.summary
+        assert method.equation.strip()
+        assert method.cost
+        assert any(char.isdigit() for char in method.reference), "a reference has a year"
+        assert all(option.default is not option.empty for option in method.options.values())
+
+
+@pytest.mark.parametrize("where", ["all in one point", "each class in one point", "opposite", "zero"])
+def test_gradients_are_finite_at_coinciding_and_opposite_points(name: str, where: str) -> None:
+    embeddings, labels = batch(name)
+    if where == "all in one point":
+        embeddings = torch.eye(DIM)[torch.zeros_like(labels)]
+    elif where == "each class in one point":
+        embeddings = torch.eye(DIM)[labels]
+    elif where == "opposite":
+        embeddings = torch.eye(DIM)[labels // 2] * (1 - 2 * (labels % 2))[:, None]
+    else:
+        embeddings[1] = 0
+    loss = made(name)
+    assert loss(embeddings, labels).isfinite()
+    assert gradient(loss, embeddings, labels).isfinite().all()
+
+
+def test_the_worst_placed_image_is_moved(name: str) -> None:
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    embeddings = torch.eye(DIM)[labels] + 0.01 * torch.randn(len(labels), DIM, generator=seeded(0))
+    embeddings[0] = embeddings[7]  # an image of class 0 amid class 1
+    rows = served(name, labels)
+    moved = torch.zeros_like(embeddings).index_add_(0, rows, gradient(made(name), embeddings[rows], labels[rows]))
+    assert moved[0].norm() > 1e-3 / len(labels)
+
+
+def test_float32_agrees_with_float64(name: str) -> None:
+    for seed in range(5):
+        embeddings, labels = batch(name, torch.float64, seed)
+        double, single = made(name, torch.float64), made(name)
+        assert single(embeddings.float(), labels).item() == pytest.approx(double(embeddings, labels).item(), abs=2e-5)
+        torch.testing.assert_close(
+            gradient(single, embeddings.float(), labels).double(),
+            gradient(double, embeddings, labels),
+            atol=2e-5,
+            rtol=1e-3,
+        )
+
+
+def test_order_of_the_batch_does_not_matter(name: str) -> None:
+    embeddings, labels = batch(name, torch.float64)
+    loss, order = made(name, torch.float64), shuffled(name, labels)
+    assert not torch.equal(order, torch.arange(len(labels)))
+    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels))
+    torch.testing.assert_close(
+        gradient(loss, embeddings[order], labels[order]), gradient(loss, embeddings, labels)[order]
+    )
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_batch_of_one_and_of_one_class_has_a_value_and_a_gradient(name: str, count: int) -> None:
+    embeddings, labels = torch.randn(count, DIM, generator=seeded(0)), torch.full((count,), 2)
+    for training in (True, False):
+        loss = made(name).train(training)
+        assert loss(embeddings, labels).isfinite()
+        moved = gradient(loss, embeddings, labels)
+        assert moved.isfinite().all()
+        assert moved.norm() > 0
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_a_batch_of_one_and_of_one_class_is_nothing_or_only_pulls(name: str, count: int) -> None:
+    """There are no negatives: losses that compare with them are exactly 0, with a gradient of 0."""
+    embeddings, labels = torch.randn(count, DIM, generator=seeded(0)), torch.full((count,), 2)
+    loss = made(name)
+    value, moved = loss(embeddings, labels), gradient(loss, embeddings, labels)
+    assert value.isfinite()
+    assert moved.isfinite().all()
+    if count == 1 or name not in ("contrastive", "clustering", "npair"):
+        assert value.item() == 0 or (name == "npair" and count > 1)
+        assert moved.eq(0).all()
+
+
+@pytest.mark.parametrize("name", OF_PAIRS + MINING)
+def test_labels_may_be_any_integers(name: str) -> None:
+    embeddings, labels = batch(name)
+    loss = made(name)
+    for others in (7 * labels - 3, (labels == 0).long() * 10**12 + labels, labels.to(torch.uint8)):
+        torch.testing.assert_close(loss(embeddings, others), loss(embeddings, labels))
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_label_out_of_range_is_named(name: str) -> None:
+    with pytest.raises(UserError, match=r"^label 4 \(row 1 of the batch\) is outside 0..3 of 4 classes."):
+        made(name)(torch.randn(2, DIM), torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gives_a_float32_loss_and_a_half_gradient(name: str, dtype: torch.dtype) -> None:
+    embeddings, labels = batch(name)
+    half, loss = embeddings.to(dtype), made(name)
+    z = half.clone().requires_grad_()
+    value = loss(z, labels)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(loss(half.float(), labels).item(), abs=1e-6)
+    assert z.grad is not None
+    assert z.grad.dtype == dtype
+    torch.testing.assert_close(z.grad.float(), gradient(loss, half.float(), labels), rtol=0.02, atol=1e-3)
+
+
+def test_autocast_does_not_change_the_loss(name: str) -> None:
+    embeddings, labels = batch(name)
+    loss = made(name)
+    z = embeddings.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(z, labels)
+    value.backward()
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(z.grad, gradient(loss, embeddings, labels))
+
+
+def test_nan_is_not_hidden(name: str) -> None:
+    embeddings, labels = batch(name)
+    embeddings[1, 0] = float("nan")
+    assert made(name)(embeddings, labels).isnan()
+
+
+def test_an_empty_batch_is_an_error(name: str) -> None:
+    with pytest.raises(UserError, match="^the batch is empty"):
+        made(name)(torch.empty(0, DIM), torch.empty(0, dtype=torch.long))
+
+
+def test_round_trip_through_state_dict(name: str) -> None:
+    embeddings, labels = batch(name)
+    loss = made(name).train()
+    loss(embeddings, labels)  # some change what they remember
+    torch.manual_seed(1)
+    other = METHODS[name].make({"centroids": CLASSES, "num_classes": CLASSES, "dim": DIM}, {})
+    other.load_state_dict(loss.state_dict())
+    assert other.eval()(embeddings, labels) == loss.eval()(embeddings, labels)
+    for key, tensor in loss.state_dict().items():
+        assert isinstance(tensor, Tensor), f"{key} could not be saved"
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that anything made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.element_size())
+        return out
+
+
+def test_memory_grows_with_the_square_of_the_batch_at_most(name: str) -> None:
+    size = 96
+    labels = torch.arange(size) // 4
+    rows = served(name, labels)[:size]
+    embeddings = torch.randn(size, size // 4, generator=seeded(0))
+    loss = made(name, classes=size // 4)
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        gradient(loss, embeddings[rows], labels[rows])
+    assert 0 < largest.numbers <= 4 * size * size
+
+
+def epochs_of(name: str, loss: nn.Module, layer: nn.Module, points: Tensor, labels: Tensor) -> Iterator[Tensor]:
+    """The batches of 30 epochs: all images in the order of their classes, or as the method mines them."""
+    for epoch in range(30):
+        sees = METHODS[name].sees
+        if sees == "all images each epoch" or (sees == "all images once" and epoch == 0):
+            with torch.no_grad():
+                loss.look(layer(points), labels, generator=seeded(epoch))  # type: ignore[operator]
+        mined: Tensor = loss.order if METHODS[name].mines else torch.arange(len(labels))  # type: ignore[assignment]
+        for _ in range(4):
+            yield mined
+
+
+def test_thirty_epochs_separate_a_small_set(name: str) -> None:
+    labels = torch.arange(CLASSES).repeat_interleave(8)
+    centres = 2 * torch.eye(8)[:CLASSES]
+    noise = torch.randn(len(labels), 8, generator=seeded(0)) * torch.tensor([0.3] * 4 + [3.0] * 4)
+    points = centres[labels] + noise
+    torch.manual_seed(0)
+    layer, loss = nn.Linear(8, DIM), METHODS[name].make({"centroids": CLASSES, "num_classes": CLASSES, "dim": DIM}, {})
+
+    def recall() -> float:
+        vectors = torch.nn.functional.normalize(layer(points)).detach().numpy()
+        return float(evaluate(vectors, labels.numpy(), ks=(1,), clustering=False, bootstrap=0)["recall_at_1"])
+
+    before = recall()
+    optimizer = torch.optim.Adam([*layer.parameters(), *loss.parameters()], lr=0.03)
+    for rows in epochs_of(name, loss, layer, points, labels):
+        loss(layer(points[rows]), labels[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert before < 0.6
+    assert recall() > 0.85

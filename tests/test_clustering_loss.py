@@ -1,0 +1,133 @@
+"""The clustering loss: its search against one that scores every set anew, its value, its gradient."""
+
+from time import process_time
+
+import pytest
+import torch
+from sklearn.metrics import normalized_mutual_info_score
+
+from tammes import UserError
+from tammes.losses.clustering import METHOD, ClusteringLoss, clustering_loss
+from tests.oracles import SIX, SIX_LABELS, seeded, unit
+from tests.oracles_sets import EIGHT, EIGHT_LABELS, SlowClustering, geometric_nmi, random_problem
+
+
+def test_value_of_six_points() -> None:
+    value = ClusteringLoss()(torch.tensor(SIX, dtype=torch.float64), torch.tensor(SIX_LABELS))
+    assert value.item() == pytest.approx(1.497323, abs=1e-6)
+
+
+@pytest.mark.parametrize(("passes", "expected"), [(0, 4.335732), (1, 4.424382), (5, 4.424382)])
+def test_value_of_eight_points_that_are_not_on_the_sphere(passes: int, expected: float) -> None:
+    value = clustering_loss(torch.tensor(EIGHT, dtype=torch.float64), torch.tensor(EIGHT_LABELS), 1.0, passes)
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_value_and_gradient_equal_those_of_the_slow_search(seed: int) -> None:
+    points, labels = random_problem(seed)
+    gamma, passes = [0.0, 0.3, 1.0, 30.0, 1e4][seed % 5], [0, 1, 5][seed // 5 % 3]
+    slow = SlowClustering(unit(points), labels, gamma)
+    medoids = slow.search(passes)
+    embeddings = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    ours = ClusteringLoss(gamma=gamma, passes=passes)(embeddings, torch.tensor(labels))
+    assert ours.item() == pytest.approx(slow.value(medoids), rel=1e-9, abs=1e-9)
+    theirs = slow.plain(embeddings / embeddings.norm(dim=1, keepdim=True), medoids)
+    gradients = [torch.autograd.grad(value, embeddings)[0] for value in (ours, theirs)]
+    if theirs.item() > 1e-9:  # at 0 the hinge has a corner
+        torch.testing.assert_close(*gradients)
+
+
+def test_the_problems_are_of_every_kind() -> None:
+    """So that the test above says something: refinement changes values, some are zero, most are not."""
+    values = []
+    for seed in range(150):
+        points, labels = random_problem(seed)
+        slow = SlowClustering(unit(points), labels, 1.0)
+        values.append([slow.value(slow.search(passes)) for passes in (0, 1)])
+    assert sum(abs(greedy - refined) > 1e-6 for greedy, refined in values) >= 10
+    assert 10 <= sum(refined == 0 for _, refined in values) <= 75
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_larger_batches_equal_the_slow_search(seed: int) -> None:
+    embeddings = torch.randn(24, 6, generator=seeded(seed), dtype=torch.float64)
+    labels = torch.randint(8, (24,), generator=seeded(seed + 100))
+    slow = SlowClustering(unit(embeddings.tolist()), labels.tolist(), 1.0)
+    value = ClusteringLoss()(embeddings, labels).item()
+    assert value == pytest.approx(slow.value(slow.search(5)), abs=1e-9)
+    assert value > 0
+
+
+def test_the_slow_nmi_is_that_of_scikit_learn() -> None:
+    for seed in range(20):
+        a, b = (torch.randint(4, (15,), generator=seeded(seed + shift)).tolist() for shift in (0, 1000))
+        expected = normalized_mutual_info_score(a, b, average_method="geometric")
+        assert geometric_nmi(a, b) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("labels", [[4], [4, 4, 4, 4], [1, 2, 3, 0]], ids=["one image", "one class", "all classes"])
+def test_a_batch_with_one_clustering_only_is_exactly_zero_and_has_a_gradient(labels: list[int]) -> None:
+    embeddings = torch.randn(len(labels), 3, generator=seeded(0), requires_grad=True)
+    value = ClusteringLoss(gamma=1000.0)(embeddings, torch.tensor(labels))
+    value.backward()
+    assert value.item() == 0
+    assert embeddings.grad is not None
+    assert embeddings.grad.eq(0).all()
+
+
+def test_classes_that_are_points_apart_are_exactly_zero() -> None:
+    loss = ClusteringLoss()
+    assert loss(torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3)).item() == loss.minimum == 0
+
+
+def test_all_images_at_one_place() -> None:
+    """No clustering costs anything, and each medoid but the first is alone with itself: sizes 3, 1."""
+    value = ClusteringLoss(passes=0)(torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
+    assert value.item() == pytest.approx(1 - geometric_nmi([0, 0, 1, 1], [0, 1, 0, 0]), abs=1e-9)
+
+
+def test_float32_agrees_with_float64() -> None:
+    embeddings = torch.randn(40, 16, generator=seeded(0), dtype=torch.float64)
+    labels = torch.arange(40) // 4
+    values = [ClusteringLoss()(embeddings.to(dtype), labels).item() for dtype in (torch.float32, torch.float64)]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+    assert values[0] > 0.1
+
+
+def test_nan_is_not_hidden() -> None:
+    embeddings = torch.randn(6, 3, generator=seeded(0))
+    embeddings[2, 1] = float("nan")
+    assert ClusteringLoss()(embeddings, torch.arange(6) // 2).isnan()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_the_search_takes_little_beside_a_step_of_training(spread: float) -> None:
+    """Some 30 ms for 32 classes of 4 images, on one core; scoring every set anew takes minutes."""
+    centres, labels = torch.randn(32, 64, generator=seeded(0)), torch.arange(128) // 4
+    embeddings = centres[labels] + spread * torch.randn(128, 64, generator=seeded(1))
+    times = []
+    for _ in range(5):
+        start = process_time()
+        ClusteringLoss()(embeddings, labels)
+        times.append(process_time() - start)
+    assert min(times) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": -1.0}, "^gamma must be at least 0 and finite, got -1.0.$"),
+        ({"gamma": float("nan")}, "^gamma must be at least 0 and finite, got nan.$"),
+        ({"passes": -1}, "^passes must be at least 0, got -1.$"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ClusteringLoss(**options)  # type: ignore[arg-type]
+
+
+def test_what_it_says_of_itself() -> None:
+    assert ClusteringLoss(gamma=0.5, passes=2).extra_repr() == "gamma=0.5, passes=2"
+    assert list(METHOD.options) == ["gamma", "passes"]
+    assert METHOD.batch == "4 images of each class"

@@ -1,0 +1,380 @@
+"""What a method declares is what is served: options by their names, batches, looks at all images, rates of its own."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tammes import UserError
+from tammes.cli import main, making
+from tammes.cli.making import make_optimizer, resolved
+from tammes.cli.train import Train
+from tammes.embedder import Embedder, EmbedderConfig
+from tammes.loading.samplers import turns
+from tammes.losses import METHODS, Method
+from tammes.objectives import Objective
+from tammes.training import Batch, cosine, fit
+
+
+class Made(nn.Module):
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        margin: float | None = None,
+        form: Literal["one", "two"] = "one",
+        hard: bool = False,
+        every: int = 3,
+        sizes: list[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.given = (num_classes, margin, form, hard, every, sizes)
+
+
+MADE = Method(Made, "the made one", "Makes", "f = 0", "B", "Maker 2000, Making", takes=("num_classes",))
+
+
+def test_options_are_typed_as_the_loss_has_them() -> None:
+    found = MADE.parse(["margin=1e-2", "form=two", "hard=True", "every=7"])
+    assert found == {"margin": 0.01, "form": "two", "hard": True, "every": 7}
+    assert MADE.parse(["margin=none", " hard = false"]) == {"margin": None, "hard": False}
+    made = MADE.make({"num_classes": 4, "dim": 9}, found)
+    assert made.given == (4, 0.01, "two", True, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["margin"], "an option of a loss is NAME=VALUE, such as margin=0.2, got 'margin'."),
+        (["colour=red"], "'colour' is no option of the made one. Its options: margin, form, hard, every, sizes."),
+        (["num_classes=3"], "'num_classes' is no option of the made one."),
+        (["margin=wide"], "margin of the made one must be a number, got 'wide'."),
+        (["form=three"], "form of the made one must be one or two, got 'three'."),
+        (["hard=1"], "hard of the made one must be True or False, got '1'."),
+        (["every=1.5"], "every of the made one must be a whole number, got '1.5'."),
+        (["sizes=[1]"], "sizes of the made one must be left out: it follows from the data, got '[1]'."),
+        (["margin=1", "margin=2"], "the option margin is given twice."),
+    ],
+)
+def test_options_that_cannot_be(given: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        MADE.parse(given)
+    assert str(error.value).startswith(message)
+
+
+def test_a_batch_in_words() -> None:
+    assert METHODS["softmax"].batch == "any"
+    assert METHODS["npair"].batch == "2 images of each class"
+    assert METHODS["triplet-smart"].batch == "triplets that it mines"
+
+
+# ---- batches
+
+
+def test_mined_triplets_stay_together_and_every_process_gets_as_many() -> None:
+    labels, order = np.arange(9) % 3, np.array([0, 3, 1, 4, 1, 2, 0, 6, 5, 7, 4, 0, 8, 2, 1])
+    for world_size in (1, 2):
+        found = turns(labels, batch_size=7, train=True, order=order, world_size=world_size)
+        assert len(found) % world_size == 0
+        assert all(len(turn.positions) % 3 == 0 and len(turn.positions) <= 6 for turn in found)
+        assert np.concatenate([turn.positions for turn in found]).tolist() == order.tolist()
+        nth = np.concatenate([turn.repeats for turn in found])
+        assert nth.tolist() == [order[:place].tolist().count(each) for place, each in enumerate(order)]
+
+
+def test_a_batch_too_small_for_a_triplet() -> None:
+    with pytest.raises(UserError, match="^a batch of 2 cannot hold a triplet. Use --batch-size 3 or more.$"):
+        turns(np.arange(3), batch_size=2, train=True, order=np.arange(3))
+
+
+# ---- looks at all images
+
+
+class Looker(nn.Module):
+    """Counts what it is shown."""
+
+    def __init__(self, sees: str) -> None:
+        super().__init__()
+        self.sees, self.seen = sees, list[tuple[int, int]]()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def look(self, embeddings: Tensor, labels: Tensor, *, generator: torch.Generator) -> None:
+        self.seen.append((len(labels), int(torch.randint(10**9, (), generator=generator))))
+        assert len(embeddings) == len(labels)
+
+    def forward(self, images: Tensor, _labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (images * self.weight).mean()}
+
+
+def few(_epoch: int) -> list[Batch]:
+    return [(torch.ones(2, 3), torch.arange(2), torch.arange(2))] * 2
+
+
+@pytest.mark.parametrize(("sees", "looks"), [("batches", 0), ("all images once", 1), ("all images each epoch", 3)])
+def test_fit_shows_all_images_as_declared(sees: str, looks: int) -> None:
+    objective, asked = Looker(sees), list[int]()
+
+    def everything() -> tuple[Tensor, Tensor]:
+        asked.append(1)
+        return torch.randn(11, 3), torch.arange(11)
+
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    list(fit(objective, few, optimizer, epochs=3, schedule=cosine(3), everything=everything))
+    assert len(asked) == looks
+    assert [count for count, _ in objective.seen] == [11] * looks
+    assert len({drawn for _, drawn in objective.seen}) == looks, "each epoch draws anew"
+
+
+def test_the_look_comes_before_the_batches_and_counts_as_time() -> None:
+    objective, order = Looker("all images each epoch"), list[str]()
+
+    def everything() -> tuple[Tensor, Tensor]:
+        order.append("look")
+        return torch.randn(2, 3), torch.arange(2)
+
+    def batches(epoch: int) -> list[Batch]:
+        order.append(f"batches {epoch}")
+        return few(epoch)
+
+    optimizer = torch.optim.SGD(objective.parameters(), lr=0.1)
+    list(fit(objective, batches, optimizer, epochs=2, schedule=cosine(2), everything=everything))
+    assert order == ["look", "batches 1", "look", "batches 2"]
+
+
+def test_an_objective_that_looks_needs_something_to_see() -> None:
+    objective = Looker("all images once")
+    with pytest.raises(ValueError, match="the objective sees all images once: give fit"):
+        next(fit(objective, few, torch.optim.SGD(objective.parameters(), lr=1.0), epochs=1, schedule=cosine(1)))
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Glyphs of few classes, as a folder of images would be: small enough to train with every loss."""
+    from PIL import Image
+
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    y, x = np.mgrid[:28, :28]
+    for number in range(8):
+        (root / f"class {number}").mkdir()
+        for image in range(6):
+            wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + image)
+            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
+    return root
+
+
+SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_loss_trains_by_the_same_command(
+    name: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", str(trained), *SMALL, "--loss", name, "--out", str(tmp_path / "run"), "--json"])
+    results = json.loads(capsys.readouterr().out)
+    assert 0 <= results["trained"]["recall_at_1"] <= 1
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    shape = json.loads((tmp_path / "run" / "embedder.json").read_text())
+    assert (shape["class_dim"] is None) == (METHODS[name].on == "embedding")
+
+
+@pytest.mark.parametrize("name", ["triplet-smart", "center", "deepncm", "proxy-nca"])
+def test_a_method_that_remembers_goes_on_to_the_very_same_weights(
+    name: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped in the middle of an epoch, and of what it has mined for it."""
+    from safetensors.numpy import load_file
+
+    from tammes.cli import job
+
+    given = ["train", str(trained), *SMALL, "--loss", name]
+    main([*given, "--out", str(tmp_path / "whole")])
+
+    steps = 0
+
+    class Stopped:
+        def __enter__(self) -> Any:
+            def stop() -> bool:
+                nonlocal steps
+                steps += 1
+                return steps == 3
+
+            return stop
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "stop_on_signal", Stopped)
+        with pytest.raises(SystemExit):
+            main([*given, "--out", str(tmp_path / "part")])
+    main(["train", "--resume", str(tmp_path / "part")])
+    capsys.readouterr()
+    whole, part = (load_file(tmp_path / run / "embedder.safetensors") for run in ("whole", "part"))
+    assert all(np.array_equal(whole[key], part[key]) for key in whole)
+
+
+def test_smart_mining_takes_negatives_from_the_whole_training_set(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of three images: a negative cannot come from anywhere else."""
+    from tammes.cli import job
+
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    served = making.training_batches
+
+    def watched(*given: Any) -> Any:
+        found = served(*given)
+        seen.extend((labels.numpy(), indices.numpy()) for _, labels, indices in found)
+        return found
+
+    monkeypatch.setattr(job, "training_batches", watched)
+    main(
+        ["train", str(trained), *SMALL, "--loss", "triplet-smart", "--batch-size", "3", "--out", str(tmp_path / "run")]
+    )
+    mined = [(labels, indices) for labels, indices in seen if len(labels) == 3]
+    assert len(mined) > 20
+    for labels, indices in mined:
+        assert labels[0] == labels[1] != labels[2]
+        assert indices[0] != indices[1]
+    assert len({int(indices[2]) for _, indices in mined}) > 3, "negatives are chosen, not one for all"
+
+
+def test_proxies_have_a_learning_rate_of_their_own() -> None:
+    config = resolved(Train(data="glyphs", loss="proxy-nca", rate=0.5, weight_decay=0.1))
+    loss = METHODS["proxy-nca"].make({"num_classes": 4, "dim": 8}, {})
+    objective = Objective(Embedder(EmbedderConfig("conv4", 8)), loss)
+    for asked, wanted in ((None, 0.5 * METHODS["proxy-nca"].proxy_rate), (3.0, 3.0)):
+        groups = make_optimizer(replace(config, proxy_rate=asked), objective).param_groups
+        own = next(group for group in groups if any(each is next(loss.parameters()) for each in group["params"]))
+        assert own["lr"] == pytest.approx(wanted)
+        assert own["weight_decay"] == 0
+        assert sum(len(group["params"]) for group in groups) == len(list(objective.parameters()))
+
+
+def test_a_loss_on_the_embedding_has_something_to_train_with_head() -> None:
+    pairs, ours = (
+        resolved(Train(data="photos", backbone="googlenet", weights="none", train="head", loss=loss))
+        for loss in ("triplet", "discriminative")
+    )
+    assert (pairs.keep_start, ours.keep_start) == (False, True)
+    assert (pairs.sampler, pairs.images_per_class, ours.sampler, ours.images_per_class) == ("pk", 4, "shuffled", None)
+
+
+def test_the_rate_that_suits_a_loss_is_its_default() -> None:
+    photos = Train(data="photos", backbone="resnet18", weights="none")  # by sgd
+    assert len({method.rate for method in METHODS.values()}) > 2
+    for name, method in METHODS.items():
+        config = replace(photos, loss=name)
+        assert resolved(config).rate == pytest.approx(float(resolved(photos).rate or 0) * method.rate)
+        assert resolved(replace(config, preset="paper")).rate == 0.1
+        assert resolved(replace(config, rate=0.7)).rate == 0.7
+        assert resolved(Train(data="glyphs", loss=name)).rate == 1e-3, "Adam needs no other"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--loss", "triplt"], "unknown loss 'triplt'. Did you mean 'triplet'"),
+        (["--loss", "lifted", "--loss-options", "margn=1"], "'margn' is no option of"),
+        (
+            ["--loss", "lifted", "--centroid-dim", "3"],
+            "--loss lifted is computed on the embedding, without a class layer",
+        ),
+        (["--loss", "lifted", "--embedding", "last"], "computed on the embedding, without a class layer: drop --emb"),
+        (["--loss", "lifted", "--no-class-layer"], "without a class layer: drop --no-class-layer."),
+        (
+            ["--loss", "triplet-smart", "--sampler", "pk"],
+            "--loss triplet-smart mines its batches itself: drop --sampler.",
+        ),
+        (["--sampler", "balanced", "--images-per-class", "3"], "--images-per-class is for --sampler pk."),
+        (["--images-per-class", "3"], "--images-per-class is for --sampler pk, and --loss discriminative takes any"),
+        (["--push", "0.1", "--loss-options", "push=0.2"], "push is given twice: by --push and by --loss-options."),
+        (
+            ["--loss", "lifted", "--push", "0.1"],
+            "--push is for --loss discriminative or hard-discriminative, not for li",
+        ),
+        (["--loss", "softmax", "--no-class-layer"], "--loss softmax needs one output per class: "),
+        (
+            ["--loss", "prototypical", "--images-per-class", "2"],
+            "needs 3 images or more of each class in a batch, not 2.",
+        ),
+        (["--proxy-rate", "-1"], "--proxy-rate must not be negative, got -1.0."),
+    ],
+)
+def test_what_a_loss_cannot_use_is_refused(
+    given: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(trained), *SMALL, "--out", str(tmp_path / "run"), *given])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_of_a_loss_reach_it(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    main(["train", str(trained), *SMALL, "--loss", "lifted", "--loss-options", "margin=0.25", "--out", str(run)])
+    assert json.loads((run / "config.json").read_text())["loss_options"] == ["margin=0.25"]
+    other = tmp_path / "other"
+    main(["train", str(trained), *SMALL, "--loss", "lifted", "--out", str(other)])
+    first = [json.loads((each / "metrics.jsonl").read_text().splitlines()[0])["loss"] for each in (run, other)]
+    assert first[0] != first[1]
+    assert "--loss-options margin=0.25" in json.loads((run / "results.json").read_text())["command"]
+
+
+# ---- tammes losses
+
+
+def test_losses_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["losses"])
+    shown = capsys.readouterr().out
+    for name, method in METHODS.items():
+        assert name in shown
+        assert method.summary.split()[0] in shown
+
+
+def test_one_loss_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["losses", "lifted"])
+    shown = capsys.readouterr().out
+    assert METHODS["lifted"].equation.strip().splitlines()[0] in shown
+    assert "margin = 1" in shown
+    assert "tammes train DATA --loss lifted" in shown
+
+
+def test_losses_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["losses", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == list(METHODS)
+    assert found["triplet-semihard"]["options"] == {"margin": 1.0}
+    assert found["npair"]["batch"] == "2 images of each class"
+
+
+def test_a_loss_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["losses", "lift"])
+    assert "unknown loss 'lift'. Did you mean 'lifted'" in capsys.readouterr().err
+
+
+def test_training_knows_no_loss_by_its_name() -> None:
+    """What a method needs it declares."""
+    source = Path(__file__).parents[1] / "src" / "tammes"
+    for file in ("training.py", "objectives/plain.py", "cli/job.py", "cli/making.py"):
+        text = (source / file).read_text()
+        assert not re.search(r"loss (==|!=|in \()", text), file

@@ -1,0 +1,168 @@
+"""NormFace: softmax of scaled cosines, and its two forms with a margin."""
+
+from math import log
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from pytorch_metric_learning.losses import NormalizedSoftmaxLoss
+
+from tammes import UserError
+from tammes.centroids import simplex
+from tammes.losses.normface import METHOD, NormFaceLoss
+from tests.oracles import seeded
+from tests.oracles_points import POINTS, X, Y, agents, gradients, normface, problem, with_points
+
+PROBLEMS = [(1, 2, 2, 0), (7, 5, 4, 10), (24, 8, 6, 20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0.614560),
+        ({"temperature": 0.05}, 1.098115),
+        ({"form": "contrastive"}, 0.629249),
+        ({"form": "triplet"}, 0.362266),
+        ({"form": "triplet", "margin": 3.0}, 1.814621),
+        ({"form": "triplet", "margin": 3.0, "hardest": True}, 1.777739),
+    ],
+)
+def test_toy(options: dict[str, Any], expected: float) -> None:
+    loss = with_points(NormFaceLoss(3, 2, **options), "proxies", POINTS)
+    assert loss(X, Y).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "classes", "dim", "seed"), PROBLEMS)
+def test_softmax_equals_its_equation_and_so_does_the_gradient_of_the_scale(
+    batch: int, classes: int, dim: int, seed: int
+) -> None:
+    x, y, proxies = problem(batch, classes, dim, seed)
+    loss = with_points(NormFaceLoss(classes, dim, scale=3.0), "proxies", proxies)
+    value, by_x = gradients(lambda z: loss(z, y), x)
+    loss(x, y).backward()
+    expected = gradients(lambda z, p, s: normface(z, y, p, s), x, proxies, loss.scale.detach())  # type: ignore[operator]
+    torch.testing.assert_close([value, by_x, loss.get_parameter("proxies").grad], expected[:3])
+    raw = loss.get_parameter("raw_scale")
+    torch.testing.assert_close(raw.grad, expected[3] * raw.detach().sigmoid())
+
+
+@pytest.mark.parametrize(("batch", "classes", "dim", "seed"), PROBLEMS)
+@pytest.mark.parametrize(
+    ("form", "margin", "hardest"),
+    [("contrastive", 1.0, False), ("contrastive", 3.5, False), ("triplet", 0.8, False), ("triplet", 2.0, True)],
+)
+def test_forms_with_a_margin_equal_their_equations(
+    batch: int, classes: int, dim: int, seed: int, form: Any, margin: float, hardest: bool
+) -> None:
+    x, y, proxies = problem(batch, classes, dim, seed)
+    loss = with_points(NormFaceLoss(classes, dim, form=form, margin=margin, hardest=hardest), "proxies", proxies)
+    value, by_x = gradients(lambda z: loss(z, y), x)
+    loss(x, y).backward()
+    expected = gradients(lambda z, p: agents(z, y, p, form, margin, hardest), x, proxies)
+    torch.testing.assert_close([value, by_x, loss.get_parameter("proxies").grad], expected)
+
+
+def test_fixed_temperature_is_the_normalised_softmax_of_others() -> None:
+    x, y, proxies = problem(24, 8, 6, 20)
+    loss = with_points(NormFaceLoss(8, 6, temperature=0.05), "proxies", proxies)
+    theirs = NormalizedSoftmaxLoss(8, 6, temperature=0.05)
+    theirs.W.data = proxies.T.clone()
+    torch.testing.assert_close(gradients(lambda z: loss(z, y), x), gradients(lambda z: theirs(z, y), x))
+    assert [name for name, _ in loss.named_parameters()] == ["proxies"]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0, 64.0])
+def test_scale_begins_where_asked_is_learned_and_stays_positive(scale: float) -> None:
+    loss = NormFaceLoss(3, 2, scale=scale)
+    assert loss.scale.item() == pytest.approx(scale, rel=1e-5)
+    assert loss.raw_scale is not None
+    optimizer = torch.optim.SGD([loss.raw_scale], lr=10.0)
+    wrong = -loss.proxies.detach()  # every embedding opposite to its own proxy: a smaller scale is better
+    for _ in range(20):
+        loss.zero_grad()
+        loss(wrong, torch.arange(3)).backward()
+        optimizer.step()
+    assert 0 < loss.scale.item() < scale
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5}, {"form": "contrastive"}, {"form": "triplet"}])
+def test_minimum_is_reached_at_a_simplex_and_never_passed(options: dict[str, Any]) -> None:
+    corners = simplex(4, 3, generator=seeded(0)).double()
+    loss = with_points(NormFaceLoss(4, 3, **options), "proxies", corners)
+    least = float(loss.minimum)  # type: ignore[arg-type]
+    assert loss(5 * corners, torch.arange(4)).item() == pytest.approx(least, abs=1e-7)
+    for seed in range(20):
+        x, _, proxies = problem(4, 4, 3, seed)
+        near = proxies + 0.2 * x
+        assert with_points(loss, "proxies", proxies)(near, torch.arange(4)) >= least
+
+
+def test_minimum_of_a_hundred_classes() -> None:
+    assert NormFaceLoss(100, 99).minimum == pytest.approx(0.004055, abs=1e-6)
+
+
+def test_logits() -> None:
+    on_the_first = 7 * POINTS[:1]
+    loss = with_points(NormFaceLoss(3, 2, temperature=0.25), "proxies", POINTS)
+    logits = loss.get_logits(on_the_first)  # type: ignore[operator]
+    cosines = torch.nn.functional.cosine_similarity(POINTS[:1], POINTS)
+    torch.testing.assert_close(logits, 4 * cosines[None])
+    margin = with_points(NormFaceLoss(3, 2, form="triplet"), "proxies", POINTS)
+    torch.testing.assert_close(margin.get_logits(on_the_first), 2 * cosines[None] - 2)  # type: ignore[operator]
+
+
+def test_an_embedding_without_a_direction_says_nothing() -> None:
+    value, moved = gradients(lambda z: NormFaceLoss(3, 2)(z, torch.tensor([0])), torch.zeros(1, 2))
+    assert value.item() == pytest.approx(log(3), abs=1e-6)
+    assert moved.eq(0).all()
+
+
+def test_what_is_printed() -> None:
+    assert repr(NormFaceLoss(3, 2)) == "NormFaceLoss(3 classes in 2 dimensions, form='softmax', scale=10)"
+    hard = NormFaceLoss(3, 2, form="triplet", hardest=True)
+    assert repr(hard) == "NormFaceLoss(3 classes in 2 dimensions, form='triplet', margin=0.8, hardest=True)"
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim", "options", "message"),
+    [
+        (1, 2, {}, "^NormFace needs at least 2 classes and 1 dimension, got 1 and 2.$"),
+        (2, 0, {}, "^NormFace needs at least 2 classes and 1 dimension, got 2 and 0.$"),
+        (3, 2, {"margin": 1.0}, "^margin is for form='contrastive' or 'triplet'; form='softmax' has none.$"),
+        (3, 2, {"scale": 0.0}, "^scale must be above 0, got 0.0.$"),
+        (3, 2, {"scale": float("nan")}, "^scale must be above 0, got nan.$"),
+        (3, 2, {"temperature": -1.0}, "^temperature must be above 0, got -1.0.$"),
+        (3, 2, {"temperature": 0.1, "scale": 5.0}, "^temperature fixes the scale at 1 / temperature; give one of the"),
+        (3, 2, {"form": "contrastive", "temperature": 0.1}, "^temperature and scale are for form='softmax'; form='con"),
+        (3, 2, {"form": "triplet", "scale": 5.0}, "^temperature and scale are for form='softmax'; form='triplet' has"),
+        (3, 2, {"form": "triplet", "margin": 0.0}, "^margin must be above 0, got 0.0.$"),
+        (
+            3,
+            2,
+            {"form": "contrastive", "hardest": True},
+            "^hardest is for form='triplet'; form='contrastive' has no tr",
+        ),
+        (3, 2, {"hardest": True}, "^hardest is for form='triplet'; form='softmax' has no triplets.$"),
+    ],
+)
+def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        METHOD.make({"num_classes": classes, "dim": dim}, options)
+
+
+def test_an_unknown_form_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # beartype would be first
+    with pytest.raises(
+        UserError, match="^unknown form 'triplets'. Did you mean 'triplet'\\? Known: contrastive, softmax, tr"
+    ):
+        METHOD.make({"num_classes": 3, "dim": 2}, {"form": "triplets"})
+
+
+def test_bad_batches() -> None:
+    with pytest.raises(UserError, match=r"^label 3 \(row 0 of the batch\) is outside 0..2 of 3 classes."):
+        NormFaceLoss(3, 2)(X, Y + 3)
+    with pytest.raises(UserError, match=r"^embeddings must have shape \(batch, 3\), got \(6, 2\).$"):
+        NormFaceLoss(3, 3)(X, Y)
+    with pytest.raises(UserError, match="^form='triplet' has a margin, not a scale.$"):
+        _ = NormFaceLoss(3, 2, form="triplet").scale
