@@ -79,7 +79,7 @@ class SlowClustering:
         return 1 - geometric_nmi(self.y, self.clusters(medoids))
 
     def whole_margin(self, medoids: list[int]) -> int:
-        return round(1e9 * self.gamma * self.margin(medoids))
+        return round(1e9 * self.gamma * round(self.margin(medoids), 10))
 
     def score(self, medoids: list[int]) -> int:
         return self.whole_margin(medoids) - sum(min(self.d[i][m] for m in medoids) for i in self.everyone)

@@ -212,7 +212,8 @@ def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) 
     made = page(tmp_path)
     assert (
         "| softmax, penultimate layer | not run | 48.34 / 60.16 / 71.21 / 80.30 / 57.21"
-        " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head` |"
+        " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head --epochs 15"
+        " --batch-size 128 --start pca --keep-start False` |"
     ) in made
     assert "Not run: its ImageNet weights were not at hand. The paper's column is table 8" in made
     assert "`tammes train CUB_200_2011 --preset paper --centroids one-hot --backbone vgg16 --train all`" in made
@@ -273,13 +274,18 @@ def test_ways_to_learn_from_vectors_have_a_section(tmp_path: Path) -> None:
         {"set": "cub", "method": "A", "outcome": "finished", "seconds": 1.5, "peak_mb": 7.6,
          "euclidean": good, "cosine": better},
         {"set": "cub", "method": "B", "outcome": "not done in 60 s"},
+        {"set": "growth 1000", "method": "raw", "outcome": "finished", "seconds": 0.0},
+        {"set": "growth 1000", "method": "A", "outcome": "finished", "seconds": 1.234},
+        {"set": "growth 20000", "method": "A", "outcome": "finished", "seconds": 30.0},
+        {"set": "growth 20000", "method": "B", "outcome": "not done in 60 s"},
     ]  # fmt: skip
     stored = {"machine": of, "limit": 60, "rows": rows, "growth": {"A": 0.987}}
     (tmp_path / "estimators.json").write_text(json.dumps(stored))
     made = page(tmp_path)
     assert "### CUB-200-2011, GoogLeNet's features as published" in made
     assert "| A | 50.00 | 25.00 | cosine | 1.50 | 8 |\n| B |  |  |  | not done in 60 s |  |\n" in made
-    assert "| A | 0.99 |" in made
+    assert "| method | 1,000 | 20,000 | exponent |" in made
+    assert "| A | 1.23 | 30.00 | 0.99 |\n| B | - | not done in 60 s | - |\n" in made
     assert "Omniglot, 784 pixels" not in made
 
 

@@ -46,6 +46,13 @@ def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns 
     return _Distances.apply(points.to(dtype), others.to(dtype))  # type: ignore[no-any-return]
 
 
+def absolute_distances(
+    points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]
+) -> Float[Tensor, "rows columns"]:
+    """Sums of absolute differences (L1): nothing cancels, and the gradient is zero where two coordinates are equal."""
+    return torch.cdist(points, others, p=1)
+
+
 def distances_to_axes(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
     """Distances of unit points to the one-hot points, as `distances` but without a matrix product.
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import checked_batch, distances, normalise
+from tammes.geometry import absolute_distances, checked_batch, distances, normalise
 from tammes.losses.method import Method
 from tammes.mining import checked_margin, hardest_pairs, mean_or_zero, negatives, positives
 
@@ -76,8 +76,7 @@ class ContrastiveLoss(nn.Module):
         if self.form == "hinge":
             return distances(embeddings, embeddings)
         unit = normalise(embeddings)
-        # Sums of absolute differences: nothing cancels, and the gradient is zero where two coordinates are equal.
-        return torch.cdist(unit, unit, p=1) if self.form == "exponential" else distances(unit, unit)
+        return absolute_distances(unit, unit) if self.form == "exponential" else distances(unit, unit)
 
     def _pull(self, apart: Tensor, margin: float) -> Tensor:
         if self.form == "hinge":
