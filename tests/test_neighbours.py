@@ -256,3 +256,29 @@ def test_errors_for_what_does_not_fit_together() -> None:
         Search(vectors, vectors, np.arange(4))
     with pytest.raises(UserError, match=r"^itself must be rows of the gallery, 0\.\.4, or -1 for none; got 1\.\.5\.$"):
         Search(vectors, vectors, np.arange(1, 6))
+
+
+def test_vectors_of_very_different_length_are_placed_right_and_without_looking_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One far item would otherwise make every product too uncertain, and all of them be computed again."""
+    vectors = normal(300, 8, seed=0)
+    vectors[::7] *= np.geomspace(10, 3e4, len(vectors[::7]))[:, None].astype(np.float32)
+    vectors[1::7][: len(vectors[::7])] = -vectors[::7]  # the mean stays where the many are
+    problem = Search(vectors, vectors, np.arange(300))
+    rows, ids = np.arange(300), np.roll(np.arange(300), 1)
+    exact = np.square(vectors[:, None].astype(np.float64) - vectors).sum(2)
+    exact[rows, rows] = np.inf
+    bars = exact[rows, ids][:, None]
+    looked = []
+    plain = Search.squared_distances
+
+    def counted(self: Search, row: Array, item: Array) -> Array:
+        looked.append(len(row))
+        return plain(self, row, item)
+
+    monkeypatch.setattr(Search, "squared_distances", counted)
+    closer, tied, _ = problem.places(rows, ids)
+    assert closer.tolist() == (exact < bars).sum(1).tolist()
+    assert tied.tolist() == (exact == bars).sum(1).tolist()
+    assert sum(looked) < 0.05 * 300 * 300

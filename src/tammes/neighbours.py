@@ -325,8 +325,9 @@ class Search:
         for first in range(0, len(rows), size):
             part = slice(first, first + size)
             centred = self.centred(self.queries[rows[part]])
-            margin = self.products.error(centred)
-            bar = bars[part] / self.scale**2 - np.square(centred).sum(axis=1)  # (rows,): what its product should be
+            near = bars[part] / self.scale**2  # (rows,)
+            margin = self.products.error(centred, np.sqrt(near))
+            bar = near - np.square(centred).sum(axis=1)  # (rows,): what its product should be
             low, high = torch.from_numpy(bar - margin)[:, None], torch.from_numpy(bar + margin)[:, None]
             for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
                 block = self.products.block(centred, slice(start, start + _GALLERY_AT_ONCE))
@@ -371,15 +372,25 @@ class _Products:
         with _highest_precision():
             return torch.mm(queries, gallery.T, out=self.room)
 
-    def error(self, centred: Float64[np.ndarray, "rows dim"]) -> Float64[np.ndarray, " rows"]:
+    def error(
+        self, centred: Float64[np.ndarray, "rows dim"], reach: Float64[np.ndarray, " rows"] | None = None
+    ) -> Float64[np.ndarray, " rows"]:
         """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
 
         The last term is for the float64 value itself, which is rounded too.
+
+        Args:
+            reach: to tell items nearer than this from others. An item b with |b| ≥ 2 (|a| + reach) lies outside by
+                (|b| - |a|)² - reach² ≥ |b|²/4, which is more than its own error if rounding is below 1/8: it is told
+                right whatever the margin, and only shorter items count for it.
         """
         lengths = np.linalg.norm(centred, axis=1)
         rounding = 1.1 * (centred.shape[1] + 16) * float(np.finfo(self.dtype).eps) / 2
-        of_product = rounding * (2 * lengths + self.longest) * self.longest
-        return np.asarray(of_product + 2.0**-48 * (lengths + self.longest) ** 2)
+        longest: Any = self.longest
+        if reach is not None and rounding < 1 / 8:
+            longest = np.minimum(longest, 2 * (lengths + reach))
+        of_product = rounding * (2 * lengths + longest) * longest
+        return np.asarray(of_product + 2.0**-48 * (lengths + longest) ** 2)
 
 
 @contextmanager

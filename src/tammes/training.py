@@ -86,7 +86,7 @@ def fit(
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
         start: where to go on; weights and optimizer must be those of that moment.
         accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
-            equals that of one large batch of them.
+            equals that of one large batch of them; not so for a loss of pairs.
         at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
             added up. None: every batch in one go.
         stop: asked after each step; True ends training with an epoch that is not complete.

@@ -125,7 +125,8 @@ class Train:
     images_per_class: Annotated[int | None, optional("INT")] = None
     """Of each class that is in a batch (--sampler pk); by default as the loss has it."""
     accumulate: int = 1
-    """Batches whose gradients are added up before a step: the same as one large batch."""
+    """Batches whose gradients are added up before a step: the same as one large batch, for losses that look at each
+    image on its own."""
 
     test_classes: Annotated[str | None, optional("NUMBER|FILE")] = None
     """Classes to test on: a fraction, a number, or a file with one class name a line. By default the second half."""
