@@ -413,7 +413,7 @@ def method_page(text: str) -> str:
     columns: dict[str, list[str]] = {"loss": [], "what it does": [], "cost of a step": [], "batch": [], "reference": []}
     blocks: list[str] = []
     for name, method in METHODS.items():
-        cells = (f"`{name}`", method.summary, method.cost, method.batch, method.reference)
+        cells = (f"`{name}`", method.summary, method.cost, method.batch, method.source)
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
         blocks += ["", "```text", *explained(name, method).splitlines(), "```"]

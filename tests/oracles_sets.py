@@ -1,7 +1,7 @@
 """Slow doubles of the losses over sets of triplets and over clusterings: loops, in Python numbers, obviously right."""
 
 from collections import Counter
-from math import ceil, dist, log, sqrt
+from math import ceil, cos, dist, log, pi, sin, sqrt
 from random import Random
 from statistics import fmean, pvariance
 
@@ -132,6 +132,19 @@ def random_problem(seed: int, *, most: int = 14) -> tuple[Points, list[int]]:
     if seed % 3 == 0:
         points = [chance.choice(points[: max(1, count // 2)]) for _ in range(count)]
     return points, labels
+
+
+def tied_problem(seed: int) -> tuple[Points, list[int]]:
+    """Many images at few places, or on a regular polygon: what is equally good is then the rule."""
+    chance = Random(seed)
+    count = chance.randint(6, 14)
+    corners = chance.choice([5, 6, 8, 12])
+    places = [[cos(2 * pi * k / corners), sin(2 * pi * k / corners)] for k in range(corners)]
+    if seed % 2 == 0:
+        places = [[chance.gauss(0, 1), chance.gauss(0, 1), chance.gauss(1, 0.1)] for _ in range(3)]
+    points = [chance.choice(places) for _ in range(count)]
+    classes = chance.randint(2, 5)
+    return points, [chance.randrange(classes) for _ in range(count)]
 
 
 def first_places(count: int, hardness: float) -> int:

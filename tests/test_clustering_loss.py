@@ -9,7 +9,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from tammes import UserError
 from tammes.losses.clustering import METHOD, ClusteringLoss, clustering_loss
 from tests.oracles import SIX, SIX_LABELS, seeded, unit
-from tests.oracles_sets import EIGHT, EIGHT_LABELS, SlowClustering, geometric_nmi, random_problem
+from tests.oracles_sets import EIGHT, EIGHT_LABELS, SlowClustering, geometric_nmi, random_problem, tied_problem
 
 
 def test_value_of_six_points() -> None:
@@ -36,6 +36,15 @@ def test_value_and_gradient_equal_those_of_the_slow_search(seed: int) -> None:
     gradients = [torch.autograd.grad(value, embeddings)[0] for value in (ours, theirs)]
     if theirs.item() > 1e-9:  # at 0 the hinge has a corner
         torch.testing.assert_close(*gradients)
+
+
+def test_ties_go_to_the_first_image_as_in_the_slow_search() -> None:
+    for seed in range(300):
+        points, labels = tied_problem(seed)
+        gamma = [1.0, 30.0, 1e4][seed % 3]
+        slow = SlowClustering(unit(points), labels, gamma)
+        value = ClusteringLoss(gamma=gamma)(torch.tensor(points, dtype=torch.float64), torch.tensor(labels)).item()
+        assert value == pytest.approx(slow.value(slow.search(5)), rel=1e-9, abs=1e-9), seed
 
 
 def test_the_problems_are_of_every_kind() -> None:
@@ -78,7 +87,9 @@ def test_a_batch_with_one_clustering_only_is_exactly_zero_and_has_a_gradient(lab
 
 def test_classes_that_are_points_apart_are_exactly_zero() -> None:
     loss = ClusteringLoss()
-    assert loss(torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3)).item() == loss.minimum == 0
+    for seed in range(30):
+        labels = torch.randint(7, (20,), generator=seeded(seed))
+        assert loss(torch.eye(7)[labels], labels).item() == loss.minimum == 0
 
 
 def test_all_images_at_one_place() -> None:

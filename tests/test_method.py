@@ -68,6 +68,14 @@ def test_options_that_cannot_be(given: list[str], message: str) -> None:
     assert str(error.value).startswith(message)
 
 
+def test_a_source_in_a_word_or_two() -> None:
+    assert METHODS["npair"].source == "Sohn 2016"
+    assert METHODS["discriminative"].source == "Do et al. 2019"
+    assert METHODS["hard-discriminative"].source == "ours"
+    assert METHODS["softmax"].source == "the usual classifier"
+    assert METHODS["triplet-smart"].source == "Harwood et al. 2017"
+
+
 def test_a_batch_in_words() -> None:
     assert METHODS["softmax"].batch == "any"
     assert METHODS["npair"].batch == "2 images of each class"
@@ -191,6 +199,7 @@ def test_every_loss_trains_by_the_same_command(
     assert 0 <= results["trained"]["recall_at_1"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
+    assert ("hardness" in lines[1]) == (name == "triplet-smart")
     shape = json.loads((tmp_path / "run" / "embedder.json").read_text())
     assert (shape["class_dim"] is None) == (METHODS[name].on == "embedding")
 
@@ -345,9 +354,10 @@ def test_options_of_a_loss_reach_it(trained: Path, tmp_path: Path) -> None:
 def test_losses_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["losses"])
     shown = capsys.readouterr().out
+    lines = shown.splitlines()
     for name, method in METHODS.items():
-        assert name in shown
-        assert method.summary.split()[0] in shown
+        line = next(line for line in lines if line.startswith(f"{name} "))
+        assert all(part in line for part in (method.summary, method.cost, method.batch, method.source)), "one line each"
 
 
 def test_one_loss_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ def _draw(uniform: Tensor, counts: Tensor) -> Tensor:
 
 
 def _hardest(counts: Tensor, hardness: float) -> Tensor:
-    """How many of each list may be drawn. (1 - 0.45) * 20 is 11.000000000000002: rounding must not add one."""
+    """How many of each list may be drawn. (1 - 0.7) * 20 is 6.000000000000001: rounding must not add one."""
     return ((1 - hardness) * counts.double()).round(decimals=9).ceil().long().clamp_min(1)
 
 

@@ -1,5 +1,6 @@
 """`tammes losses`: every method that there is, what it costs and what it needs."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,9 +87,9 @@ def _print_list(methods: dict[str, "Method"]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in ("loss", "what it does", "cost of a step", "batch", "reference"):
-        table.add_column(column, no_wrap=column == "loss")
+        table.add_column(column, no_wrap=column in ("loss", "batch", "reference"))
     for name, method in methods.items():
-        table.add_row(name, method.summary, method.cost, method.batch, method.reference)
-    console = Console()
-    console.print(table)
+        table.add_row(name, method.summary, method.cost, method.batch, method.source)
+    # A person's terminal is as wide as it is; what reads a pipe gets one line each.
+    Console(width=None if sys.stdout.isatty() else 260).print(table)
     print("\nB images in a batch, C classes, D dimensions. `tammes losses NAME` shows the equation and the options.")

@@ -1,5 +1,6 @@
 """What a method is beside its equation: declared by each loss in its own file, served by whoever trains."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -66,6 +67,14 @@ class Method:
     def mines(self) -> bool:
         """Whether it chooses the images of its batches itself."""
         return hasattr(self.loss, "order")
+
+    @property
+    def source(self) -> str:
+        """The reference in a word or two: the first author and the year."""
+        found = re.match(r"([^,(]+?)(, [^(]+)? \((\d{4})\)", self.reference)
+        if found is None or self.reference.startswith(("ours", "the ")):
+            return re.split("[,;]", self.reference)[0]
+        return f"{found[1]}{' et al.' if found[2] else ''} {found[3]}"
 
     @property
     def batch(self) -> str:

@@ -73,6 +73,11 @@ class SmartMiningLoss(nn.Module):
         """Positions in the training set, triplet after triplet, as an epoch takes them; None before the first look."""
         return self._order
 
+    @property
+    def noted(self) -> dict[str, float]:
+        """What the record of an epoch says of the mining."""
+        return {"hardness": round(self.hardness_now.item(), 6), "active": self.active.item()}
+
     @torch.no_grad()
     def look(
         self, embeddings: Float[Tensor, "images dim"], labels: Integer[Tensor, " images"], *, generator: Generator
