@@ -8,12 +8,25 @@ import pytest
 
 from benchmarks import page as pages
 from benchmarks import store as stores
-from benchmarks.page import IN_README, PAGE, PLANS, README, RESULTS, SECTIONS, page, plan_section, readme
+from benchmarks.page import (
+    IN_README,
+    METHOD,
+    PAGE,
+    PLANS,
+    README,
+    RESULTS,
+    SECTIONS,
+    method_page,
+    page,
+    plan_section,
+    readme,
+)
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
 from tammes.benchmark.tables import Figure, Row, as_json
 from tammes.cli.train import Train
 from tammes.errors import UserError
+from tammes.losses import METHODS
 
 STALE = "{} is not what benchmarks/results says: run `make results`."
 BLOCKS = "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: omniglot -->\n<!-- end -->\nafter\n"
@@ -63,6 +76,14 @@ def kept(tmp_path: Path) -> Path:
     (tmp_path / "run" / "results.json").write_text(json.dumps(results()))
     store(tmp_path / "run", tmp_path / "results" / "plans")
     return tmp_path / "results"
+
+
+def test_the_list_of_losses_is_what_they_declare() -> None:
+    text = METHOD.read_text()
+    assert method_page(text) == text, "docs/method.md is not what the losses declare: run `make results`."
+    for name, method in METHODS.items():
+        assert f"| `{name}` | {method.summary} |" in text
+        assert method.equation.strip().splitlines()[0].strip() in text
 
 
 def test_the_page_is_what_is_stored() -> None:
