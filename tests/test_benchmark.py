@@ -353,6 +353,32 @@ def test_a_folder_that_was_left_half_made_is_begun_anew(root: Path, tmp_path: Pa
     assert cell.state == "done"
 
 
+@pytest.mark.parametrize(("weights", "measured"), [("none", 2), ("file", 1)])
+def test_the_untrained_backbone_is_measured_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, measured: int
+) -> None:
+    """Of random weights once for each seed."""
+    if weights == "file":
+        torch.save(making.make_embedder(Train(backbone="conv4"), 2).backbone.state_dict(), tmp_path / "weights.pt")
+        weights = str(tmp_path / "weights.pt")
+    plan = read_plan(planned(tmp_path, PLAN.replace("dim = 16", f'dim = 16\nweights = "{weights}"')), Train)
+    cells = [cell for cell in table_cells(plan, tmp_path / "out") if cell.method.name in ("one-hot", "softmax")]
+    count, plain = list[int](), making.evaluated
+
+    def counted(*given: Any, **options: Any) -> Any:
+        count.extend([1] if options.get("backbone_only") else [])
+        return plain(*given, **options)
+
+    monkeypatch.setattr(job, "evaluated", counted)
+    assert all(benchmark_job._take(plan, cell, str(root / "photos")) for cell in cells)
+    assert len(count) == measured
+    found: dict[int, list[Any]] = {cell.seed: [] for cell in cells}
+    for cell in cells:
+        found[cell.seed].append((cell.result() or {})["untrained"])
+    assert all(first == second for first, second in found.values())
+    assert (found[0] == found[1]) == (measured == 1)
+
+
 def test_an_error_that_is_not_the_users_is_recorded_with_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,20 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         (SHORTEST + "search = { push = [1], rate = [2] }\n[search]\nrate = [1]\n", "hyper-parameter, got push, rate"),
         (SHORTEST + "search = { epochs = [1] }\n[search]\nrate = [1]\n", "search cannot be of epochs"),
         (SHORTEST + "push = 0\nsearch = { push = [1] }\n[search]\nrate = [1]\n", "cannot be of push: it is given"),
+        (
+            SHORTEST + 'loss = "lifted"\nmargin = 0.2\nsearch = { margin = [1] }\n[search]\nrate = [1]\n',
+            "cannot be of margin: it is given",
+        ),
+        (SHORTEST + 'loss = "lifted"\nmargin = "wide"\n', "method 'one': margin of lifted structure must be a number"),
+        (SHORTEST + 'loss = "lifted"\ncolour = 1\n', "'colour' is no option of tammes train."),
+        (
+            SHORTEST + 'loss = "lifted"\nloss-options = ["margin=1"]\n',
+            "does not take loss-options: it belongs in the method by their own names, such as margin = 0.2.",
+        ),
+        (
+            'layers = ["penultimate", "last"]\n' + SHORTEST + 'loss = "lifted"\n',
+            "without a class layer there is no layer 'last' beside the penultimate.",
+        ),
         (SHORTEST + "search = { pull = [1] }\n[search]\nrate = [1]\n", "'pull' is no option of tammes train"),
         ('layers = ["last"]\n' + SHORTEST + "class-layer = false\n", "without a class layer there is no layer 'last'"),
     ],
@@ -190,3 +204,11 @@ def test_tables_of_the_paper_that_show_the_same_agree() -> None:
 def test_a_table_that_the_paper_does_not_have() -> None:
     with pytest.raises(UserError, match="unknown table of the paper 'cars'. Did you mean 'cars196'"):
         published_table("cars")
+
+
+def test_options_of_a_loss_stand_beside_those_of_train(tmp_path: Path) -> None:
+    text = SHORTEST + 'loss = "triplet"\nform = "margin"\nsearch = { margin = [0.1, 0.2] }\n[search]\nrate = [1]\n'
+    (tmp_path / "plan.toml").write_text(text)
+    method = read_plan(tmp_path / "plan.toml", Train).methods[0]
+    assert method.options == {"loss": "triplet", "loss_options": ("form=margin",)}
+    assert method.search == {"margin": (0.1, 0.2)}

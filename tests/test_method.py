@@ -52,7 +52,7 @@ def test_options_are_typed_as_the_loss_has_them() -> None:
     ("given", "message"),
     [
         (["margin"], "an option of a loss is NAME=VALUE, such as margin=0.2, got 'margin'."),
-        (["colour=red"], "'colour' is no option of the made one. Its options: margin, form, hard, every, sizes."),
+        (["colour=red"], "'colour' is no option of the made one. Its options: margin, form, hard, every."),
         (["num_classes=3"], "'num_classes' is no option of the made one."),
         (["margin=wide"], "margin of the made one must be a number, got 'wide'."),
         (["form=three"], "form of the made one must be one or two, got 'three'."),
@@ -266,7 +266,7 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
 
 
 def test_proxies_have_a_learning_rate_of_their_own() -> None:
-    config = resolved(Train(data="glyphs", loss="proxy-nca", rate=0.5, weight_decay=0.1))
+    config = resolved(Train(data="glyphs", loss="proxy-nca", rate=0.5, weight_decay=0.1, optimizer="sgd"))
     loss = METHODS["proxy-nca"].make({"num_classes": 4, "dim": 8}, {})
     objective = Objective(Embedder(EmbedderConfig("conv4", 8)), loss)
     for asked, wanted in ((None, 0.5 * METHODS["proxy-nca"].proxy_rate), (3.0, 3.0)):
@@ -324,6 +324,20 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
             ["--loss", "prototypical", "--images-per-class", "2"],
             "needs 3 images or more of each class in a batch, not 2.",
         ),
+        (
+            ["--loss", "triplet", "--batch-size", "4"],
+            "a batch of 4 holds one class of 4 images only, and --loss triplet",
+        ),
+        (["--loss", "triplet", "--images-per-class", "1"], "needs 2 images or more of each class in a batch, not 1."),
+        (
+            ["--loss", "triplet", "--proxy-rate", "1"],
+            "--proxy-rate is for what a loss learns itself, and triplet learns",
+        ),
+        (["--loss", "triplet-smart", "--images-per-class", "4"], "mines its batches itself: drop --images-per-class."),
+        (
+            ["--loss", "lifted", "--train", "head", "--start", "pca", "--keep-start", "True"],
+            "--keep-start True and --train head leave no layer to train: --loss lifted is computed on the embedding",
+        ),
         (["--proxy-rate", "-1"], "--proxy-rate must not be negative, got -1.0."),
     ],
 )
@@ -335,6 +349,47 @@ def test_what_a_loss_cannot_use_is_refused(
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("loss", ["triplet", "npair", "triplet-smart", "prototypical"])
+def test_classes_of_one_image_are_nothing_to_compare(
+    loss: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(8):
+        (tmp_path / "photos" / str(number)).mkdir(parents=True)
+        for image in range(1 if number < 4 else 3):
+            name = f"{image}.png"
+            (tmp_path / "photos" / str(number) / name).write_bytes((trained / f"class {number}" / name).read_bytes())
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "photos"), *SMALL, "--loss", loss, "--out", str(tmp_path / "run")])
+    assert "images of a class, and no training class has more than 1. Add images, or choose" in capsys.readouterr().err
+
+
+def test_batches_that_cannot_be_are_said_before_a_run_is_replaced(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["train", str(trained), *SMALL, "--loss", "triplet", "--out", str(tmp_path / "run")]
+    main(given)
+    with pytest.raises(SystemExit):
+        main([*given, "--batch-size", "30", "--overwrite"])
+    assert "a batch of 30 cannot hold classes of 4 images each" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def test_a_learned_scale_trains_as_the_new_layers_do() -> None:
+    config = resolved(Train(data="photos", backbone="conv4", weights="none", loss="normface", optimizer="sgd"))
+    loss = METHODS["normface"].make({"num_classes": 4, "dim": 8}, {})
+    objective = Objective(Embedder(EmbedderConfig("conv4", 8)), loss)
+
+    def rate(config: Train, parameter: object) -> float:
+        groups = make_optimizer(config, objective).param_groups
+        return float(next(g["lr"] for g in groups if any(each is parameter for each in g["params"])))
+
+    usual = float(config.rate or 0)
+    assert rate(config, loss.proxies) == pytest.approx(usual * METHODS["normface"].proxy_rate)
+    assert rate(config, loss.raw_scale) == pytest.approx(usual)
+    for other in (replace(config, preset="paper"), replace(config, optimizer="adam")):
+        assert rate(other, loss.proxies) == pytest.approx(usual), "both multiples or neither"
 
 
 def test_options_of_a_loss_reach_it(trained: Path, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "resume": "nowhere: a benchmark goes on by itself where it stopped",
     "overwrite": "nowhere: choose another --out of tammes benchmark",
     "init_from": "nowhere: every run starts from the weights of the backbone",
+    "loss_options": "the method by their own names, such as margin = 0.2",
     "hidden": "nowhere: it is for vectors, and a benchmark is of images",
     "method": "nowhere: it is for vectors, and a benchmark is of images",
 }
@@ -233,7 +234,8 @@ class _Reader:
                 f"{self.file}: {where}{shared[0].replace('_', '-')} must be the same for all: put it in [train]."
             )
         options = {"loss": loss} | options
-        if options.get("class_layer", train.get("class_layer", True)) is False and "last" in layers:
+        on_embedding = loss in METHODS and METHODS[loss].on == "embedding"
+        if (on_embedding or options.get("class_layer", train.get("class_layer", True)) is False) and "last" in layers:
             raise UserError(
                 f"{self.file}: {where}without a class layer there is no layer 'last' beside the penultimate."
             )
@@ -250,7 +252,8 @@ class _Reader:
                     self.of_loss({key: value}, loss, where)
             elif strict:
                 self.options({key: None}, where.rstrip(": ") + ", search", values=False)
-            if option in FOR_ALL or option in ("rate", "backbone_rate", *options):
+            given_of_loss = [each.partition("=")[0] for each in of_loss]
+            if option in FOR_ALL or option in ("rate", "backbone_rate", *options, *given_of_loss):
                 raise UserError(
                     f"{self.file}: {where}search cannot be of {key}: it is given already, or the same for all."
                 )

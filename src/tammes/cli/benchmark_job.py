@@ -114,7 +114,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the table, and measure on the test classes in every layer."""
     best = chosen(plan, cell.out, cell.preset, cell.method)
     assert best is not None, "a cell is run when its search is done"
-    _train(options_of(plan, cell, data, best), cell.folder)
+    _train(options_of(plan, cell, data, best), cell.folder, untrained=_untrained(plan, cell))
     run = Run(cell.folder)
     results = run.read("results")
     if results["trained"] is None:
@@ -157,19 +157,39 @@ def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     }
 
 
+def _untrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
+    """What a cell that is done has measured of the same untrained backbone: half of an evaluation is spared.
+
+    Network, weights and classes are the same for all methods of a preset; without weights, and with classes held out by
+    the seed, also the seed must be.
+    """
+    alike = [each for each in table_cells(plan, cell.out) if each.preset == cell.preset and each.state == DONE]
+    for each in alike:
+        made = Run(each.folder).read("config") or {}
+        shared = made.get("weights") not in (None, "none") and made.get("test_classes") is None
+        if each.seed == cell.seed or shared:
+            found: dict[str, Any] | None = Run(each.folder).read("untrained")
+            if found is not None:
+                return found
+    return None
+
+
 def _train(
-    config: Train, folder: Path, data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data
+    config: Train,
+    folder: Path,
+    data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data,
+    untrained: dict[str, Any] | None = None,
 ) -> None:
     """Train into a run folder, from where it stopped if it did."""
     state = Run(folder).state if is_run(folder) else None
     if state == "finished":
         return
     if state == "interrupted":
-        run_job(Train(resume=folder), data_of)
+        run_job(Train(resume=folder), data_of, untrained)
         return
     if folder.exists():  # killed before its first checkpoint: nothing is lost
         shutil.rmtree(folder)
-    run_job(config, data_of)
+    run_job(config, data_of, untrained)
 
 
 def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Train:

@@ -52,11 +52,16 @@ WATCHED = 512  # training images on which the bound is watched
 FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
 
 
-def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data) -> None:
+def run_job(
+    given: Train,
+    data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data,
+    untrained: dict[str, Any] | None = None,
+) -> None:
     """Train from the start or from where a run stopped; evaluate; show.
 
     Args:
         data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it.
+        untrained: how well the backbone does before training, where another run has measured it; None: measured here.
     """
     check(given)
     for flag, said in (("--hidden", given.hidden), ("--method", given.method)):
@@ -80,6 +85,7 @@ def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None]
         # Before the new folder is made, in case it takes the other's place.
         embedder.load_state_dict(matching(load(config.init_from), embedder))
     loss = make_loss(config, data, embedder)
+    training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
     data = replace(data, kept=keep(config, data, embedder))
     above = None if data.kept is None else data.kept.frozen.above
     objective = Objective(embedder, loss, features=above, sees=METHODS[config.loss].sees)
@@ -88,10 +94,11 @@ def run_job(given: Train, data_of: Callable[[Train, dict[str, list[str]] | None]
     run = resumed or _new_run(config, data, embedder)
     prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
-    untrained = run.read("untrained")
+    untrained = run.read("untrained") or untrained
     if untrained is None and len(data.split.test):
         with working("evaluating the untrained backbone"):
             untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
+    if untrained is not None:
         run.write("untrained", untrained)
     start = Position()
     if run.state == "interrupted":
@@ -201,8 +208,9 @@ def _check_loss(config: Train) -> None:
                 raise UserError(
                     f"--loss {config.loss} is computed on the embedding, without a class layer: drop {flag}."
                 )
-    if method.mines and config.sampler is not None:
-        raise UserError(f"--loss {config.loss} mines its batches itself: drop --sampler.")
+    for flag, given in (("--sampler", config.sampler), ("--images-per-class", config.images_per_class)):
+        if method.mines and given is not None:
+            raise UserError(f"--loss {config.loss} mines its batches itself: drop {flag}.")
     if config.images_per_class is not None and (config.sampler or "pk") != "pk":
         raise UserError("--images-per-class is for --sampler pk.")
     if config.images_per_class is not None and config.sampler is None and method.images_per_class == 1:
@@ -432,6 +440,11 @@ def _check_start(config: Train) -> None:
         raise UserError("--keep-start True keeps what --start finds: give --start pca or --start whiten.")
     if config.train == "head" and not config.class_layer:
         raise UserError("--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.")
+    if config.train == "head" and METHODS[config.loss].on == "embedding":
+        raise UserError(
+            f"--keep-start True and --train head leave no layer to train: --loss {config.loss} is computed on the"
+            " embedding, without a class layer. Leave one out."
+        )
 
 
 def command(config: Train) -> str:

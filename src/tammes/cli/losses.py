@@ -50,12 +50,7 @@ def losses(config: Losses) -> None:
 def as_json(method: "Method") -> dict[str, Any]:
     """Everything that a method declares."""
     said = ("title", "summary", "equation", "cost", "batch", "reference", "on", "images_per_class", "sees")
-    return {name: getattr(method, name) for name in said} | {"options": defaults(method)}
-
-
-def defaults(method: "Method") -> dict[str, Any]:
-    """The options that a person may set, with their defaults."""
-    return {name: each.default for name, each in method.options.items() if name not in ("class_sizes", "generator")}
+    return {name: getattr(method, name) for name in said} | {"options": dict(method.defaults)}
 
 
 def explained(name: str, method: "Method") -> str:
@@ -73,7 +68,7 @@ def explained(name: str, method: "Method") -> str:
     if method.sees != "batches":
         lines.append(f"  sees            {method.sees}, beside its batches")
     lines += [f"  reference       {method.reference}", ""]
-    options = defaults(method)
+    options = method.defaults
     lines += ["  options (--loss-options NAME=VALUE …):" if options else "  no options"]
     lines += [f"    {option} = {value:g}" if isinstance(value, float) else f"    {option} = {value}"
               for option, value in options.items()]  # fmt: skip

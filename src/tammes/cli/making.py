@@ -232,6 +232,8 @@ def training_batches(
         if mined is None:
             labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
             mined = random_triplets(labels, generator=generator).flatten()
+            if not len(mined):
+                raise UserError("there is no triplet: training needs at least 2 classes, and one of them 2 images.")
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
@@ -302,13 +304,37 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
         options["class_sizes"] = sizes.tolist()
     torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
     loss = method.make(given, options)
-    fewest = getattr(loss, "fewest_per_class", 1)
-    if config.sampler == "pk" and (config.images_per_class or 1) < fewest:
+    _check_batches(config, data, loss)
+    if config.proxy_rate is not None and not list(loss.parameters()):
+        raise UserError(f"--proxy-rate is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
+    return loss
+
+
+def _check_batches(config: Train, data: Data, loss: nn.Module) -> None:
+    """Refuse batches in which the loss would find nothing to compare, and be 0 without a word."""
+    method = method_of(config)
+    fewest = getattr(loss, "fewest_per_class", 2 if method.mines or method.images_per_class > 1 else 1)
+    if fewest == 1:
+        return
+    largest = int(np.bincount(data.labels).max())
+    if largest < fewest:
+        raise UserError(
+            f"--loss {config.loss} with these options compares {fewest} images of a class, and no training class has"
+            f" more than {largest}. Add images, or choose a loss that takes any batch: tammes losses."
+        )
+    if config.sampler != "pk":
+        return
+    each, size = config.images_per_class or 1, recipe(config)["batch_size"]
+    if each < fewest:
         raise UserError(
             f"--loss {config.loss} with these options needs {fewest} images or more of each class in a batch,"
-            f" not {config.images_per_class}. Use --images-per-class {fewest}."
+            f" not {each}. Use --images-per-class {fewest}."
         )
-    return loss
+    if size < 2 * each:
+        raise UserError(
+            f"a batch of {size} holds one class of {each} images only, and --loss {config.loss} compares classes."
+            f" Use --batch-size {2 * each} or more."
+        )
 
 
 def loss_options(config: Train) -> dict[str, Any]:
@@ -354,6 +380,7 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
     options = recipe(config)
     objective.embedder.penultimate.requires_grad_(not options["keep_start"])
     method = method_of(config)
+    multiple = method.proxy_rate if _suited(config, options["optimizer"]) else 1.0
     groups = parameter_groups(
         objective.embedder.new_layers(),
         objective,
@@ -361,7 +388,7 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
         backbone_rate=options["backbone_rate"],
         weight_decay=options["weight_decay"],
         proxies=objective.loss,
-        proxy_rate=options["rate"] * method.proxy_rate if config.proxy_rate is None else config.proxy_rate,
+        proxy_rate=options["rate"] * multiple if config.proxy_rate is None else config.proxy_rate,
         proxy_decay=options["weight_decay"] if method.proxy_decay else 0.0,
     )
     # Fused: one pass over the memory instead of a dozen, on a CPU too.
@@ -370,11 +397,17 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
     return torch.optim.AdamW(groups, lr=options["rate"], fused=True)
 
 
+def _suited(config: Train, optimizer: str) -> bool:
+    """Whether the rates that suit a loss are taken: not to the paper's letter, and not with Adam, whose steps do not
+    depend on the size of a gradient."""
+    return config.preset == "default" and optimizer == "sgd"
+
+
 def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
     method = method_of(config)
     found = recipe_of(config.preset, str(config.backbone), config.train)
-    if config.preset == "default" and found.optimizer == "sgd":  # Adam's steps do not depend on a gradient's size
+    if _suited(config, config.optimizer or found.optimizer):
         found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
     if config.train == "head" and method.on == "embedding":
         found = replace(found, keep_start=False)  # nothing would be left to train

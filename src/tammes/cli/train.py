@@ -44,7 +44,7 @@ class Train:
 
     loss: str = "discriminative"
     """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
-    classifier; or any other that `tammes losses` lists."""
+    classifier; or any other that `tammes losses` lists (those of a class layer for vectors too)."""
     loss_options: Annotated[tuple[str, ...], optional("NAME=VALUE …")] = ()
     """Options of the loss, such as margin=0.2; `tammes losses NAME` lists them."""
     centroids: Annotated[str | None, optional("KIND")] = None
@@ -95,7 +95,8 @@ class Train:
     optimizer: Annotated[Literal["sgd", "adam"] | None, optional("{sgd,adam}")] = None
     """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     rate: Annotated[float | None, optional("FLOAT")] = None
-    """Learning rate of the new layers on top of the backbone. By default the preset's, times what suits the loss."""
+    """Learning rate of the new layers on top of the backbone. By default the preset's; with preset default and sgd
+    times what suits the loss."""
     backbone_rate: Annotated[float | None, optional("FLOAT")] = None
     """Learning rate of the backbone."""
     proxy_rate: Annotated[float | None, optional("FLOAT")] = None

@@ -26,7 +26,7 @@ from tammes.estimator.network import MOST_DIMENSIONS
 from tammes.estimator.streams import Rows, blocks
 from tammes.estimator.training import Passed, epochs, number_of_epochs
 from tammes.geometry import normalise
-from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
+from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.runs import Run, create, save_checkpoint
 from tammes.runtime import environment
@@ -217,8 +217,10 @@ def _check_vectors(config: Train) -> None:
             if getattr(config, option) != known[option]:
                 flag = "--no-class-layer" if option == "class_layer" else _flag(option)
                 raise UserError(f"{flag} is for --method gradient: ridge is solved in closed form.")
+    if config.loss in METHODS and config.loss not in OF_CLASS_LAYER:
+        raise UserError(f"--loss {config.loss} is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
     if config.loss not in OF_CLASS_LAYER:
-        raise unknown_name("loss for vectors", config.loss, OF_CLASS_LAYER)
+        raise unknown_name("loss", config.loss, OF_CLASS_LAYER)
     loss_options(config)
     if config.centroids is not None and config.centroids not in CENTROIDS:
         raise unknown_name("kind of centroids", config.centroids, CENTROIDS)

@@ -1,4 +1,4 @@
-"""The losses, one file each: (embeddings (batch, dim), labels (batch,)) -> scalar, the mean over the batch."""
+"""The losses, one file each: (embeddings (batch, dim), labels (batch,)) -> scalar."""
 
 from torch import nn
 

@@ -119,5 +119,6 @@ METHOD = Method(
     cost="B C D",
     reference="Wen, Zhang, Li, Qiao (2016): A Discriminative Feature Learning Approach for Deep Face Recognition. ECCV",
     takes=("num_classes", "dim"),
-    rate=0.1,  # embeddings are not scaled to unit length: the rate of the discriminative loss diverges
+    proxy_decay=True,  # the classifier's, as that of softmax
+    rate=0.001,  # embeddings are not scaled to unit length: a larger one diverges
 )

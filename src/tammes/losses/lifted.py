@@ -61,4 +61,5 @@ METHOD = Method(
     reference="Oh Song, Xiang, Jegelka, Savarese (2016): Deep Metric Learning via Lifted Structured Feature Embedding."
     " CVPR",
     images_per_class=4,
+    rate=0.0001,  # embeddings are not scaled to unit length: a larger one makes them grow, or diverges
 )

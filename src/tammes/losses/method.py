@@ -11,6 +11,7 @@ from torch import nn
 
 from tammes.errors import UserError
 
+_NOT_TYPED = "left out: it follows from the data"
 Takes = Literal["centroids", "num_classes", "dim"]
 Sees = Literal["batches", "all images once", "all images each epoch"]
 
@@ -64,6 +65,12 @@ class Method:
         return MappingProxyType({each.name: each for each in found if each.kind is Parameter.KEYWORD_ONLY})
 
     @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The options that a person may set, with their defaults; the others follow from the data."""
+        kinds = get_type_hints(self.loss.__init__)
+        return {name: each.default for name, each in self.options.items() if _in_words(kinds[name]) != _NOT_TYPED}
+
+    @property
     def mines(self) -> bool:
         """Whether it chooses the images of its batches itself."""
         return hasattr(self.loss, "order")
@@ -92,7 +99,7 @@ class Method:
             if not equals:
                 raise UserError(f"an option of a loss is NAME=VALUE, such as margin=0.2, got {text!r}.")
             if name not in self.options:
-                known = ", ".join(self.options) or "none"
+                known = ", ".join(self.defaults) or "none"
                 raise UserError(f"{name!r} is no option of {self.title}. Its options: {known}.")
             if name in found:
                 raise UserError(f"the option {name} is given twice.")
@@ -128,4 +135,4 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(str(each) for each in get_args(kind))
     words = {int: "a whole number", float: "a number", bool: "True or False"}
-    return words.get(kind, "left out: it follows from the data")
+    return words.get(kind, _NOT_TYPED)

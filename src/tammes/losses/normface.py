@@ -113,13 +113,13 @@ class NormFaceLoss(nn.Module):
 
     @property
     def minimum(self) -> float:
-        """For classes of equal size; of the softmax at the present scale, but whatever the proxies.
+        """For classes of equal size, whatever the proxies; approached as a learned scale grows.
 
         Reached where the proxies are the corners of a regular simplex and every embedding is at its own. Where there is
         no such simplex, in fewer than num_classes - 1 dimensions, and where a margin is wider than it, the loss stays
         above.
         """
-        if self.form != "softmax":
+        if self.temperature is None:
             return 0.0
         others = self.num_classes - 1
         return log1p(others * exp(-self.scale.item() * self.num_classes / others))
