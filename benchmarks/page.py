@@ -396,7 +396,8 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 
 def readme(text: str, results: Path = RESULTS) -> str:
     """The README with its tables as they should be, between <!-- results: NAME --> and <!-- end -->."""
-    for name, block in {"cub": readme_cub(results), "omniglot": readme_omniglot(results)}.items():
+    blocks = {"cub": readme_cub(results), "methods": readme_methods(results), "omniglot": readme_omniglot(results)}
+    for name, block in blocks.items():
         text = _with_block(text, "README.md", f"results: {name}", block)
     return text
 
@@ -476,6 +477,28 @@ def _brief(name: str, row: Row) -> list[str]:
     first, *others = (row.measures[measure] for measure in RECALLS)
     seconds = "" if row.minutes is None else f"{60 * row.minutes:,.0f}"
     return [name, str(first), *(f"{figure.mean:.2f}" for figure in others), seconds]
+
+
+def readme_methods(results: Path) -> list[str]:
+    """All methods under one protocol, beside the paper's own figures."""
+    stored, alone = _read(results / "plans" / "cub-methods.json"), _read(results / "training_time.json")
+    if stored is None:
+        return ["The methods were not compared yet.", ""]
+    rows = [row for row in next(iter(from_json(stored["tables"]).values())) if row.measures]
+    ratios = {} if alone is None else {row["loss"]: f"{row['ratio']:.1f}" for row in alone["rows"]}
+    made = {
+        run["method"]: re.search(r"--loss (\S+)", run["command"]) for runs in stored["runs"].values() for run in runs
+    }
+    losses = {name: "discriminative" if found is None else found[1] for name, found in made.items()}
+    shown = {
+        "CUB-200-2011, new layers trained": [row.method for row in rows],
+        "R@1": [str(row.measures["recall_at_1"]) for row in rows],
+        "MAP@R": [f"{row.measures['mean_average_precision_at_r'].mean:.2f}" for row in rows],
+        "NMI": [f"{row.measures['NMI'].mean:.2f}" for row in rows],
+        "loss and mining, / ours": [ratios.get(losses.get(row.method, ""), "") for row in rows],
+        "the paper's R@1, every layer trained": [str((row.paper or {}).get("R@1", "")) for row in rows],
+    }
+    return _drawn(shown)
 
 
 def readme_omniglot(results: Path) -> list[str]:

@@ -29,7 +29,10 @@ from tammes.errors import UserError
 from tammes.losses import METHODS
 
 STALE = "{} is not what benchmarks/results says: run `make results`."
-BLOCKS = "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: omniglot -->\n<!-- end -->\nafter\n"
+BLOCKS = (
+    "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: methods -->\n<!-- end -->\n"
+    "<!-- results: omniglot -->\n<!-- end -->\nafter\n"
+)
 
 
 def recalls(first: float, half: float | None = 0.5) -> dict[str, Figure]:
@@ -142,7 +145,7 @@ def test_an_end_that_is_missing_does_not_swallow_what_follows(tmp_path: Path) ->
 def test_what_stands_around_the_tables_stays(kept: Path) -> None:
     made = readme(BLOCKS, kept)
     assert made.startswith("before\n<!-- results: cub -->\nCUB-200-2011")
-    assert "<!-- end -->\nbetween\n<!-- results: omniglot -->\n" in made
+    assert "<!-- end -->\nbetween\n<!-- results: methods -->\n" in made
     assert made.endswith("<!-- end -->\nafter\n")
     assert "old" not in made
     assert readme(made, kept) == made
@@ -286,6 +289,29 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
     brief = "| every layer in 1 epochs, one-hot centroids, one seed | 55.00 | 60.00 | 70.00 | 80.00 | 120 |"
     assert brief in readme(BLOCKS, tmp_path)
+
+
+def test_methods_stand_in_the_readme_beside_their_cost_and_the_papers_figures(tmp_path: Path) -> None:
+    assert "The methods were not compared yet." in readme(BLOCKS, tmp_path)
+    measures = recalls(50.0) | {"NMI": Figure(60.0, 1.0, 2)}
+    rows = [
+        Row("ours", "penultimate", "last", measures, 2, paper={"R@1": 51.43}),
+        Row("lifted structure", "penultimate", "last", measures, 2),
+        Row("later", "penultimate", "last", remark="not there yet"),
+        Row("untrained backbone", "", "last", measures, 2),
+    ]
+    cells = [cell("ours", 0), cell("lifted structure", 0, command="tammes train birds --loss lifted --seed 0")]
+    made = results("cub-methods") | {"tables": as_json({"default": rows}), "cells": cells}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text(json.dumps(made))
+    store(tmp_path / "run", tmp_path / "plans")
+    alone = {"rows": [{"loss": "discriminative", "ratio": 1.0}, {"loss": "lifted", "ratio": 6.21}]}
+    (tmp_path / "training_time.json").write_text(json.dumps(alone))
+    text = readme(BLOCKS, tmp_path)
+    assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
+    assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
+    assert "| untrained backbone | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
+    assert "later" not in text
 
 
 def test_ways_to_learn_from_vectors_have_a_section(tmp_path: Path) -> None:
