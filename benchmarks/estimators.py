@@ -101,6 +101,8 @@ def make_set(name: str, options: Options) -> Set:
     kind, _, size = name.partition(" ")
     if kind == "growth":
         return made_up(int(size), 100, 64, test_classes=50)
+    if kind == "medium":
+        return made_up(4000, 100, 64, test_classes=50)
     if kind == "million":
         return made_up(1_000_000, 10_000, 256)
     if kind == "cub":
@@ -202,7 +204,7 @@ def slopes(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main(options: Options) -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done, console = {(row["set"], row["method"]) for row in rows}, Console()
-    sets = ["digits", "noisy-digits"]
+    sets = ["digits", "noisy-digits", "medium"]
     sets += ["cub"] * (options.cub is not None) + ["omniglot"] * (options.omniglot is not None)
     sets += [f"growth {size}" for size in SIZES] * options.growth + ["million"] * options.million
     for data in sets:

@@ -316,6 +316,7 @@ ABOUT = {
     "noisy-digits": "the same with as many columns of noise",
     "cub": "CUB-200-2011, GoogLeNet's features as published, 1,024 columns: 100 kinds of birds train, 100 others test",
     "omniglot": "Omniglot, 784 pixels: 242 characters train, 659 others test",
+    "medium": "4,000 made-up vectors, 64 columns: 100 classes train, 50 others test",
     "million": "a million made-up vectors, 256 columns: 10,000 classes train, 500 others test",
 }
 

@@ -236,23 +236,33 @@ def test_where_no_class_has_two_vectors_whiten_is_pca() -> None:
 def test_auto_takes_the_start_that_held_out_classes_like_best() -> None:
     vectors, labels = blobs(classes=25)
     noisy = vectors + np.random.default_rng(1).normal(size=vectors.shape) * [0, 0, 0, 0, 8, 8, 8, 8]
+    few, of_few = blobs(classes=25, each=2)
+    fewer, of_fewer = blobs(classes=40, each=2)
     chosen = set()
-    for dim, given in ((4, vectors), (4, noisy), (24, vectors), (24, noisy + 3)):
+    for dim, given, own in (
+        (4, vectors, labels),
+        (4, noisy, labels),
+        (24, vectors, labels),
+        (24, noisy + 3, labels),
+        (8, few, of_few),
+        (3, fewer, of_fewer),
+    ):
         options: dict[str, Any] = {"validation_classes": 0.3, "dim": dim}
         begun: dict[str, MetricLearner] = {}
-        if dim == 24:  # enough for 25 classes
-            begun["ridge"] = untrained(start="ridge", **options).fit(given, labels)
+        # In few dimensions its centroids are drawn: to place them takes long.
+        kind = "place" if len(np.unique(own)) <= 2 * dim else "random"
+        begun["ridge"] = untrained(start="ridge", centroids=kind, **options).fit(given, own)
         for start, centre in product(("pca", "whiten"), (True, False)):
-            begun[f"{start} {centre}"] = untrained(start=start, centre=centre, **options).fit(given, labels)
+            begun[f"{start} {centre}"] = untrained(start=start, centre=centre, **options).fit(given, own)
         firsts = {name: learner.history_[0]["recall_at_1"] for name, learner in begun.items()}
         best = max(firsts, key=lambda name: firsts[name])
-        auto = untrained(start="auto", **options).fit(given, labels)
+        auto = untrained(start="auto", **options).fit(given, own)
         assert auto.history_[0]["recall_at_1"] == firsts[best]
         assert (auto.regularisation_ is None) == (best != "ridge")
         if list(firsts.values()).count(firsts[best]) == 1:
             np.testing.assert_allclose(auto.transform(given), begun[best].transform(given), atol=1e-6)
             chosen.add(best)
-    assert len(chosen) > 1
+    assert len(chosen) > 2
 
 
 def test_auto_asks_for_no_centroids_that_there_are_not() -> None:

@@ -59,8 +59,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             Habrard 2015) in closed form, without loss or class layer.
         start: what the first layer begins as: pca, the principal directions of the vectors; whiten, the same after
             directions in which a class varies much have been made short; ridge, that method's result; or random.
-            auto: whiten, pca or (with no more classes than dim + 1) ridge, whichever has the best R@1 on the held-out
-            classes, whiten without them; with hidden layers pca.
+            auto: whiten, pca or ridge, whichever has the best R@1 on the held-out classes, whiten without them; with
+            hidden layers pca.
         centre: whether vectors are first compared from their mean, or from their own zero, which in what a network
             gives often means something. None: whichever has the better R@1 on the held-out classes, the mean without
             them. For the starts pca and whiten; with hidden layers None is the mean.

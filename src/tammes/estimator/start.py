@@ -65,7 +65,7 @@ def make(
     kinds: list[Start] = [start]
     if start == "auto":
         kinds = ["pca"] if hidden else ["pca", "whiten"] if len(validation) else ["whiten"]
-        if len(kinds) > 1 and classes <= dim + 1 and centre is not False:  # beyond, centroids may take long to place
+        if len(kinds) > 1 and centre is not False:
             kinds.append("ridge")
     beginnings: dict[tuple[Start, bool], Callable[[], None]] = {}
     if kinds != ["ridge"]:
@@ -76,8 +76,8 @@ def make(
             found = directions(vectors, codes[sample] if kind == "whiten" else None)
             beginnings |= {(kind, of): partial(network.start_from, found, None if of else zero) for of in centres}
     if "ridge" in kinds:
-        # Of its own accord it takes none that there may not be in this dimension.
-        kind_of = learner.centroids if learner.start == "ridge" else "place"
+        # Of its own accord it takes none that there may not be in this dimension, or that take long to place.
+        kind_of = learner.centroids if learner.start == "ridge" else "place" if classes <= 2 * dim else "random"
         sums = Sums(columns, classes)
         sums.add_all(X, codes, rows, *learner._first)
         regression = Ridge(sums, placed(kind_of, classes, dim, learner._seed), learner.scale)
