@@ -410,7 +410,8 @@ def recipe(config: Train) -> dict[str, Any]:
     if _suited(config, config.optimizer or found.optimizer):
         found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
     if config.train == "head" and method.on == "embedding":
-        found = replace(found, keep_start=False)  # nothing would be left to train
+        # Nothing else would be left to train; and a layer that trains does not begin whitened: docs/log.md.
+        found = replace(found, keep_start=False, start="pca" if found.start == "whiten" else found.start)
     preset = asdict(found)
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
 
