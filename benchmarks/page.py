@@ -53,6 +53,7 @@ IN_README = (
     ("`head`", "cub-layers-head", "default", _BRIEFLY[:1]),
     ("`head --start pca --keep-start False`", "cub-centroids-head", "default", _BRIEFLY),
     ("`top`", "cub-centroids-top", "default", _BRIEFLY[:3]),
+    ("`top`", "cub-softmax-top", "default", ("softmax",)),
 )
 PAPER_IN_README = (
     ("one-hot centroids", "centroids-cub", "one-hot"),
