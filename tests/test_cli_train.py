@@ -229,7 +229,12 @@ def test_options_that_change_the_way_of_training_are_honoured(
 
 @pytest.mark.parametrize(
     ("backbone", "changes", "number"),
-    [("vgg16", {}, 13), ("resnet18", {}, None), ("vgg16", {"loss": "pairs"}, None), ("vgg16", {"train": "top"}, None)],
+    [
+        ("vgg16", {}, 13),
+        ("resnet18", {}, None),
+        ("vgg16", {"loss": "triplet"}, None),
+        ("vgg16", {"train": "top"}, None),
+    ],
     ids=["each image on its own", "batch normalisation", "another kind of loss", "kept activations"],
 )
 def test_batches_are_computed_in_pieces_where_that_is_the_same(

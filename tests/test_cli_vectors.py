@@ -120,6 +120,10 @@ def test_training_is_what_the_estimator_does_on_the_first_half_of_the_classes(tr
             {"centroid_dim": 4, "centroids": "random", "epochs": 2, "validation_classes": 0.24},
         ),
         (
+            ["--loss-options", "push=0.2", "--epochs", "2"],
+            {"loss_options": {"push": 0.2}, "epochs": 2},
+        ),
+        (
             ["--weighting", "balanced", "--epochs", "2"],
             {"loss_options": {"weighting": "balanced"}, "epochs": 2},
         ),
@@ -423,6 +427,7 @@ IMAGES_ONLY: list[list[str]] = [
     ),
     *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror", "True"], ["--shift", "1"]),
     *(["--start", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
+    *(["--images-per-class", "4"], ["--proxy-rate", "1"]),
     *(["--precision", "bf16"], ["--init-from", "x"], ["--skip-bad"], ["--log-bound"], ["--tensorboard"]),
 ]
 
@@ -449,6 +454,11 @@ def test_every_option_is_for_vectors_or_refused() -> None:
     ("arguments", "text"),
     [
         (["--loss", "discrimnative"], "unknown loss 'discrimnative'. Did you mean 'discriminative'?"),
+        (
+            ["--loss", "triplet"],
+            "--loss triplet is for images. For vectors there are discriminative, hard-discriminative",
+        ),
+        (["--loss-options", "pull=1"], "'pull' is no option of discriminative. Its options: weighting, push, "),
         (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
         (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative or normface, not for disc"),
         (["--loss", "softmax", "--push", "0.1"], "--push is for --loss discriminative or hard-discriminative, not"),
