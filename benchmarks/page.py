@@ -330,8 +330,8 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
         "R@1 and MAP@R on classes that took no part in the fit, by Euclidean distance or by cosine, whichever is better"
         " for the method; the fit on one thread, MB what it adds to the memory at its peak. A fit that was not done in"
         f" {stored['limit']} seconds was ended. Rows were measured one after another over hours, those of LDA, NCA and"
-        " LMNN beside other work: times are good for their order of magnitude. The made-up set of 4,000 was added after a"
-        " fault of MetricLearner had been found and mended on its test classes (docs/log.md).",
+        " LMNN beside other work: times are good for their order of magnitude. The made-up set of 4,000 was added after"
+        " a fault of MetricLearner had been found and mended on its test classes (docs/log.md).",
         "",
         "    python -m benchmarks.estimators --cub FOLDER --weights FILE --omniglot FOLDER --million"
         f" --limit {stored['limit']}",
