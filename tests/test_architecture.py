@@ -20,6 +20,7 @@ LINE = [
     "neighbours",
     "clustering",
     "metrics",
+    "verification",
     "centroids",
     "bound",
     "datasets",

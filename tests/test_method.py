@@ -265,6 +265,16 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
     assert len({int(indices[2]) for _, indices in mined}) > 3, "negatives are chosen, not one for all"
 
 
+def test_the_record_of_smart_mining_says_how_many_images_a_batch_of_whole_triplets_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for asked, held in ((128, 126), (127, 126), (126, 126), (4, 3), (3, 3)):
+        assert resolved(Train(data="glyphs", loss="triplet-smart", batch_size=asked)).batch_size == held
+        said = capsys.readouterr().err
+        assert (f"takes whole triplets: batches of {held} images" in said) == (asked != held)
+    assert resolved(Train(data="glyphs", loss="triplet", batch_size=128)).batch_size == 128
+
+
 def test_proxies_have_a_learning_rate_of_their_own() -> None:
     config = resolved(Train(data="glyphs", loss="proxy-nca", rate=0.5, weight_decay=0.1, optimizer="sgd"))
     loss = METHODS["proxy-nca"].make({"num_classes": 4, "dim": 8}, {})

@@ -1,10 +1,11 @@
 """From images to vectors, by a trained network or by its backbone alone."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from tammes.embedder import Embedder
@@ -12,6 +13,30 @@ from tammes.geometry import normalise
 from tammes.loading import Batch, Decoded, batches
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Items:
+    """Embedded items.
+
+    Attributes:
+        vectors: what a model makes of them.
+        labels: the class of each, a number of `class_names`.
+        numbers: of each in its data set, as `images` has them.
+        names: what each is called: the path of an image, the number of a vector.
+        images: the pictures; None for vectors.
+        masks: those of query, gallery and sequence that the data has.
+        what: whose they are, in words.
+    """
+
+    vectors: Float[np.ndarray, "items dim"]
+    labels: Int64[np.ndarray, " items"]
+    class_names: tuple[str, ...]
+    numbers: Int64[np.ndarray, " items"]
+    names: tuple[str, ...]
+    images: Decoded | None
+    masks: dict[str, np.ndarray]
+    what: str
 
 
 def embed(

@@ -158,36 +158,15 @@ def evaluate(
         clustering: whether to compute NMI and AMI, which take much longer than the rest where classes are many.
         restarts: of K-means, for each seed.
     """
-    _check_name("ties", ties, TIES)
     _check_name("normaliser", normaliser, NORMALISERS)
-    array = checked_vectors(vectors)
-    items = len(array)
-    classes = _codes(labels, "labels", items)
-    asked, shelf = _members(query, "query", items), _members(gallery, "gallery", items)
-    position = np.full(items, -1)
-    position[shelf] = np.arange(len(shelf))
-    itself = position[asked]  # (queries,)
-    for k in ks:
-        others = len(shelf) - bool((itself >= 0).any())
-        if not 1 <= k <= others:
-            raise UserError(f"recall at {k} needs k in 1..{others}, the other items in the gallery. Pass other ks.")
-    if not ks:
-        raise UserError("ks is empty: pass at least one k.")
     if bootstrap < 0:
         raise UserError(f"bootstrap must be a number of resamples, or 0 for no intervals, got {bootstrap}.")
-
-    groups = None if sequence is None else _codes(sequence, "sequence", items)
-    whole = array if len(shelf) == items and gallery is None else array[shelf]
-    queries = whole if query is None and gallery is None else array[asked]
-    problem = Search(
-        queries,
-        whole,
-        itself if (itself >= 0).any() else None,
-        None if groups is None else groups[asked],
-        None if groups is None else groups[shelf],
+    array = checked_vectors(vectors)
+    values, asked, shelf, relevant, tie_rate = per_query(
+        array, labels, query, gallery, sequence=sequence, ks=ks, ties=ties
     )
-    relevant = _relevant(classes, groups, asked, shelf, itself >= 0)  # (queries,)
-    values, tie_rate = _retrieval(problem, classes[asked], classes[shelf], relevant, tuple(ks), ties)
+    classes = _codes(labels, "labels", len(array))
+    queries = array if query is None and gallery is None else array[asked]
 
     query_classes = np.unique(classes[asked], return_inverse=True)[1].reshape(-1)
     num_classes = int(query_classes.max()) + 1
@@ -212,6 +191,59 @@ def evaluate(
         "bootstrap": bootstrap,
     }
     return result
+
+
+class PerQuery(NamedTuple):
+    """The retrieval metrics of each query on its own."""
+
+    values: dict[str, Float64[np.ndarray, " queries"]]
+    """recall_at_1, …, r_precision, …: NaN where a query does not count."""
+    queries: Int64[np.ndarray, " queries"]
+    """Which items they are."""
+    gallery: Int64[np.ndarray, " gallery"]
+    """Which items they are searched among."""
+    relevant: Int64[np.ndarray, " queries"]
+    """How many items of its class each can find."""
+    tie_rate: float
+
+
+def per_query(
+    vectors: Float[np.ndarray, "..."] | Float[Tensor, "..."],
+    labels: Labels,
+    query: Members | None = None,
+    gallery: Members | None = None,
+    *,
+    sequence: Labels | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    ties: str = "expected",
+) -> PerQuery:
+    """What `evaluate` takes the means of. Arguments as those of `evaluate`."""
+    _check_name("ties", ties, TIES)
+    array = checked_vectors(vectors)
+    items = len(array)
+    classes = _codes(labels, "labels", items)
+    asked, shelf = _members(query, "query", items), _members(gallery, "gallery", items)
+    position = np.full(items, -1)
+    position[shelf] = np.arange(len(shelf))
+    itself = position[asked]  # (queries,)
+    for k in ks:
+        others = len(shelf) - bool((itself >= 0).any())
+        if not 1 <= k <= others:
+            raise UserError(f"recall at {k} needs k in 1..{others}, the other items in the gallery. Pass other ks.")
+    if not ks:
+        raise UserError("ks is empty: pass at least one k.")
+    groups = None if sequence is None else _codes(sequence, "sequence", items)
+    whole = array if len(shelf) == items and gallery is None else array[shelf]
+    problem = Search(
+        whole if query is None and gallery is None else array[asked],
+        whole,
+        itself if (itself >= 0).any() else None,
+        None if groups is None else groups[asked],
+        None if groups is None else groups[shelf],
+    )
+    relevant = _relevant(classes, groups, asked, shelf, itself >= 0)  # (queries,)
+    values, tie_rate = _retrieval(problem, classes[asked], classes[shelf], relevant, tuple(ks), ties)
+    return PerQuery(values, asked, shelf, relevant, tie_rate)
 
 
 class FirstHits(NamedTuple):

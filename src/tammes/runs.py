@@ -7,6 +7,7 @@ best/              the same from the best epoch on the validation classes, if th
 checkpoint.safetensors                                   to go on from; with frozen.safetensors, the weights that do
                                                          not train, if there are any
 results.json       the evaluation                        log.txt            what was printed
+calibration.json   the threshold of `tammes calibrate`   report.html        the page of `tammes report`
 """
 
 import json
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tammes.centroids import CENTROIDS
 from tammes.errors import UserError
+from tammes.losses import WITH_CENTROIDS
 from tammes.runtime import write_atomically
 from tammes.training import Position
 
@@ -91,10 +95,28 @@ def open_run(folder: Path) -> Run:
     return Run(folder)
 
 
+def open_finished(folder: Path) -> Run:
+    """A run folder that is there and whose training has ended."""
+    run = open_run(folder)
+    if run.state != "finished":
+        raise UserError(f"{folder} has not finished. Go on with it: tammes train --resume {folder}")
+    return run
+
+
 def listed(root: Path) -> list[Run]:
     """All runs below a folder, oldest first."""
     found = [Run(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
+
+
+def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
+    """The centroids that a run of images was trained with, made again from its record; None if it has none."""
+    config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
+    if None in (config, classes, shape) or config["loss"] not in WITH_CENTROIDS:
+        return None
+    generator = torch.Generator().manual_seed(config["seed"])
+    dim = shape["class_dim"] or shape["dim"]
+    return CENTROIDS[config["centroids"]](len(classes["train"]), dim, generator=generator)
 
 
 def save_frozen(run: Run, network: nn.Module) -> None:

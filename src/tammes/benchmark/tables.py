@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import mean, stdev
 from typing import Any
 
-import torch
-
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell
 from tammes.benchmark.plan import Method, Plan, in_words
 from tammes.benchmark.published import published_table
-from tammes.centroids import CENTROIDS, quality
+from tammes.centroids import quality
 from tammes.losses import WITH_CENTROIDS
-from tammes.runs import Run
+from tammes.runs import Run, centroids_of
 
 MEASURES = {
     "recall_at_1": "R@1",
@@ -100,12 +98,10 @@ def compares_centroids(plan: Plan) -> bool:
 
 def centroid_distances(run: Run) -> dict[str, float] | None:
     """Distances between the centroids that a run was trained with, made again from its record; None if it has none."""
-    config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
-    if None in (config, classes, shape) or config["loss"] not in WITH_CENTROIDS:
+    centroids = centroids_of(run)
+    if centroids is None:
         return None
-    generator = torch.Generator().manual_seed(config["seed"])
-    dim = shape["class_dim"] or shape["dim"]
-    found = quality(CENTROIDS[config["centroids"]](len(classes["train"]), dim, generator=generator))
+    found = quality(centroids)
     return {name: getattr(found, name) for name in DISTANCES}
 
 

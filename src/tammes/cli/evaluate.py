@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, results_table, say, working
+from tammes.cli.console import optional, print_json, progress, results_table, working
 from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
@@ -89,6 +89,7 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     import numpy as np
 
+    from tammes.cli.items import say_known
     from tammes.cli.job import saved_options
     from tammes.cli.making import decoded_for, load_data, protocol, untrained_embedder
     from tammes.datasets import open_dataset
@@ -118,7 +119,7 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         dataset, images, chosen = data.dataset, data.images, data.split.test
     else:
         dataset = open_dataset(config.data)
-        _say_known(dataset.class_names, run.read("classes")["train"])
+        say_known(dataset.class_names, run.read("classes")["train"])
         images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
         chosen = images.without_bad(np.arange(len(dataset)))
     rows = {}
@@ -138,6 +139,7 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     import numpy as np
 
+    from tammes.cli.items import say_known
     from tammes.cli.job import saved_options
     from tammes.cli.making import protocol
     from tammes.cli.vectors_job import learned, load_vectors, other_vectors, raw
@@ -159,7 +161,7 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     else:
         found = other_vectors(learner, run, config.data)
         chosen = np.arange(len(found))
-        _say_known(tuple(map(str, np.unique(found.labels).tolist())), run.read("classes")["train"])
+        say_known(tuple(map(str, np.unique(found.labels).tolist())), run.read("classes")["train"])
     given, how = Rows(found.vectors, chosen), protocol(found, chosen, clustering=config.clustering)
     rows = {}
     for name in ("untrained", "trained"):
@@ -167,16 +169,6 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
             vectors = raw(given, run.folder) if name == "untrained" else learned(learner, given, run.folder)
             rows[name] = measured(vectors, found.labels[chosen], **how, **_options(config))
     return rows
-
-
-def _say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
-    """Classes that trained are easier than others; who measures on them should know."""
-    known = set(names) & set(trained_on)
-    if known:
-        say(
-            f"note: {len(known)} of the {len(names)} classes have the names of classes that the model was trained on"
-            f" ({min(known)!r} for one); they are measured with the others."
-        )
 
 
 def _options(config: Evaluate) -> dict[str, Any]:

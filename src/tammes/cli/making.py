@@ -94,7 +94,11 @@ def resolved(config: Train) -> Train:
     if config.sampler == "pk":
         config = replace(config, images_per_class=config.images_per_class or max(2, method.images_per_class))
     out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
-    return replace(config, data=data, weights=weights, out=out, dim=config.dim or DIM, **recipe(config))
+    options = recipe(config)
+    if method.mines and options["batch_size"] > 3 and options["batch_size"] % 3:
+        options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
+        say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
+    return replace(config, data=data, weights=weights, out=out, dim=config.dim or DIM, **options)
 
 
 def method_of(config: Train) -> Method:

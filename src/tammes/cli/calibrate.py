@@ -1,0 +1,210 @@
+"""`tammes calibrate`: how near two embeddings must be to be taken for the same class."""
+
+from dataclasses import asdict, dataclass
+from math import ceil, log10
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from tammes.cli.console import optional, print_json, progress, say
+from tammes.cli.train import of_vectors
+from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    from tammes.embeddings import Items
+    from tammes.runs import Run
+    from tammes.verification import Calibration, PairCounts
+
+FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Find the threshold below which two items are taken for the same class, at a false match rate of your choice.
+
+    It is measured on classes that did not train, and kept in the run folder as calibration.json.
+
+    For example:
+
+    tammes calibrate runs/photos
+
+    tammes calibrate runs/photos --fmr 1e-4 --on test
+
+    tammes calibrate runs/photos other-photos/ --json
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
+    """Images, or vectors for a run of vectors, to measure on, all of their classes; by default classes of the run's own
+    data."""
+    fmr: float = 1e-3
+    """The false match rate: the share of the pairs of different classes that may be taken for the same."""
+    on: Annotated[Literal["validation", "test"] | None, optional("{validation,test}")] = None
+    """Which classes of the run's own data. By default the validation classes if there are any (--val-classes of
+    training), and then the test classes check the threshold; otherwise the test classes."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read, and say how many."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+
+
+def calibrate(config: Calibrate) -> None:
+    """Embed, count pairs, choose, check, keep, show."""
+    from tammes.cli.items import say_known
+    from tammes.runs import open_finished
+    from tammes.verification import checked_fmr
+
+    checked_fmr(config.fmr)
+    run = open_finished(config.run)
+    vectors = of_vectors(run.read("config").get("data", ""))
+    if vectors and config.skip_bad:
+        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
+    part = _part(config, run)
+    items = _items(config, run, part)
+    names, trained_on = _class_names(items), run.read("classes")["train"]
+    say_known(names, trained_on)
+    found = _counted(items).threshold_at(config.fmr)
+    check, checked_on = _check(config, run, found) if part == "val" else (None, None)
+    if part == "test":
+        say("note: the test classes chose this threshold, so they are no longer an independent test of it.")
+    known = len(set(names) & set(trained_on))  # 0 but for other data
+    kept = {**asdict(found), "measured_on": items.what, "classes_that_trained": known, "check": None}
+    if check is not None:
+        kept["check"] = {**asdict(check), "measured_on": checked_on}
+    if run.read("calibration") is not None:
+        say(f"note: an older calibration of {run.folder} is replaced.")
+    run.write("calibration", kept)
+    if config.json:
+        print_json(kept)
+    else:
+        _show(found, items.what, check, "vectors" if vectors else "images")
+    if found.false_matches < FEW:
+        say(
+            f"warning: only {found.false_matches} false matches stand behind this threshold, too few to trust it."
+            " Ask for a larger --fmr, or measure on more classes."
+        )
+
+
+def _part(config: Calibrate, run: "Run") -> Literal["val", "test"] | None:
+    """Which of the run's own classes, or None for other data; never those that trained."""
+    if config.data is not None:
+        if config.on is not None:
+            raise UserError(
+                "--on chooses among the run's own classes, and DATA is measured whole: give one of the two."
+            )
+        return None
+    classes = run.read("classes")
+    val, test = len(classes["val"]), len(classes["test"])
+    if config.on == "validation":
+        if not val:
+            why = (
+                "those that training holds out train in the end"
+                if of_vectors(run.read("config").get("data", ""))
+                else "it was trained without --val-classes"
+            )
+            raise UserError(
+                f"{run.folder} has no validation classes: {why}. Say --on test, or give it other data: tammes calibrate"
+                f" {run.folder} DATA"
+            )
+        return "val"
+    if config.on is None and val > 1:
+        return "val"
+    if not test:
+        raise UserError(
+            f"{run.folder} has no test classes, and classes that trained lie better than any others do: a threshold"
+            f" measured on them would promise too much. Give it data of other classes: tammes calibrate {run.folder}"
+            " DATA"
+        )
+    if config.on is None and val == 1:
+        say("note: with one validation class there is no pair of different classes: the test classes are measured.")
+    return "test"
+
+
+def _items(config: Calibrate, run: "Run", part: Literal["val", "test"] | None) -> "Items":
+    from tammes.cli.items import items_of
+
+    return items_of(run, config.data, part=part or "test", skip_bad=config.skip_bad, on=config.device)
+
+
+def _class_names(items: "Items") -> tuple[str, ...]:
+    import numpy as np
+
+    return tuple(items.class_names[label] for label in np.unique(items.labels).tolist())
+
+
+def _counted(items: "Items") -> "PairCounts":
+    from tammes.verification import count_pairs
+
+    masks = items.masks
+    with progress("counting pairs") as on_progress:
+        return count_pairs(
+            items.vectors,
+            items.labels,
+            query=masks.get("query"),
+            gallery=masks.get("gallery"),
+            sequence=masks.get("sequence"),
+            on_progress=on_progress,
+        )
+
+
+def _check(config: Calibrate, run: "Run", found: "Calibration") -> tuple["Calibration | None", str | None]:
+    """The same threshold on the test classes, and whose they are; None where that cannot be measured."""
+    if not run.read("classes")["test"]:
+        return None, None
+    items = _items(config, run, "test")
+    try:
+        return _counted(items).at(found.threshold), items.what
+    except UserError as error:
+        say(f"note: no check on the test classes: {error}")
+        return None, None
+
+
+def _show(found: "Calibration", what: str, check: "Calibration | None", kind: str) -> None:
+    """A small table, and what it means in words."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{what}: {found.items:,} {kind}, {found.classes:,} classes")
+    table.add_column("")
+    for name in (
+        "threshold",
+        "false match rate, %",
+        "same class found, %",
+        "pairs of\ndifferent classes",
+        "of the same",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, row in (("calibrated", found), ("check on the\ntest classes", check)):
+        if row is not None:
+            table.add_row(
+                label,
+                f"{row.threshold:.4f}{_interval(row.threshold_interval, '.4f')}",
+                f"{100 * row.false_match_rate:.3g}{_interval(row.false_match_interval, '.3g', 100)}",
+                f"{100 * row.true_match_rate:.2f}{_interval(row.true_match_interval, '.1f', 100)}",
+                f"{row.other_pairs:,}",
+                f"{row.same_pairs:,}",
+            )
+    Console(width=120).print(table)
+    print(
+        f"Two {kind} whose embeddings are no farther apart than {found.threshold:.4f} are taken for the same class;"
+        f" {_in_words(found.false_match_rate, found)}."
+    )
+    if check is not None:
+        print(f"On the test classes, which had no say in it, {_in_words(check.false_match_rate, found)}.")
+
+
+def _interval(ends: tuple[float, float] | None, form: str, times: int = 1) -> str:
+    return "" if ends is None else f"\n[{times * ends[0]:{form}}, {times * ends[1]:{form}}]"
+
+
+def _in_words(rate: float, found: "Calibration") -> str:
+    """A rate as so many of ten, a hundred, a thousand, …: as many as make about one of the rate asked for."""
+    assert found.fmr is not None
+    number = 10 ** max(1, ceil(-log10(found.fmr) - 1e-9))
+    matched = f"{rate * number:.2g}"
+    some = "none is" if not rate else "about 1 is" if matched == "1" else f"about {matched} are"
+    return f"of {number:,} pairs of different classes {some}"
