@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint fix results clean help
+.PHONY: demo test test-slow lint fix results browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -17,16 +17,24 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: $(INSTALLED)  ## set up, train on the embedded characters, test on scripts never seen, draw what it finds
-	$(BIN)/tammes train glyphs --epochs 6 --out runs/demo --overwrite
-	@echo "Look at runs/demo/neighbours.png: queries on the left, their nearest neighbours, right ones green, wrong ones red."
+demo: $(INSTALLED)  ## set up, train on the embedded characters, test on scripts never seen, write a page to look at
+	$(BIN)/tammes train glyphs --epochs 6 --val-classes 0.1 --log-bound --out runs/demo --overwrite
+	$(BIN)/tammes calibrate runs/demo
+	$(BIN)/tammes report runs/demo
+	@echo "Open it in a browser: $(CURDIR)/runs/demo/report.html"
 
 lint: $(INSTALLED)  ## check format, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-test: lint  ## set up, lint, check types, run the tests
+# Tests look at the pages in a real browser. Without one, and without the right to install it, they are skipped.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+		|| echo "No Chromium: tests that look at pages are skipped. To have them: apt-get install chromium"
+
+test: lint browser  ## set up, lint, check types, run the tests
 	$(BIN)/pytest -n auto --dist loadgroup -m "not slow and not gpu and not data"
 
 test-slow: $(INSTALLED)  ## the long tests, and those on real data (TAMMES_DATA=folder)

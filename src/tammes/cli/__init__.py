@@ -13,12 +13,14 @@ import tyro
 from tammes import __version__
 from tammes.cli.benchmark import Benchmark, benchmark
 from tammes.cli.cache import Cache, cache
+from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.embed import Embed, embed
 from tammes.cli.evaluate import Evaluate, evaluate
 from tammes.cli.losses import Losses, losses
+from tammes.cli.report import Report, report
 from tammes.cli.runs import Runs, runs
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, unknown_name
@@ -26,7 +28,9 @@ from tammes.errors import UserError, unknown_name
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, train),
     "evaluate": (Evaluate, evaluate),
+    "calibrate": (Calibrate, calibrate),
     "embed": (Embed, embed),
+    "report": (Report, report),
     "runs": (Runs, runs),
     "data": (Data, data),
     "doctor": (Doctor, doctor),

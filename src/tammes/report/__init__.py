@@ -1,5 +1,7 @@
-"""Pictures of what a model finds."""
+"""Pages and pictures of what was trained and what it finds."""
 
+from tammes.report.compare import compare_page
 from tammes.report.retrievals import draw_retrievals
+from tammes.report.run import look, run_page
 
-__all__ = ["draw_retrievals"]
+__all__ = ["compare_page", "draw_retrievals", "look", "run_page"]

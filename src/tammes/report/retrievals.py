@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 
 from tammes.loading import Decoded
 from tammes.neighbours import search
+from tammes.report.pictures import thumbnail
 from tammes.runtime import write_atomically
 
 GREEN, RED, BLUE = (34, 150, 80), (205, 50, 50), (70, 90, 160)
@@ -47,10 +48,4 @@ def draw_retrievals(
 def _paste(sheet: Image.Image, images: Decoded, number: int, left: int, top: int, colour: tuple[int, int, int]) -> None:
     side = _SIDE + 2 * _FRAME
     ImageDraw.Draw(sheet).rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
-    picture = images[number]  # (channels, height, width)
-    shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    shown = shown.convert("RGB")
-    shorter = min(shown.size)
-    left_cut, top_cut = (shown.width - shorter) // 2, (shown.height - shorter) // 2
-    shown = shown.crop((left_cut, top_cut, left_cut + shorter, top_cut + shorter))
-    sheet.paste(shown.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left + _FRAME, top + _FRAME))
+    sheet.paste(thumbnail(images, number, _SIDE), (left + _FRAME, top + _FRAME))

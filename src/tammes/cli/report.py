@@ -1,0 +1,138 @@
+"""`tammes report`: one HTML file about a run, several runs, or a benchmark."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from tammes.cli.console import optional, print_json, working
+from tammes.errors import UserError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one HTML file that shows a run, compares runs, or shows a benchmark: it opens from disk, without network.
+
+    Of a run: results with intervals, curves, centroids, what it finds and what it mixes up with pictures, each class, a
+    map of the embeddings, distances and thresholds. Several runs: side by side, each with a link to its own report.
+
+    For example:
+
+    tammes report runs/glyphs-discriminative-place-0
+
+    tammes report runs/photos --map pca --out photos.html
+
+    tammes report runs/one runs/other --out both.html
+
+    tammes report runs/cub-methods --complexity benchmarks/results/complexity.json
+    """
+
+    what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN… | BENCHMARK")]
+    """Run folders, or the folder of a benchmark."""
+    out: Annotated[Path | None, optional("FILE")] = None
+    """Where it goes; by default report.html in the folder, and of several runs in the current one."""
+    map: Literal["tsne", "pca", "none"] = "tsne"
+    """How the map of a run's embeddings is made: t-SNE takes half a minute for 6,000 images, pca none."""
+    fmr: float = 1e-3
+    """The false match rate whose threshold is drawn, for a run that `tammes calibrate` has not calibrated."""
+    complexity: Annotated[Path | None, optional("FILE")] = None
+    """What `python -m benchmarks.complexity` has measured, to stand on the page of a benchmark."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
+    seed: int = 0
+    """Of what is drawn at random: queries, and the items of a map of very many."""
+    json: bool = False
+    """Print where it is and how large, as one JSON object."""
+
+
+def report(config: Report) -> None:
+    """Look, write, say where it is."""
+    if not config.what:
+        raise UserError("which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.")
+    from tammes.runs import open_finished
+
+    benchmarks = [folder for folder in config.what if _is_benchmark(folder)]
+    if benchmarks and len(config.what) > 1:
+        raise UserError(f"{benchmarks[0]} is a benchmark, which has a report of its own: give it alone.")
+    if config.complexity is not None and not benchmarks:
+        raise UserError("--complexity is for the report of a benchmark.")
+    if benchmarks:
+        out = config.out or benchmarks[0] / "report.html"
+        content = _of_benchmark(config, benchmarks[0], out)
+    elif len(config.what) == 1:
+        run = open_finished(config.what[0])
+        out = config.out or run.folder / "report.html"
+        content = _of_run(config, run)
+    else:
+        out = config.out or Path("report.html")
+        content = _of_runs(config, out)
+    _write(out, content)
+    if config.json:
+        print_json({"report": str(out), "bytes": len(content.encode())})
+    else:
+        print(f"report: {out} ({len(content.encode()) / 1e6:.1f} MB)")
+
+
+def _is_benchmark(folder: Path) -> bool:
+    return (folder / "plan.json").exists()
+
+
+def _write(out: Path, content: str) -> None:
+    from tammes.runtime import write_atomically
+
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder. Give it a name: --out {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}. Make it first.")
+    write_atomically(out, content.encode())
+
+
+def _of_run(config: Report, run: Any) -> str:
+    from tammes.cli.items import items_of
+    from tammes.report import look, run_page
+    from tammes.verification import checked_fmr
+
+    checked_fmr(config.fmr)
+    if run.read("results")["trained"] is None:
+        return run_page(run, None)
+    items = items_of(run, skip_bad=config.skip_bad, on=config.device)
+    with working("looking at what it finds"):
+        looked = look(items, way=None if config.map == "none" else config.map, seed=config.seed)
+    with working("writing"):
+        return run_page(run, looked, fmr=config.fmr)
+
+
+def _of_runs(config: Report, out: Path) -> str:
+    from tammes.report import compare_page
+    from tammes.runs import open_finished
+
+    runs = [open_finished(folder) for folder in config.what]
+    for run in runs:
+        _write(run.folder / "report.html", _of_run(config, run))
+    return compare_page(runs, out)
+
+
+def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
+    import json
+
+    from tammes import __version__
+    from tammes.report.benchmark import benchmark_sections
+    from tammes.report.page import page
+
+    if not (folder / "results.json").exists():
+        raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command goes on with it.")
+    results = json.loads((folder / "results.json").read_text())
+    complexity = None
+    if config.complexity is not None:
+        if not config.complexity.exists():
+            raise UserError(f"no such file: {config.complexity}. `python -m benchmarks.complexity` writes it.")
+        complexity = json.loads(config.complexity.read_text())
+    return page(
+        results["title"],
+        f"Data: {results['data']}. On classes that took no part in training.",
+        benchmark_sections(results, folder, out, complexity),
+        made_by=f"Made by tammes {__version__} from {folder.name}.",
+    )

@@ -1,0 +1,74 @@
+"""The shell of a report: one HTML file with everything in it, which opens from disk and needs no network."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page, with a place in its list of contents.
+
+    Attributes:
+        anchor: the id of its heading.
+    """
+
+    anchor: str
+    title: str
+    body: Markup
+
+
+def page(
+    title: str, subtitle: str, sections: Sequence[Section], *, heading: Markup | None = None, made_by: str = ""
+) -> str:
+    """The whole file.
+
+    Args:
+        heading: what stands between the title and the sections, such as the headline figures.
+        made_by: the program and its version, for the foot of the page.
+    """
+    script = (_HERE / "report.js").read_text()
+    return rendered(
+        "page.html",
+        title=title,
+        subtitle=subtitle,
+        sections=sections,
+        heading=heading,
+        made_by=made_by,
+        style=Markup((_HERE / "style.css").read_text() + (_HERE / "charts.css").read_text()),
+        script=Markup(script),
+        # The one script that may run: whatever a file name or a class might smuggle in may not.
+        script_digest=b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def rendered(template: str, **values: Any) -> Markup:
+    """A template of this package, filled; what is not markup is escaped."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def data_block(name: str, content: Mapping[str, Any]) -> Markup:
+    """Data for the script of the page, which nothing in it can break out of."""
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return Markup('<script type="application/json" id="{}">{}</script>').format(name, htmlsafe_json_dumps(content))
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,545 @@
+"""The page of a run: what was trained, how it went, what it finds and what it mixes up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy import ndarray
+
+from tammes import __version__
+from tammes.centroids import quality
+from tammes.embeddings import Items
+from tammes.geometry import blocks_of_pairs
+from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
+from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
+from tammes.report.flat import Way, flat, shown_items
+from tammes.report.page import Section, data_block, page, rendered
+from tammes.report.pictures import Album, sheets
+from tammes.runs import Run, centroids_of
+from tammes.verification import Calibration, PairCounts, count_pairs
+
+MEASURES = {
+    "recall_at_1": "R@1",
+    "recall_at_2": "R@2",
+    "recall_at_4": "R@4",
+    "recall_at_8": "R@8",
+    "r_precision": "RP",
+    "mean_average_precision_at_r": "MAP@R",
+    "NMI": "NMI",
+}
+HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
+MOST_POINTS = 6000  # on the map
+MOST_PAIRED = 12_000  # items whose distances to each other are counted
+MOST_CLASSES = 1000  # rows of a table that a browser still sorts at once
+_SCALE = 4095  # of the map's coordinates: a point of it is finer than one of a screen
+_BINS = 60
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was computed to look at a run's items.
+
+    Attributes:
+        places: where the items of the map stand on it, and ...
+        shown: ... which items they are; both None without a map.
+        pairs: the distances of pairs, counted.
+        paired: how many items that is of.
+    """
+
+    items: Items
+    found: Findings
+    pairs: PairCounts | None
+    paired: int
+    shown: ndarray | None
+    places: ndarray | None
+    way: Way | None
+
+
+def look(items: Items, *, way: Way | None = "tsne", seed: int = 0) -> Looked:
+    """Everything about a run's items that takes long.
+
+    Args:
+        way: how the map is made; None: without one.
+    """
+    shown = None if way is None else shown_items(items.labels, MOST_POINTS, seed=seed)
+    paired = shown_items(items.labels, MOST_PAIRED, seed=seed)
+    kept = items.labels[paired]
+    pairs = None
+    if len(np.unique(kept)) > 1 and np.bincount(kept).max() > 1:
+        masks = {name: mask[paired] for name, mask in items.masks.items()}
+        pairs = count_pairs(items.vectors[paired], kept, **masks)
+    return Looked(
+        items=items,
+        found=findings(items.vectors, items.labels, items.masks),
+        pairs=pairs,
+        paired=len(paired),
+        shown=shown,
+        places=None if shown is None or way is None else flat(items.vectors[shown], way, seed=seed),
+        way=way,
+    )
+
+
+def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
+    """The report of a finished run as one HTML file.
+
+    Args:
+        looked: None where there are no items to look at: what can be said without them is.
+        fmr: where the threshold is drawn, for a run that is not calibrated.
+    """
+    results, config = run.read("results"), run.read("config")
+    sections = [_result(run, results, config), _training(run)]
+    points = _centroids(run)
+    sections += [] if points is None else [points]
+    if looked is not None:
+        album = None if looked.items.images is None else Album(looked.items.images, looked.items.numbers, 96)
+        sections += [_retrievals(looked, album), _confusions(looked, album), _classes(looked)]
+        sections += [] if looked.places is None else [_map(looked)]
+        sections += [] if looked.pairs is None else [_distances(run, looked, looked.pairs, fmr)]
+    data, trained = results["data"], f"{config['loss']} loss"
+    centroids = f" with {_kind(config['centroids'])}" if config.get("centroids") else ""
+    return page(
+        f"{data}: {trained}{centroids}",
+        _subtitle(results, config),
+        sections,
+        heading=_headline(results),
+        made_by=f"Made by tammes {__version__} from {run.folder.name}. Everything is in this file.",
+    )
+
+
+def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    said = (
+        f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
+        if "train_images" in results
+        else ""
+    )
+    if results.get("test_classes"):
+        said += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
+    return f"{said}. Preset {config['preset']}, seed {config['seed']}."
+
+
+def _kind(centroids: str) -> str:
+    return f"{ {'place': 'placed', 'solve': 'solved', 'kmeans': 'K-means'}.get(centroids, centroids) } centroids"
+
+
+def _headline(results: Mapping[str, Any]) -> Markup | None:
+    trained, untrained = results.get("trained"), results.get("untrained") or {}
+    if trained is None:
+        return None
+    figures = [
+        {
+            "name": MEASURES[name],
+            "value": f"{100 * trained[name]:.1f}",
+            "interval": _interval(trained, name, "95 % interval {} to {}"),
+            "before": "" if untrained.get(name) is None else f"{100 * untrained[name]:.1f}",
+        }
+        for name in HEADLINE
+        if trained.get(name) is not None
+    ]
+    return rendered("headline.html", figures=figures)
+
+
+def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -> str:
+    ends = (measured.get("intervals") or {}).get(name)
+    return "" if ends is None else words.format(*(f"{100 * end:.1f}" for end in ends))
+
+
+def measured_rows(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What was measured, by a name for it: untrained, trained, and the best epoch if there are validation classes."""
+    rows = {name: results[name] for name in ("untrained", "trained") if results.get(name) is not None}
+    best = results.get("best_on_validation")
+    return rows if best is None else rows | {f"epoch {best['epoch']}, best on validation": best}
+
+
+def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
+    rows = measured_rows(results)
+    names = [name for name in MEASURES if any(row.get(name) is not None for row in rows.values())]
+    cells = [
+        {
+            "name": title,
+            "cells": [
+                {"value": "" if row.get(name) is None else f"{100 * row[name]:.2f}", "interval": _interval(row, name)}
+                for name in names
+            ],
+        }
+        for title, row in rows.items()
+    ]
+    one = results.get("trained") or {}
+    remark = ""
+    if one.get("single_image_classes"):
+        remark = (
+            f"{one['single_image_classes']} classes have one item only, which nothing can match: they count as misses."
+        )
+    bars = [
+        Bar(
+            f"{MEASURES[name]}, {title}",
+            None if row.get(name) is None else 100 * row[name],
+            *(100 * end for end in (row.get("intervals") or {}).get(name, ())),
+        )
+        for name in ("recall_at_1", "mean_average_precision_at_r")
+        if name in names
+        for title, row in rows.items()
+    ]
+    body = rendered(
+        "result.html",
+        rows=cells,
+        titles=[MEASURES[name] for name in names],
+        test=f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen",
+        remark=remark,
+        chart=bar_chart(bars, title="Before and after", unit="%") if bars else Markup(""),
+        facts=_facts(run, results, config),
+        command=results["command"],
+        options={name: value for name, value in config.items() if value is not None},
+    )
+    return Section("result", "Result", body)
+
+
+def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """What was trained, on what, how long, and where."""
+    environment, shape = run.read("environment") or {}, run.read("embedder") or {}
+    facts = {"data": f"{results['data']}: {config['data']}"}
+    if "train_images" in results:
+        facts["trained on"] = f"{results['train_images']:,} items of {results['train_classes']:,} classes"
+    if results.get("test_images"):
+        facts["tested on"] = f"{results['test_images']:,} items of {results['test_classes']:,} other classes"
+    if shape:
+        pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
+        facts["network"] = f"{shape['backbone']}{pool}, from {config['weights']}; embedding {shape['dim']}"
+        facts["what trains"] = {"all": "everything", "head": "the new layers"}.get(
+            config["train"], f"from {config['cut']} up"
+        )
+    else:
+        facts["map"] = " → ".join(map(str, (*(config.get("hidden") or ()), config["dim"])))
+    facts["loss"] = config["loss"] + (f", {_kind(config['centroids'])}" if config.get("centroids") else "")
+    epochs = run.epochs()
+    if epochs:
+        facts["epochs"] = f"{len(epochs)}, batches of {config['batch_size']}"
+    facts["time"] = f"{results['seconds']:.0f} s of training" if results.get("seconds") is not None else "not known"
+    facts["machine"] = f"{environment.get('processor', 'not known')}, {environment.get('cores', '?')} cores"
+    versions = environment.get("versions", {})
+    facts["versions"] = ", ".join(f"{name} {versions[name]}" for name in ("tammes", "torch") if name in versions)
+    if environment.get("commit"):
+        facts["commit"] = str(environment["commit"])[:12]
+    return facts
+
+
+def _training(run: Run) -> Section:
+    epochs = run.epochs()
+    if not epochs:
+        return Section(
+            "training", "Training", Markup("<p>{}</p>").format("Solved in closed form: there are no epochs.")
+        )
+    body = Markup('<div class="charts">{}</div>').format(Markup("").join(curves({"": epochs})))
+    missing = []
+    if not any("val_recall_at_1" in line for line in epochs):
+        missing.append("R@1 by epoch needs classes held out for it: --val-classes 0.1.")
+    if not any("bound" in line for line in epochs):
+        missing.append("The bound over time, for losses with centroids: --log-bound.")
+    if missing:
+        body += Markup('<p class="note">Not recorded in this run: {}</p>').format(" ".join(missing))
+    return Section("training", "Training", body)
+
+
+def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
+    """The curves of one run or more, by name: loss, R@1, learning rate, speed, and the bound where it was watched.
+
+    Args:
+        runs: the lines of metrics.jsonl of each.
+    """
+
+    def lines(key: str, title: str, times: float = 1.0) -> list[Line]:
+        return [
+            Line(name or title, [line["epoch"] for line in epochs], [_times(line.get(key), times) for line in epochs])
+            for name, epochs in runs.items()
+            if any(line.get(key) is not None for line in epochs)
+        ]
+
+    least = {
+        line["loss"] - line["above_minimum"] for epochs in runs.values() for line in epochs if "above_minimum" in line
+    }
+    levels = {"known minimum": min(least)} if least and max(least) - min(least) < 1e-6 else {}
+    charts = [
+        line_chart(lines("loss", "loss"), title="Loss", x_title="epoch", y_title="mean over the images", levels=levels)
+    ]
+    recall = lines("val_recall_at_1", "R@1", 100.0)
+    if recall:
+        charts.append(line_chart(recall, title="R@1 on the validation classes", x_title="epoch", y_title="per cent"))
+    charts.append(
+        line_chart(lines("rate", "rate"), title="Learning rate", x_title="epoch", y_title="of the new layers")
+    )
+    charts.append(
+        line_chart(lines("images_per_second", "speed"), title="Speed", x_title="epoch", y_title="items per second")
+    )
+    if len(runs) == 1:
+        charts += _bound([line for line in next(iter(runs.values())) if "bound" in line])
+    return charts
+
+
+def _times(value: float | None, times: float) -> float | None:
+    return None if value is None else value * times
+
+
+def _bound(epochs: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    """The paper's quantities by epoch, each as the mean over the triplets of the watched images."""
+    if not epochs:
+        return []
+    at = [line["epoch"] for line in epochs]
+
+    def line(name: str, key: str) -> Line:
+        return Line(name, at, [each["bound"][key] / max(1, each["bound"]["triplets"]) for each in epochs])
+
+    images = "on a fixed sample of the training items, the mean over its triplets"
+    return [
+        line_chart(
+            [line("L_d, the bound", "discriminative_loss"), line("L_t, the triplet loss", "triplet_loss")],
+            title="The bound and the triplet loss",
+            x_title="epoch",
+            y_title="mean over triplets",
+            caption=f"L_d is never below L_t; {images}.",
+        ),
+        line_chart(
+            [line("gap, L_d - L_t", "gap"), line("certificate", "certificate"), line("the paper's Lemma", "lemma")],
+            title="The gap, and what is proven about it",
+            x_title="epoch",
+            y_title="mean over triplets",
+            log_y=True,
+            caption="The gap is below the certificate, which is below the Lemma, at every epoch.",
+        ),
+        line_chart(
+            [Line("ε", at, [each["bound"]["epsilon"] for each in epochs])],
+            title="ε, twice the largest distance to the own centroid",
+            x_title="epoch",
+            y_title="distance",
+        ),
+    ]
+
+
+def _centroids(run: Run) -> Section | None:
+    points = centroids_of(run)
+    if points is None:
+        return None
+    found = quality(points)
+    # An odd number of bins around the middle: distances that are all the same fall into one of them.
+    middle = (found.min + found.max) / 2
+    reach = max(found.max, found.upper_bound) - middle + 0.06
+    edges = np.linspace(max(0.0, middle - reach), middle + reach, _BINS + 2)
+    counts = np.zeros(_BINS + 1)
+    for block in blocks_of_pairs(points):
+        counts += np.histogram(block.double().numpy(), edges)[0]
+    kind = _kind(run.read("config")["centroids"])
+    chart = histogram(
+        {kind: counts.tolist()},
+        edges.tolist(),
+        title=f"Distances between {len(points):,} centroids in {points.shape[1]:,} dimensions",
+        x_title="distance between two centroids",
+        marks={"upper bound of the smallest": found.upper_bound},
+    )
+    spread = "all the same" if found.max - found.min < 1e-6 else f"between {found.min:.4f} and {found.max:.4f}"
+    text = (
+        f"The distances are {spread}; mean {found.mean:.4f}, standard deviation {found.std:.4f}. No arrangement of"
+        f" that many points has all its distances above {found.upper_bound:.4f}: the smallest here is"
+        f" {100 * found.ratio:.2f} % of that."
+    )
+    return Section("centroids", "Centroids", Markup("<p>{}</p>{}").format(text, chart))
+
+
+def _retrievals(looked: Looked, album: Album | None) -> Section:
+    items, found = looked.items, looked.found
+    words = {
+        "random": ("At random", "Queries drawn at random, one of a class."),
+        "best": ("Best", "The clearest right ones: another class begins much farther away than the own one."),
+        "worst": ("Worst", "The clearest wrong ones: another class is much nearer than the own one."),
+    }
+    groups = []
+    for name, rows in chosen_queries(found, items.labels).items():
+        title, remark = words[name]
+        shown = [
+            {
+                "query": _shown(
+                    items, album, int(found.queries[row]), "query", items.class_names[items.labels[found.queries[row]]]
+                ),
+                "near": [
+                    _shown(
+                        items,
+                        album,
+                        int(other),
+                        "right" if items.labels[other] == items.labels[found.queries[row]] else "wrong",
+                        f"{found.distances[row, place]:.3f}",
+                    )
+                    for place, other in enumerate(found.near[row])
+                    if other >= 0
+                ],
+            }
+            for row in rows
+        ]
+        groups.append({"name": name, "title": title, "remark": remark if shown else "There are none.", "rows": shown})
+    return Section("retrievals", "What it finds", rendered("retrievals.html", groups=groups))
+
+
+def _shown(items: Items, album: Album | None, item: int, kind: str, caption: str) -> dict[str, Any]:
+    name, of = items.names[item], items.class_names[items.labels[item]]
+    return {
+        "name": name,
+        "said": f"{of}: {name}",
+        "kind": kind,
+        "caption": caption,
+        "picture": None if album is None else album[item],
+    }
+
+
+def _confusions(looked: Looked, album: Album | None) -> Section:
+    items = looked.items
+    pairs = [
+        {
+            "one": items.class_names[pair.one],
+            "other": items.class_names[pair.other],
+            "share": f"{100 * pair.share:.0f} %",
+            "times": pair.times,
+            "examples": [
+                {
+                    "query": _shown(items, album, query, "", ""),
+                    "near": _shown(items, album, near, "", ""),
+                    "distance": f"{_apart(items.vectors, query, near):.3f}",
+                }
+                for query, near in pair.examples
+            ],
+        }
+        for pair in confusions(looked.found, items.labels)
+    ]
+    body = rendered("confusions.html", pairs=pairs, pictured=album is not None)
+    return Section("confusions", "What it mixes up", body)
+
+
+def _apart(vectors: ndarray, one: int, other: int) -> float:
+    return float(np.linalg.norm(vectors[one].astype(np.float64) - vectors[other]))
+
+
+def _classes(looked: Looked) -> Section:
+    items = looked.items
+    small = None if items.images is None else Album(items.images, items.numbers, 36)
+    rows = by_class(looked.found, items.labels)
+    shown = rows[:MOST_CLASSES]
+    perfect = sum(row.recall == 1 for row in rows)
+    remark = f"{len(rows):,} classes, the worst first; {perfect:,} have the nearest neighbour of every query right."
+    if len(shown) < len(rows):
+        remark += f" The {len(shown):,} worst are listed."
+    body = rendered(
+        "classes.html",
+        remark=remark,
+        pictured=small is not None,
+        rows=[
+            {
+                "name": items.class_names[row.label],
+                "number": row.items,
+                "recall": row.recall,
+                "taken_for": "" if row.taken_for is None else items.class_names[row.taken_for],
+                "taken": row.taken,
+                "picture": None if small is None else small[row.shown],
+            }
+            for row in shown
+        ],
+    )
+    return Section("classes", "Class by class", body)
+
+
+def _map(looked: Looked) -> Section:
+    items, shown, places = looked.items, looked.shown, looked.places
+    assert shown is not None
+    assert places is not None
+    numbers, labels = np.unique(items.labels[shown], return_inverse=True)
+    content: dict[str, Any] = {
+        "scale": _SCALE,
+        "x": np.rint(places[:, 0] * _SCALE).astype(int).tolist(),
+        "y": np.rint((1 - places[:, 1]) * _SCALE).astype(int).tolist(),
+        "label": labels.reshape(-1).tolist(),
+        "classes": [items.class_names[number] for number in numbers],
+        "items": [items.names[item] for item in shown.tolist()],
+        "columns": 1,
+        "sheets": [],
+    }
+    if items.images is not None:
+        pictures = sheets(items.images, items.numbers[shown], 56 if len(shown) > 3000 else 72)
+        content |= {"columns": pictures.columns, "sheets": pictures.files}
+    way = {
+        "tsne": "t-SNE: near on the map is near in the embedding, far apart means little",
+        "pca": "PCA: the two directions in which the embeddings differ most",
+    }
+    part = (
+        f"{len(shown):,} items"
+        if len(shown) == len(items.labels)
+        else f"{len(shown):,} of {len(items.labels):,} items, drawn at random"
+    )
+    body = rendered(
+        "map.html",
+        remark=f"{part} by {way[looked.way or 'tsne']}.",
+        label=f"Map of {len(shown):,} embeddings of {len(numbers):,} classes",
+        data=data_block("map-data", content),
+    )
+    return Section("map", "Map of the embeddings", body)
+
+
+def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
+    stored = run.read("calibration")
+    threshold: float | None = None if stored is None else stored["threshold"]
+    text = []
+    if stored is None:
+        try:
+            here: Calibration = pairs.threshold_at(fmr)
+        except ValueError as error:
+            text.append(str(error))
+        else:
+            threshold = here.threshold
+            text.append(
+                f"At a false match rate of {fmr:g} on these items the threshold is {here.threshold:.4f}, and"
+                f" {100 * here.true_match_rate:.1f} % of the pairs of one class are found. Store it in the run, with"
+                f" its interval: tammes calibrate {run.folder} --fmr {fmr:g}"
+            )
+    else:
+        low, high = stored["threshold_interval"] or (None, None)
+        between = "" if low is None else f" [{low:.4f}, {high:.4f}]"
+        text.append(
+            f"Calibrated: pairs nearer than {stored['threshold']:.4f}{between} are taken for the same class, at a false"
+            f" match rate of {stored['fmr']:g}."
+        )
+    edges = np.asarray(pairs.edges)
+    wide = np.linspace(edges[0], edges[-1], _BINS + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    counts = {
+        "same class": np.histogram(middle, wide, weights=pairs.same)[0].tolist(),
+        "different classes": np.histogram(middle, wide, weights=pairs.other)[0].tolist(),
+    }
+    charts = [
+        histogram(
+            counts,
+            wide.tolist(),
+            title="Distances between two items",
+            x_title="distance",
+            marks={} if threshold is None else {"threshold": threshold},
+            caption=f"{int(np.sum(pairs.same)):,} pairs of one class, {int(np.sum(pairs.other)):,} of different ones,"
+            " each in shares of its own.",
+        ),
+        _roc(pairs),
+    ]
+    if looked.paired < len(looked.items.labels):
+        text.append(f"Counted on {looked.paired:,} items, drawn at random.")
+    said = Markup("").join(Markup("<p>{}</p>").format(each) for each in text)
+    return Section(
+        "distances", "The same or not", said + Markup('<div class="charts">{}</div>').format(Markup("").join(charts))
+    )
+
+
+def _roc(pairs: PairCounts) -> Markup:
+    false, true = pairs.rates()
+    false, true = np.asarray(false), np.asarray(true)
+    kept = false > 0
+    # As many points as a screen has: evenly in the logarithm, which is the axis.
+    at = np.unique(np.searchsorted(false[kept], np.logspace(np.log10(false[kept][0]), 0, 200)).clip(0, kept.sum() - 1))
+    return line_chart(
+        [Line("ROC", false[kept][at].tolist(), (100 * true[kept][at]).tolist())],
+        title="How many pairs of one class are found, at which price",
+        x_title="false match rate",
+        y_title="per cent found",
+        log_x=True,
+        caption=f"Area under the curve {pairs.area():.4f}, equal error rate {100 * pairs.equal_error_rate():.2f} %.",
+    )
