@@ -152,12 +152,12 @@ class Embedder(nn.Module):
         self.eval()
         rows, starts = [], range(0, len(pictures), batch_size)
         for start in track(starts, "encoding", disable=not show_progress):
-            batch = np.stack([self._prepared(picture) for picture in pictures[start : start + batch_size]])
+            batch = np.stack([self.prepared(picture) for picture in pictures[start : start + batch_size]])
             rows.append(self(torch.from_numpy(batch).to(self.mean.device)).float().cpu())
         self.train(was_training)
         return torch.cat(rows).numpy()
 
-    def _prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
+    def prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
         opened = picture if isinstance(picture, Image.Image) else open_picture(picture)
         pixels = np.asarray(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side))

@@ -38,7 +38,8 @@ class Method:
         sees: what it sees beside its batches: all training images once before the first epoch, or before each.
         each_on_its_own: whether it is a mean over images whatever else is in the batch, so that it may be computed in
             pieces.
-        rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss.
+        rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss; found on
+            validation classes by benchmarks/plans/cub-methods.toml, to a power of ten.
         proxy_rate: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
         proxy_decay: whether what it learns itself has weight decay.
     """

@@ -54,5 +54,5 @@ METHOD = Method(
     takes=("num_classes",),
     on="class layer",
     each_on_its_own=True,
-    rate=0.01,  # it has no bound, and neither has its gradient
+    rate=0.001,  # it has no bound, and neither has its gradient
 )
