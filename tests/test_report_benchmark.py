@@ -105,7 +105,7 @@ def test_the_page_says_what_was_compared_and_how_to_repeat_it(tmp_path: Path) ->
     assert "How it was done." in text
     assert "4 of 4 trainings are done." in text
     assert (
-        "The highest R@1 is that of one-hot, penultimate layer: 52.00 ± 0.50. Next is K-means, penultimate layer with"
+        "The highest R@1 is that of one-hot: 52.00 ± 0.50. Next is K-means with"
         " 50.00 ± 0.50; the intervals do not overlap. The untrained backbone has 40.00 ± 0.00." in text
     )
     assert said(compared.find(".//pre/code")) == f"tammes benchmark birds-plan.toml --out '{folder}'"
@@ -142,13 +142,18 @@ def test_how_sure_the_order_is(second: float, half: float | None, text: str, tmp
     assert f"; {text}." in said(made(results(rows, CELLS), tmp_path)["compared"])
 
 
+def test_a_training_that_made_things_worse_is_said_to_have(tmp_path: Path) -> None:
+    rows = [trained("a", 50.0), untrained(51.0)]
+    assert "The untrained backbone has 51.00 ± 0.00, which is more." in said(
+        made(results(rows, CELLS), tmp_path)["compared"]
+    )
+
+
 def test_each_preset_has_its_own_finding_and_results(tmp_path: Path) -> None:
     content = results({"default": TWO, "of the paper": [trained("one-hot", 60.0)]}, CELLS)
     sections = made(content, tmp_path)
     assert list(sections) == ["compared", "results-default", "results-of-the-paper", "time", "runs"]
-    assert "Preset of the paper: The highest R@1 is that of one-hot, penultimate layer: 60.00 ± 0.50." in said(
-        sections["compared"]
-    )
+    assert "Preset of the paper: The highest R@1 is that of one-hot: 60.00 ± 0.50." in said(sections["compared"])
     assert "Seconds an epoch, preset of the paper" in charts(sections["time"])
 
 
@@ -157,7 +162,7 @@ def test_each_preset_has_its_own_finding_and_results(tmp_path: Path) -> None:
 
 def test_the_table_has_every_figure_with_its_interval_and_sorts_by_numbers(tmp_path: Path) -> None:
     first, second, last = table(made(results(TWO, CELLS), tmp_path)["results-default"])
-    assert said(first["method"]) == "one-hot, penultimate layer"
+    assert said(first["method"]) == "one-hot"
     for number, title in enumerate(MEASURES.values()):
         assert said(first[title]) == f"{52 + number}.00 ± 0.50"
         assert float(first[title].get("data-sort", "nan")) == 52 + number
@@ -243,6 +248,14 @@ def test_names_have_their_layer_where_there_are_two(tmp_path: Path) -> None:
     rows = [trained("a", 50.0), trained("a", 45.0, layer="last"), untrained()]
     sections = made(results(rows, CELLS), tmp_path)
     assert names_in(charts(sections["results-default"])["R@1"]) == ["a, penultimate layer", "a, last layer", UNTRAINED]
+    assert [said(row["method"]) for row in table(sections["results-default"])] == [
+        "a, penultimate layer",
+        "a, last layer",
+        UNTRAINED,
+    ]
+    assert "Images are compared by" not in said(sections["results-default"])
+    one = made(results(TWO, CELLS), tmp_path)["results-default"]
+    assert "Images are compared by the penultimate layer." in said(one)
     points = charts(sections["time"])["R@1 over minutes to train, by the penultimate layer"]
     assert names_in(points) == ["a"]  # each method once
 

@@ -1,5 +1,6 @@
 """What stands on the page of a benchmark: its tables with the paper's numbers, and the pictures of them."""
 
+import math
 import os
 import shlex
 from collections import Counter
@@ -111,17 +112,18 @@ def _finding(rows: Sequence[Row]) -> str:
     ranked = _ranked([row for row in _of_last_epoch(rows) if row.method != UNTRAINED], HEADLINE)
     if not ranked:
         return ""
-    first = ranked[0]
-    said = [f"The highest {MEASURES[HEADLINE]} is that of {first.name}: {first.measures[HEADLINE]}."]
+    names, first = _names(rows), ranked[0]
+    said = [f"The highest {MEASURES[HEADLINE]} is that of {names[first.name]}: {first.measures[HEADLINE]}."]
     if len(ranked) > 1:
         second = ranked[1]
         how = "one seed says nothing of how sure this is"
         if (meet := _meet(first.measures[HEADLINE], second.measures[HEADLINE])) is not None:
             how = f"the intervals {'' if meet else 'do not '}overlap"
-        said.append(f"Next is {second.name} with {second.measures[HEADLINE]}; {how}.")
+        said.append(f"Next is {names[second.name]} with {second.measures[HEADLINE]}; {how}.")
     untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
     if untrained is not None:
-        said.append(f"The untrained backbone has {untrained}.")
+        more = untrained.mean > first.measures[HEADLINE].mean
+        said.append(f"The untrained backbone has {untrained}{', which is more' * more}.")
     theirs = [number for row in rows if (number := _number((row.paper or {}).get(MEASURES[HEADLINE]))) is not None]
     if theirs:
         said.append(f"The highest of the paper's that stand beside these rows is {max(theirs):.2f}.")
@@ -141,7 +143,8 @@ def _results(rows: Sequence[Row], paper: str | None) -> Markup:
     return rendered(
         "benchmark.html",
         part="results",
-        columns=_columns(rows, paper),
+        columns=_columns(rows, names, paper),
+        layer=_only_layer(rows),
         untrained=[number for number, row in enumerate(rows) if row.method == UNTRAINED],
         has_paper=any(row.paper for row in rows),
         has_best_epoch=any(row.epoch != "last" for row in rows),
@@ -151,9 +154,9 @@ def _results(rows: Sequence[Row], paper: str | None) -> Markup:
     )
 
 
-def _columns(rows: Sequence[Row], paper: str | None) -> list[Column]:
+def _columns(rows: Sequence[Row], names: Mapping[str, str], paper: str | None) -> list[Column]:
     """The table; columns that would be empty are left out."""
-    found = [Column("method", [Shown(row.name) for row in rows], "name")]
+    found = [Column("method", [Shown(names[row.name]) for row in rows], "name")]
     for name, title in MEASURES.items():
         figures = [row.measures.get(name) for row in rows]
         cells = [
@@ -221,9 +224,14 @@ def _ranked(rows: Sequence[Row], measure: str) -> list[Row]:
 
 
 def _names(rows: Sequence[Row]) -> dict[str, str]:
-    """Name of a row -> what it is called in a chart: without the layer if there is only one."""
-    one = len({row.layer for row in rows if row.layer}) == 1
-    return {row.name: replace(row, layer="").name if one else row.name for row in rows}
+    """Name of a row -> what it is called here: without the layer if there is only one."""
+    return {row.name: replace(row, layer="").name if _only_layer(rows) else row.name for row in rows}
+
+
+def _only_layer(rows: Sequence[Row]) -> str:
+    """The layer that all rows are compared by; empty if there are several."""
+    layers = {row.layer for row in rows if row.layer}
+    return layers.pop() if len(layers) == 1 else ""
 
 
 def _bars(rows: Sequence[Row], names: Mapping[str, str], measure: str) -> list[Bar]:
@@ -231,15 +239,14 @@ def _bars(rows: Sequence[Row], names: Mapping[str, str], measure: str) -> list[B
     ranked = _ranked(rows, measure)
     bars = []
     for row in [*ranked, *(row for row in rows if measure not in row.measures)]:
-        reference = _number((row.paper or {}).get(MEASURES[measure]))
-        bars.append(Bar(names[row.name], *_with_ends(row.measures.get(measure)), reference))
+        of, reference = row.measures.get(measure), _number((row.paper or {}).get(MEASURES[measure]))
+        bars.append(Bar(names[row.name], None if of is None else of.mean, *_ends(of), reference))
     return bars
 
 
-def _with_ends(of: Figure | None) -> tuple[float | None, float | None, float | None]:
-    if of is None or of.half is None:
-        return None if of is None else of.mean, None, None
-    return of.mean, of.mean - of.half, of.mean + of.half
+def _ends(of: Figure | None) -> tuple[float | None, float | None]:
+    """Of the interval."""
+    return (None, None) if of is None or of.half is None else (of.mean - of.half, of.mean + of.half)
 
 
 def _time(value: float | None, paper: float | None = None) -> Shown:
@@ -274,66 +281,66 @@ def _paper_minutes(row: Row, paper: str | None) -> float | None:
 
 
 def _times(tables: Mapping[str, Sequence[Row]], cells: Sequence[Mapping[str, Any]], paper: str | None) -> Markup:
-    charts, slowest = [], 1.0
+    charts, ratio = [], 1.0
     for preset, rows in tables.items():
-        once = [row for row in _once_each(rows) if row.minutes is not None]
-        if not once:
+        trained = [row for row in _once_each(rows) if row.minutes is not None]
+        if not trained:
             continue
         where = f", preset {preset}" if len(tables) > 1 else ""
-        layer = (
-            f", by the {once[0].layer} layer" if any(row.layer != once[0].layer for row in rows if row.layer) else ""
-        )
-        seconds = {row.method: _seconds_an_epoch(cells, preset, row.method) for row in once}
-        slowest = max([slowest, *(max(of) / min(of) for of in seconds.values() if of and min(of) > 0)])
-        untrained = next((row.measures[HEADLINE] for row in rows if row.method == UNTRAINED and row.measures), None)
-        said = "Higher is better, and farther left is faster."
-        said += "" if untrained is None else f" The untrained backbone, which takes no training, has {untrained}."
-        points = [
-            Point(row.method, row.minutes, *_ends(row.measures[HEADLINE]), "here")
-            for row in once
-            if row.minutes is not None and HEADLINE in row.measures
-        ]
-        theirs = [
-            Point(row.method, minutes, recall, group="the paper")
-            for row in once
-            if (minutes := _paper_minutes(row, paper)) is not None
-            and (recall := _number((row.paper or {}).get(MEASURES[HEADLINE]))) is not None
-        ]
-        if theirs:
-            said += (
-                " The paper's minutes are those of its authors' machine, every layer trained: its methods compare with"
-                " each other, not with ours."
-            )
-        title = f"{MEASURES[HEADLINE]} over minutes to train{layer}{where}"
-        charts.append(
-            scatter(
-                [*points, *theirs],
-                title=title,
-                x_title="minutes to train, logarithmic",
-                y_title=f"{MEASURES[HEADLINE]}, %",
-                log_x=True,
-                caption=said,
-            )
-        )
-        bars = [
-            Bar(row.method, 60 * row.minutes_per_epoch, *_range(seconds[row.method]))
-            for row in sorted(once, key=lambda row: row.minutes_per_epoch or 0.0)
-            if row.minutes_per_epoch is not None
-        ]
-        charts.append(
-            bar_chart(
-                bars,
-                title=f"Seconds an epoch{where}",
-                unit="seconds, the mean over seeds",
-                interval_name="fastest and slowest seed",
-            )
-        )
+        seconds = {row.method: _seconds_an_epoch(cells, preset, row.method) for row in trained}
+        ratio = max([ratio, *(max(of) / min(of) for of in seconds.values() if of and min(of) > 0)])
+        charts += [_accuracy_over_time(rows, trained, where, paper), _epochs(trained, seconds, where)]
     return rendered(
         "benchmark.html",
         part="times",
         charts=charts,
         machines=_machines(cells),
-        slowest=figure(slowest) if slowest > 1.5 else "",
+        ratio=figure(ratio) if ratio > 1.5 else "",
+    )
+
+
+def _accuracy_over_time(rows: Sequence[Row], trained: Sequence[Row], where: str, paper: str | None) -> Markup:
+    """R@1 over the minutes to train, ours and, as far as the paper has both, the paper's."""
+    layer = trained[0].layer
+    by = f", by the {layer} layer" if any(row.layer not in (layer, "") for row in rows) else ""
+    untrained = next((row.measures[HEADLINE] for row in rows if row.method == UNTRAINED and row.measures), None)
+    said = "Higher is better, and farther left is faster."
+    said += "" if untrained is None else f" The untrained backbone, which takes no training, has {untrained}."
+    ours = [
+        Point(row.method, row.minutes, row.measures[HEADLINE].mean, *_ends(row.measures[HEADLINE]), "here")
+        for row in trained
+        if row.minutes is not None and HEADLINE in row.measures
+    ]
+    theirs = [
+        Point(row.method, minutes, recall, group="the paper")
+        for row in trained
+        if (minutes := _paper_minutes(row, paper)) is not None
+        and (recall := _number((row.paper or {}).get(MEASURES[HEADLINE]))) is not None
+    ]
+    if theirs:
+        said += (
+            " The paper's minutes are those of its authors' machine, every layer trained: its methods compare with each"
+            " other, not with ours."
+        )
+    return scatter(
+        [*ours, *theirs],
+        title=f"{MEASURES[HEADLINE]} over minutes to train{by}{where}",
+        x_title="minutes to train, logarithmic",
+        y_title=f"{MEASURES[HEADLINE]}, %",
+        log_x=True,
+        caption=said,
+    )
+
+
+def _epochs(trained: Sequence[Row], seconds: Mapping[str, Sequence[float]], where: str) -> Markup:
+    """Seconds of an epoch, the fastest method first."""
+    bars = [Bar(row.method, _seconds(row), *_range(seconds[row.method])) for row in trained]
+    bars.sort(key=lambda bar: math.inf if bar.value is None else bar.value)
+    return bar_chart(
+        bars,
+        title=f"Seconds an epoch{where}",
+        unit="seconds, the mean over seeds",
+        interval_name="fastest and slowest seed",
     )
 
 
@@ -344,10 +351,6 @@ def _once_each(rows: Sequence[Row]) -> list[Row]:
         if row.method != UNTRAINED:
             found.setdefault(row.method, row)
     return list(found.values())
-
-
-def _ends(of: Figure) -> tuple[float, float | None, float | None]:
-    return (of.mean, None, None) if of.half is None else (of.mean, of.mean - of.half, of.mean + of.half)
 
 
 def _range(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -6,6 +6,7 @@ size of text on a phone too. No script is needed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from markupsafe import Markup
 
@@ -160,7 +161,9 @@ def histogram(
             for low, high, height in zip(edges[:-1], edges[1:], of, strict=True):
                 corners += [(across.at(float(low)), vertical.at(height)), (across.at(float(high)), vertical.at(height))]
             corners.append((across.at(float(edges[-1])), bottom))
-            parts.append(stroke(f"area {series(number)}", corners, f"{name}: {figure(sum(known[name]))} in all"))
+            total = fsum(known[name])
+            said = f"{name}: {figure(int(total) if total.is_integer() else total)} in all"
+            parts.append(stroke(f"area {series(number)}", corners, said))
         for name, (row, start) in named.items():
             x, height = across.at(places[name]), top - LINE_HEIGHT * row
             parts.append(stroke("level", [(x, height - LINE_HEIGHT), (x, bottom)], f"{name}: {figure(places[name])}"))

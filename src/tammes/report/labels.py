@@ -174,7 +174,7 @@ def names_or_numbers(
     names: Sequence[str], where: Sequence[tuple[float, float]], taken: Sequence[Box], room: Box
 ) -> tuple[list["Label"], list[Box | None], list[str]]:
     """The label of each point, where it goes, and the names of those that got a number instead, 1 the first of them."""
-    width = 0.3 * (room.right - room.left)
+    width = max(110.0, 0.3 * (room.right - room.left))
     crowd = [sum(math.dist(one, other) < 60 for other in where) for one in where]  # itself too
     best: tuple[list[Label], list[Box | None], list[str]] | None = None
     fewest = len(names) + 1
