@@ -324,12 +324,15 @@ ABOUT = {
 
 def estimators(stored: Mapping[str, Any]) -> list[str]:
     """Ways to learn a metric from vectors, on each set, and how their time grows."""
+    longer = [f"{row['method']} on {row['set']}" for row in stored["rows"] if row.get("seconds", 0) > stored["limit"]]
     lines = [
         "## Metrics learned from vectors",
         "",
         "R@1 and MAP@R on classes that took no part in the fit, by Euclidean distance or by cosine, whichever is better"
         " for the method; the fit on one thread, MB what it adds to the memory at its peak. A fit that was not done in"
-        f" {stored['limit']} seconds was ended. Rows were measured one after another over hours, those of LDA, NCA and"
+        f" {stored['limit']} seconds was ended"
+        + (f" ({', '.join(longer)} had more, by a larger --limit)" if longer else "")
+        + ". Rows were measured one after another over hours, those of LDA, NCA and"
         " LMNN beside other work: times are good for their order of magnitude. The made-up set of 4,000 was added after"
         " a fault of MetricLearner had been found and mended on its test classes (docs/log.md).",
         "",

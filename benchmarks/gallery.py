@@ -1,0 +1,204 @@
+"""How long does a gallery in a folder take to fill, to index and to search, and what does the index miss?
+
+    python -m benchmarks.gallery [--sizes 10000 100000 1000000] [--out FILE]
+
+Unit vectors about the directions of 10,000 clusters, drawn in blocks, without pictures; a hundredth of the rows has one
+label. Each size has a process and a temporary folder of its own; a size that is in the results already is not measured
+again unless asked, so an interrupted run goes on where it stopped. Searches are for ten neighbours of one query at a
+time, which is not in the gallery, as `Store.search` answers them. Beside the exact search stands its limit: one product
+of all vectors with the query by NumPy, in the same process, from memory.
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from numpy import ndarray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.timing import machine
+from tammes.gallery import About, Hit, Row, open_gallery
+from tammes.gallery.ranking import recall_at_10
+from tammes.runtime import write_atomically
+
+BLOCK = 10_000
+CLUSTERS, LABELS = 10_000, 100
+SPREAD = 0.7  # of a cluster, beside the distance of its centre from the origin
+K = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """Fill, index and search galleries of several sizes."""
+
+    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    """How many vectors, one gallery each."""
+    dim: int = 256
+    together: int = 1000
+    """Rows of one `upsert`."""
+    queries: int = 200
+    again: bool = False
+    """Measure sizes anew that are in the results."""
+    folder: Path | None = None
+    """Where the temporary gallery goes; without it, where the system keeps such things."""
+    out: Path = Path("benchmarks/results/gallery.json")
+    """Where the figures go; those of other sizes that are there stay."""
+
+
+class Drawn:
+    """Vectors about centres; any block of them can be drawn again."""
+
+    def __init__(self, dim: int) -> None:
+        self.centres = _unit(np.random.default_rng(0).standard_normal((CLUSTERS, dim), dtype=np.float32))
+
+    def block(self, number: int, rows: int = BLOCK) -> tuple[ndarray, ndarray]:
+        """Its vectors, and the cluster of each."""
+        random = np.random.default_rng((1, number))
+        clusters = random.integers(CLUSTERS, size=rows)
+        apart = random.standard_normal((rows, self.centres.shape[1]), dtype=np.float32)
+        apart *= np.float32(SPREAD / np.sqrt(self.centres.shape[1]))
+        return _unit(self.centres[clusters] + apart), clusters
+
+
+def _unit(vectors: ndarray) -> ndarray:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def measured(size: int, options: Options) -> dict[str, Any]:
+    """All figures of one size."""
+    drawn = Drawn(options.dim)
+    with TemporaryDirectory(dir=options.folder) as folder:
+        about = About(model="drawn", run="", dim=options.dim, roots=(), created="")
+        store: Any = open_gallery(f"{folder}/gallery", create=about)
+        before = _peak_mb()
+        times = _fill(store, drawn, size, options.together)
+        figures: dict[str, Any] = {"size": size, "dim": options.dim, "rows_of_an_upsert": options.together}
+        figures |= {"lance_threads": os.environ.get("LANCE_CPU_THREADS", "all"), "held_before_mb": before}
+        figures |= {"add_seconds": sum(times), "rows_per_second": size / sum(times)}
+        tenth = max(1, len(times) // 10)
+        figures |= {"first_upserts_ms": 1e3 * median(times[:tenth]), "last_upserts_ms": 1e3 * median(times[-tenth:])}
+        figures["merge_seconds"] = _seconds(lambda: store.optimise(exact_up_to=size))
+        figures["index_seconds"] = _seconds(lambda: store._index(size, 0))  # without measuring its recall
+        queries = drawn.block(-1 % 2**32, options.queries)[0]
+        for words, label in (("", None), ("_of_a_label", "label 7")):
+            exact, figures[f"exact{words}"] = _searched(store, queries, label, exact=True)
+            found, figures[f"approximate{words}"] = _searched(store, queries, label, exact=False)
+            figures[f"recall_at_10{words}"] = recall_at_10(found, exact)
+        files = [file for file in Path(folder).rglob("*") if file.is_file()]
+        figures["disk_mb"] = sum(file.stat().st_size for file in files) / 1e6
+    figures["peak_rss_mb"] = _peak_mb()
+    figures["numpy_ms"] = _product_ms(drawn, size, queries)  # after the peak: it holds all vectors
+    figures["exact_to_numpy"] = figures["exact"]["median_ms"] / figures["numpy_ms"]
+    return figures | {"machine": machine()}
+
+
+def _fill(store: Any, drawn: Drawn, size: int, together: int) -> list[float]:
+    """Seconds of each upsert."""
+    times = []
+    for start in range(0, size, BLOCK):
+        vectors, clusters = drawn.block(start // BLOCK, min(BLOCK, size - start))
+        rows = [
+            Row(
+                f"/photos/{cluster}/{start + n}.jpg", vector, f"label {cluster % LABELS}", 640, 480, f"{start + n}", b""
+            )
+            for n, (vector, cluster) in enumerate(zip(vectors, clusters.tolist(), strict=True))
+        ]
+        for first in range(0, len(rows), together):
+            times.append(_seconds(lambda some=rows[first : first + together]: store.upsert(some)))  # type: ignore[misc]
+    return times
+
+
+def _searched(
+    store: Any, queries: ndarray, label: str | None, *, exact: bool
+) -> tuple[list[list[Hit]], dict[str, float]]:
+    """What is found, and how long a query takes; the first are to warm up."""
+    found: list[list[Hit]] = []
+    for query in queries[:3]:
+        store.search(query[None], K, label=label, exact=exact)
+    times = [
+        _seconds(lambda query=query: found.extend(store.search(query[None], K, label=label, exact=exact)))  # type: ignore[misc]
+        for query in queries
+    ]
+    return found, {"median_ms": 1e3 * median(times), "p99_ms": 1e3 * float(np.quantile(times, 0.99))}
+
+
+def _product_ms(drawn: Drawn, size: int, queries: ndarray) -> float:
+    vectors = np.empty((size, queries.shape[1]), dtype=np.float32)
+    for start in range(0, size, BLOCK):
+        part = vectors[start : start + BLOCK]
+        part[:] = drawn.block(start // BLOCK, len(part))[0]
+    return 1e3 * median(_seconds(lambda query=query: vectors @ query) for query in queries[:20])  # type: ignore[misc]
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started = perf_counter()
+    action()
+    return perf_counter() - started
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="gallery in a folder, ten neighbours of one query (ms, median and 99 %)")
+    heads = (
+        "rows/s added",
+        "index s",
+        "exact",
+        "to NumPy",
+        "index",
+        "recall",
+        "exact, label",
+        "index, label",
+        "recall",
+    )
+    for head in ("size", *heads, "disk MB", "peak MB"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        times = {
+            name: f"{row[name]['median_ms']:.1f} {row[name]['p99_ms']:.0f}"
+            for name in ("exact", "approximate", "exact_of_a_label", "approximate_of_a_label")
+        }
+        table.add_row(
+            f"{row['size']:,}", f"{row['rows_per_second']:,.0f}", f"{row['index_seconds']:.1f}",
+            times["exact"], f"{row['exact_to_numpy']:.1f} x", times["approximate"], f"{row['recall_at_10']:.4f}",
+            times["exact_of_a_label"], times["approximate_of_a_label"], f"{row['recall_at_10_of_a_label']:.4f}",
+            f"{row['disk_mb']:,.0f}", f"{row['peak_rss_mb']:,.0f}",
+        )  # fmt: skip
+    Console(width=150).print(table)
+
+
+def _alone(size: int, options: Options, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    return measured(size, options)
+
+
+def main(options: Options) -> None:
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
+    for size in options.sizes:
+        others = [row for row in stored["rows"] if row["size"] != size]
+        if len(others) < len(stored["rows"]) and not options.again:
+            continue
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # the peak of memory is that of one size
+            row = pool.apply(_alone, (size, options, torch.get_num_threads()))
+        stored["rows"] = sorted([*others, row], key=lambda row: int(row["size"]))
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, json.dumps(stored, indent=1).encode() + b"\n")
+    show(stored["rows"])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
