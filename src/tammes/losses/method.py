@@ -39,7 +39,7 @@ class Method:
         each_on_its_own: whether it is a mean over images whatever else is in the batch, so that it may be computed in
             pieces.
         rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss; found on
-            validation classes by benchmarks/plans/cub-methods.toml, to a power of ten.
+            validation classes, to a power of ten (docs/log.md).
         proxy_rate: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
         proxy_decay: whether what it learns itself has weight decay.
     """

@@ -78,5 +78,5 @@ METHOD = Method(
     cost="B² D",
     reference="Sohn (2016): Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS",
     images_per_class=2,
-    rate=0.0001,  # embeddings are not scaled to unit length: a larger one makes them grow, or diverges
+    rate=0.00001,  # embeddings are not scaled to unit length: a larger one makes them grow, or diverges
 )
