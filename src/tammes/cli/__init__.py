@@ -17,11 +17,15 @@ from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
+from tammes.cli.duplicates import Duplicates, duplicates
 from tammes.cli.embed import Embed, embed
 from tammes.cli.evaluate import Evaluate, evaluate
+from tammes.cli.index import Index, index
+from tammes.cli.label import Label, label
 from tammes.cli.losses import Losses, losses
 from tammes.cli.report import Report, report
 from tammes.cli.runs import Runs, runs
+from tammes.cli.search import Search, search
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, unknown_name
 
@@ -31,6 +35,10 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "calibrate": (Calibrate, calibrate),
     "embed": (Embed, embed),
     "report": (Report, report),
+    "index": (Index, index),
+    "search": (Search, search),
+    "label": (Label, label),
+    "duplicates": (Duplicates, duplicates),
     "runs": (Runs, runs),
     "data": (Data, data),
     "doctor": (Doctor, doctor),

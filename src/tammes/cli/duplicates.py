@@ -1,0 +1,52 @@
+"""`tammes duplicates`: groups of nearly identical images in a gallery."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import tyro
+
+from tammes.cli.console import print_json, progress
+from tammes.errors import UserError
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """List groups of images that are the same or nearly so.
+
+    Each image of a group is near another of it; the threshold is a distance between embeddings of unit length.
+
+    For example:
+
+    tammes duplicates gallery
+
+    tammes duplicates gallery --threshold 0.05 --json
+    """
+
+    gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
+    """The gallery that `tammes index` made."""
+    threshold: float = 0.1
+    """How far apart two images may be; 0 lists only those that the model cannot tell apart at all."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def duplicates(config: Duplicates) -> None:
+    """Search for every image, join those that are near, show."""
+    if not config.threshold >= 0:
+        raise UserError(f"--threshold must not be negative, got {config.threshold}.")
+    from tammes.gallery import open_gallery
+    from tammes.gallery.duplicates import duplicates as groups_of
+
+    store = open_gallery(config.gallery)
+    with progress("searching") as on_progress:
+        groups = groups_of(store, config.threshold, on_progress=on_progress)
+    if config.json:
+        print_json({"threshold": config.threshold, "groups": [asdict(group) for group in groups]})
+        return
+    for group in groups:
+        how = "the same file" if group.identical else f"up to {group.farthest:.4f} apart"
+        print(f"{len(group.paths)} images, {how}:")
+        for path in group.paths:
+            print(f"  {path}")
+    images = sum(len(group.paths) for group in groups)
+    print(f"{len(groups)} groups with {images} of {store.count():,} images, no farther apart than {config.threshold:g}")

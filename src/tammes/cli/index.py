@@ -1,0 +1,153 @@
+"""`tammes index`: make folders of images searchable."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from tammes.cli.console import print_json, progress, say, working
+from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    from tammes.embedder import Embedder
+    from tammes.gallery.indexing import Indexed
+    from tammes.gallery.store import Order, Store
+
+SHOWN = 10  # broken images that are named
+
+
+@dataclass(frozen=True)
+class Index:
+    """Embed the images of folders by a trained model, and keep them where `tammes search` finds them.
+
+    Run again, it embeds only what is new or changed and takes out what is gone. It may be stopped at any moment, and
+    run twice at once. The first folder on the way to an image is its class.
+
+    For example:
+
+    tammes index runs/photos photos/ --gallery gallery
+
+    tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
+
+    tammes index runs/better photos/ --gallery gallery --rebuild
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of a run of images."""
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER…")]
+    """Folders of images, sub-folders included."""
+    gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|qdrant://host:port/name")]
+    """Where the gallery is, or will be."""
+    rebuild: bool = False
+    """Make the gallery anew, by another model or from scratch: beside the old one, which answers until the new one is
+    whole and takes its place."""
+    labels: bool = True
+    """Take the names of the sub-folders for classes."""
+    empty_folders: bool = False
+    """Take a folder that has no image left for what is meant, and its images out of the gallery."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
+    json: bool = False
+    """Print what was done as one JSON object."""
+
+
+def index(config: Index) -> None:
+    """Compare, embed, store, show."""
+    if not config.folders:
+        raise UserError(f"which images? For example: tammes index {config.run} photos/ --gallery {config.gallery}")
+    from datetime import UTC, datetime
+
+    from tammes.cli.gallery import model_digest
+    from tammes.embedder import load
+    from tammes.gallery import open_gallery, rebuild
+    from tammes.gallery.store import About
+    from tammes.runs import open_finished
+    from tammes.runtime import device
+
+    run = open_finished(config.run)
+    digest = model_digest(run)
+    embedder = load(run.folder).to(device(config.device))
+    dim = embedder.config.class_dim if embedder.config.embedding == "last" else embedder.config.dim
+    about = About(
+        model=digest,
+        run=str(run.folder.absolute()),
+        dim=int(dim or embedder.config.dim),
+        roots=tuple(str(folder.absolute()) for folder in config.folders),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    beside = rebuild(config.gallery, about) if config.rebuild else None
+    store = beside or open_gallery(config.gallery, create=about)
+    if store.about.model != digest:
+        raise UserError(
+            f"{config.gallery} was made by another model, that of {store.about.run}: its vectors cannot be compared"
+            f" with those of {run.folder}. Make it anew with --rebuild, or choose another --gallery."
+        )
+    done, seconds = _update(config, store, embedder)
+    if beside is not None:
+        beside.swap()
+    known = store.about.roots
+    store.describe(replace(store.about, roots=(*known, *(root for root in about.roots if root not in known))))
+    with working("putting the gallery in order"):
+        order = store.optimise()
+    _show(config, store, done, seconds, order)
+
+
+def _update(config: Index, store: "Store", embedder: "Embedder") -> tuple["Indexed", float]:
+    from os import cpu_count
+    from time import perf_counter
+
+    from tammes.cli.job import stop_on_signal
+    from tammes.gallery.indexing import Indexed, difference, index
+
+    with working("looking for what has changed"):
+        what = difference(store.fingerprints(), config.folders)
+    if what.gone and not what.fresh and not what.same and not config.empty_folders:
+        raise UserError(
+            f"no image is left in {', '.join(map(str, config.folders))}, where the gallery has {len(what.gone)}: is a"
+            " disk not mounted? If they are meant to go, add --empty-folders."
+        )
+    started, done = perf_counter(), Indexed(total=len(what.fresh), same=what.same)
+    with stop_on_signal() as stop, progress("embedding") as on_progress:
+        for done in index(
+            store, embedder, config.folders, what, labelled=config.labels, threads=cpu_count() or 1, stop=stop
+        ):
+            on_progress(done.done, done.total)
+        stopped = stop()
+    if stopped and done.done < done.total:
+        say(f"Stopped; {done.done} of {done.total} images are done and safe. The same command goes on.")
+        raise SystemExit(130)
+    return done, perf_counter() - started
+
+
+def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order: "Order") -> None:
+    embedded = done.added + done.changed
+    record = {
+        "gallery": config.gallery,
+        "images": store.count(),
+        "added": done.added,
+        "changed": done.changed,
+        "same": done.same + done.touched,
+        "removed": done.removed,
+        "broken": done.broken,
+        "seconds": seconds,
+        "images_per_second": embedded / seconds if embedded else None,
+        "index": order.indexed,
+        "recall_of_index": order.recall,
+    }
+    if config.json:
+        print_json(record)
+        return
+    speed = f", {embedded / seconds:.0f} images/s" if embedded else ""
+    print(
+        f"{config.gallery}: {record['images']:,} images; {done.added:,} added, {done.changed:,} changed,"
+        f" {record['same']:,} as they were, {done.removed:,} removed{speed}"
+    )
+    if order.indexed:
+        print(f"searched by an approximate index; its recall at 10 against exact search is {order.recall:.3f}")
+    if done.broken:
+        print(f"{len(done.broken)} images cannot be read and are not in it:")
+        for reason in done.broken[:SHOWN]:
+            print(f"  {reason}")
+        if len(done.broken) > SHOWN:
+            print("  … --json lists them all")

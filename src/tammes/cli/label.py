@@ -1,0 +1,137 @@
+"""`tammes label`: a class for each image of a folder, from its neighbours in a gallery."""
+
+import csv
+import sys
+from dataclasses import asdict, dataclass
+from io import StringIO
+from os import cpu_count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from tammes.cli.console import optional, print_json, progress, say, working
+from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    from tammes.gallery.proposals import Proposal, Threshold
+
+
+@dataclass(frozen=True)
+class Label:
+    """Propose a class for each image of a folder: that of its neighbours in a gallery, or `unknown`.
+
+    New classes need no training: put images of them into the gallery, and they are proposed. An image whose nearest
+    neighbour is too far away is of no class of the gallery; how far that is, the gallery itself tells, by what its
+    images find when their own class is left out.
+
+    For example:
+
+    tammes label gallery new-photos/
+
+    tammes label gallery new-photos/ --unknown-rate 0.01 --out labels.csv
+    """
+
+    gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
+    """The gallery that `tammes index` made, of images in one sub-folder per class."""
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """Images without a class."""
+    k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
+    """Neighbours that vote."""
+    unknown_rate: float = 0.05
+    """The share of images of unknown classes that may be given a class by mistake."""
+    threshold: Annotated[float | None, optional("DISTANCE")] = None
+    """Take images whose nearest neighbour is farther than this for unknown, instead of asking the gallery."""
+    out: Annotated[Path | None, optional("FILE.csv")] = None
+    """Write the proposals there instead of printing them."""
+    model: Annotated[Path | None, optional("RUN")] = None
+    """Where the run that made the gallery is now, if it was moved."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
+    json: bool = False
+    """Print one JSON object instead of CSV."""
+
+
+def label(config: Label) -> None:
+    """Embed, ask the neighbours, show."""
+    if config.k < 1:
+        raise UserError(f"-k must be at least 1, got {config.k}.")
+    if config.out is not None and not config.out.absolute().parent.is_dir():
+        raise UserError(f"--out {config.out}: there is no folder {config.out.parent}. Make it first.")
+    from tammes.cli.gallery import Opened
+    from tammes.datasets.folder import images_below
+    from tammes.gallery.indexing import vectors_of
+    from tammes.gallery.proposals import propose, threshold_for
+
+    opened = Opened(config.gallery, config.model, config.device)
+    files = images_below(config.folder)
+    if not files:
+        raise UserError(f"no images in {config.folder}.")
+    found_on: Threshold | None = None
+    if config.threshold is None:
+        with working("asking the gallery how far unknown images are"):
+            found_on = threshold_for(opened.store, config.unknown_rate, opened.trained_on)
+        distance = found_on.distance
+    else:
+        distance = config.threshold
+    with progress("embedding") as on_progress:
+        paths, vectors, broken = vectors_of(
+            opened.embedder, [file.absolute() for file in files], threads=cpu_count() or 1, on_progress=on_progress
+        )
+    if not paths:
+        raise UserError(f"none of the {len(files)} images in {config.folder} can be read: {broken[0]}")
+    with progress("searching") as on_progress:
+        proposals = propose(
+            opened.store,
+            vectors,
+            distance,
+            k=config.k,
+            leave_out=[str(path) for path in paths],
+            on_progress=on_progress,
+        )
+    for reason in broken:
+        say(f"note: {reason}")
+    if config.json:
+        print_json(
+            {
+                "threshold": distance,
+                "found_on": None if found_on is None else asdict(found_on),
+                "images": [{"path": str(path)} | asdict(each) for path, each in zip(paths, proposals, strict=True)],
+                "broken": broken,
+            }
+        )
+        return
+    _write(config, paths, proposals)
+    _say(proposals, distance, found_on)
+
+
+def _write(config: Label, paths: list[Path], proposals: "list[Proposal]") -> None:
+    content = StringIO()
+    writer = csv.writer(content)
+    writer.writerow(["path", "label", "confidence", "distance", "nearest", "runner_up"])
+    for path, each in zip(paths, proposals, strict=True):
+        writer.writerow(
+            [str(path), each.label, f"{each.confidence:.4f}", f"{each.distance:.6f}", each.nearest, each.runner_up]
+        )
+    if config.out is None:
+        sys.stdout.write(content.getvalue())
+        return
+    from tammes.runtime import write_atomically
+
+    write_atomically(config.out, content.getvalue().encode(errors="surrogateescape"))
+    print(f"{len(paths)} images in {config.out}")
+
+
+def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None") -> None:
+    """What the threshold means, for who reads the list."""
+    from tammes.gallery.proposals import UNKNOWN
+
+    unknown = sum(each.label == UNKNOWN for each in proposals)
+    say(f"{unknown} of {len(proposals)} images are unknown: farther than {distance:.4f} from all with a class.")
+    if found_on is not None:
+        which = "none of which trained" if found_on.unseen else "some of which trained, and lie better than others"
+        say(
+            f"By {found_on.items} images of {found_on.classes} classes of the gallery, {which}:"
+            f" {100 * found_on.rate:g} % of the images of unknown classes are nearer, and"
+            f" {100 * found_on.rejected:.1f} % of those of known classes farther."
+        )

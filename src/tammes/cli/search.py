@@ -1,0 +1,147 @@
+"""`tammes search`: the nearest images of a gallery to an image."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from tammes.cli.console import optional, print_json
+from tammes.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    from tammes.cli.gallery import Opened
+    from tammes.gallery.store import Hit
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find the images of a gallery that are nearest to an image.
+
+    For example:
+
+    tammes search gallery photo.jpg
+
+    tammes search gallery a.jpg b.jpg -k 20 --label cats --sheet found.png
+
+    cat photo.jpg | tammes search gallery - --json
+    """
+
+    gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
+    """The gallery that `tammes index` made."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE…")] = ()
+    """Images to search with; - reads one from standard input."""
+    k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
+    """Neighbours to show."""
+    vector: Annotated[Path | None, optional("FILE.npy")] = None
+    """Search with vectors instead of images."""
+    label: Annotated[str | None, optional("CLASS")] = None
+    """Among images of this class only."""
+    exact: bool = False
+    """Compare with every image, also where there is an approximate index."""
+    sheet: Annotated[Path | None, optional("FILE.png")] = None
+    """Also draw the queries and what was found."""
+    model: Annotated[Path | None, optional("RUN")] = None
+    """Where the run that made the gallery is now, if it was moved."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto takes a GPU if there is one."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def search(config: Search) -> None:
+    """Embed, look up, show."""
+    if config.k < 1:
+        raise UserError(f"-k must be at least 1, got {config.k}.")
+    if not config.images and config.vector is None:
+        raise UserError(f"which image? For example: tammes search {config.gallery} photo.jpg")
+    if config.images.count("-") > 1:
+        raise UserError("standard input holds one image: give - once.")
+    if config.sheet is not None and config.vector is not None:
+        raise UserError("--sheet shows the queries, and vectors have no pictures: leave one out.")
+    from tammes.cli.gallery import Opened
+
+    opened = Opened(config.gallery, config.model, config.device)
+    names, pictures, vectors = _queries(config, opened)
+    if config.label is not None and config.label not in opened.store.labels():
+        from tammes.errors import unknown_name
+
+        raise unknown_name("class", config.label, opened.store.labels())
+    found = opened.store.search(vectors, config.k, label=config.label, exact=config.exact)
+    if config.sheet is not None:
+        _draw(config.sheet, opened, pictures, found)
+    if config.json:
+        print_json(
+            {
+                "gallery": config.gallery,
+                "threshold": opened.threshold,
+                "queries": [
+                    {"query": name, "found": [asdict(hit) | _same(opened, hit) for hit in hits]}
+                    for name, hits in zip(names, found, strict=True)
+                ],
+            }
+        )
+        return
+    _show(opened, names, found)
+
+
+def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.Image], np.ndarray]":
+    from io import BytesIO
+
+    from tammes.cli.gallery import vectors_in
+    from tammes.datasets.pictures import open_picture
+
+    if config.vector is not None:
+        if config.images:
+            raise UserError("--vector searches with vectors: leave out the images.")
+        vectors = vectors_in(config.vector, opened.store.about.dim)
+        return [f"{config.vector}, {number}" for number in range(len(vectors))], [], vectors
+    pictures = [
+        open_picture(BytesIO(sys.stdin.buffer.read()), name="standard input")
+        if name == "-"
+        else open_picture(Path(name))
+        for name in config.images
+    ]
+    return list(config.images), pictures, opened.embedder.encode(pictures)
+
+
+def _same(opened: "Opened", hit: "Hit") -> dict[str, Any]:
+    return {} if opened.threshold is None else {"same": hit.distance <= opened.threshold}
+
+
+def _show(opened: "Opened", names: list[str], found: "list[list[Hit]]") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    for name, hits in zip(names, found, strict=True):
+        table = Table(title=escape(name))
+        for title in ("distance", *(() if opened.threshold is None else ("same class",)), "class", "image"):
+            table.add_column(title, justify="right" if title == "distance" else "left", no_wrap=title == "distance")
+        for hit in hits:
+            same = [] if opened.threshold is None else ["yes" if hit.distance <= opened.threshold else "no"]
+            table.add_row(f"{hit.distance:.4f}", *same, escape(hit.label), escape(hit.path))
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
+    if opened.threshold is None:
+        print(f"To have the same class told from others by a threshold: tammes calibrate {opened.run.folder}")
+
+
+def _draw(file: Path, opened: "Opened", pictures: "list[Image.Image]", found: "list[list[Hit]]") -> None:
+    from tammes.report.contact import contact_sheet
+
+    thumbnails = {
+        row.path: row.thumbnail for row in opened.store.get(sorted({hit.path for hits in found for hit in hits}))
+    }
+    rows = [
+        [(thumbnails[hit.path], f"{hit.distance:.3f} {hit.label}", _frame(opened, hit)) for hit in hits]
+        for hits in found
+    ]
+    contact_sheet(file, pictures, rows)
+
+
+def _frame(opened: "Opened", hit: "Hit") -> bool | None:
+    return None if opened.threshold is None else hit.distance <= opened.threshold

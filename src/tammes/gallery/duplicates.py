@@ -1,0 +1,72 @@
+"""Groups of images that are nearly the same."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tammes.gallery.store import Store
+
+_BATCH = 256
+_NEIGHBOURS = 16  # looked at first; more where all of them are near
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images each of which is near another of the group.
+
+    Attributes:
+        paths: in their order.
+        farthest: the largest distance between two that were found near each other.
+        identical: whether all files have the same content.
+    """
+
+    paths: tuple[str, ...]
+    farthest: float
+    identical: bool
+
+
+def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, int], None] | None = None) -> list[Group]:
+    """All groups of images no farther apart than the threshold, the largest first."""
+    total, done = store.count(), 0
+    joined: dict[str, str] = {}
+    near: dict[str, float] = defaultdict(float)
+
+    def head(path: str) -> str:
+        while joined.setdefault(path, path) != path:
+            joined[path] = joined[joined[path]]
+            path = joined[path]
+        return path
+
+    for rows in store.rows(_BATCH):
+        waiting, k = list(rows), _NEIGHBOURS
+        while waiting and k:
+            found = store.search(np.stack([row.vector for row in waiting]), k, leave_out=[row.path for row in waiting])
+            again = []
+            for row, hits in zip(waiting, found, strict=True):
+                close = [hit for hit in hits if hit.distance <= threshold]
+                for hit in close:
+                    one, other = sorted((head(row.path), head(hit.path)))
+                    joined[other] = one
+                    near[row.path] = max(near[row.path], hit.distance)
+                if len(close) == k and k < total - 1:
+                    again.append(row)
+            waiting, k = again, 4 * k
+        done += len(rows)
+        if on_progress is not None:
+            on_progress(done, total)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for path in joined:
+        groups[head(path)].append(path)
+    contents = {path: fingerprint.partition(":")[2] for path, fingerprint in store.fingerprints().items()}
+    found_groups = [
+        Group(
+            paths=tuple(sorted(paths)),
+            farthest=max(near[path] for path in paths),
+            identical=len({contents.get(path, path) for path in paths}) == 1,
+        )
+        for paths in groups.values()
+        if len(paths) > 1
+    ]
+    return sorted(found_groups, key=lambda group: (-len(group.paths), group.paths))

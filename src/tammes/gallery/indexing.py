@@ -1,0 +1,264 @@
+"""From folders of images to a gallery: what is new or changed is embedded, what is gone is taken out."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from io import BytesIO
+from itertools import islice
+from os import fspath
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, UInt8
+from numpy import ndarray
+from PIL import Image
+
+from tammes.datasets.folder import images_below
+from tammes.datasets.pictures import in_mode, open_picture
+from tammes.embedder import Embedder
+from tammes.errors import UserError
+from tammes.gallery.store import Row, Store
+
+_BATCH = 256  # images that are stored together, and lost together if the program is killed
+_THUMBNAIL = 160  # its longer side, in pixels
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a gallery and the folders do not have in common.
+
+    Attributes:
+        fresh: files that the gallery does not have, or has otherwise; they are embedded if their content differs.
+        gone: paths that the gallery has and the folders have no more.
+        same: how many need nothing.
+    """
+
+    fresh: list[Path]
+    gone: list[str]
+    same: int
+
+
+@dataclass
+class Indexed:
+    """What was done so far.
+
+    Attributes:
+        added: images that the gallery did not have; `changed`: those that it had otherwise.
+        touched: files that were written anew with the same content: nothing to embed.
+        broken: what cannot be read, and why.
+    """
+
+    total: int = 0
+    same: int = 0
+    added: int = 0
+    changed: int = 0
+    touched: int = 0
+    removed: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        return self.added + self.changed + self.touched + len(self.broken)
+
+
+def difference(known: Mapping[str, str], folders: Sequence[Path]) -> Difference:
+    """What has to be done for a gallery to hold what is in the folders. Other folders' images are left alone.
+
+    Args:
+        known: the fingerprint of each path in the gallery.
+
+    Raises:
+        UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
+    """
+    roots = [folder.absolute() for folder in folders]
+    files = list(dict.fromkeys(file.absolute() for root in roots for file in images_below(root)))
+    there = {fspath(file) for file in files}
+    fresh = [file for file in files if known.get(fspath(file), "").partition(":")[0] != _state(file)]
+    gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in roots)]
+    return Difference(fresh, gone, len(files) - len(fresh))
+
+
+def label_of(file: Path, folders: Sequence[Path]) -> str:
+    """The class of an image: the first folder on the way to it; empty for one that lies in no folder of its own.
+
+    >>> photos = Path("/photos")
+    >>> label_of(photos / "cats" / "young" / "1.jpg", [photos]), label_of(photos / "1.jpg", [photos])
+    ('cats', '')
+    """
+    for folder in folders:
+        if file.is_relative_to(folder.absolute()):
+            parts = file.relative_to(folder.absolute()).parts
+            return parts[0] if len(parts) > 1 else ""
+    return ""
+
+
+def index(
+    store: Store,
+    embedder: Embedder,
+    folders: Sequence[Path],
+    what: Difference,
+    *,
+    labelled: bool = True,
+    threads: int = 2,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Indexed]:
+    """Embed and store what is new or changed, some hundred images at a time, then take out what is gone.
+
+    Each yield comes after a batch is safe in the store, so that a program that is killed loses no more than the next
+    one; run again, it goes on. Two at once do the same work twice and leave the same gallery.
+
+    Args:
+        what: from `difference`.
+        labelled: whether the folders' names are classes.
+        threads: that read and shrink images while the network works.
+        stop: asked after each batch; what is gone is then left for the next time.
+    """
+    known = store.fingerprints()
+    so_far = Indexed(total=len(what.fresh), same=what.same)
+    with ThreadPoolExecutor(threads) as pool:
+        reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
+        while batch := list(islice(reading, _BATCH)):
+            _store(store, embedder, batch, folders if labelled else (), known, so_far)
+            yield so_far
+            if stop():
+                return
+    if what.gone:
+        store.delete(what.gone)
+        so_far.removed = len(what.gone)
+    yield so_far
+
+
+def vectors_of(
+    embedder: Embedder,
+    files: Sequence[Path],
+    *,
+    threads: int = 2,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Path], Float32[ndarray, "images dim"], list[str]]:
+    """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
+    read, vectors, broken, done = [], [], [], 0
+    with ThreadPoolExecutor(threads) as pool:
+        reading = _ahead(pool, files, lambda file: _read(file, embedder, {}), 2 * embedder.at_once + threads)
+        while batch := list(islice(reading, _BATCH)):
+            good = [each for each in batch if each.pixels is not None]
+            read += [each.file for each in good]
+            vectors += _vectors(embedder, good)
+            broken += [str(each.broken) for each in batch if each.broken is not None]
+            done += len(batch)
+            if on_progress is not None:
+                on_progress(done, len(files))
+    return read, np.stack(vectors) if vectors else np.zeros((0, 1), np.float32), broken
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A file that was looked at: its pixels are None if the gallery has them already, or if it cannot be read."""
+
+    file: Path
+    fingerprint: str
+    pixels: UInt8[ndarray, "channels height width"] | None
+    width: int = 0
+    height: int = 0
+    thumbnail: bytes = b""
+    broken: str | None = None
+
+
+def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
+    try:
+        before = _state(file)
+        content = file.read_bytes()
+        fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
+        if _digest(known.get(fspath(file), "")) == _digest(fingerprint):
+            return _Picture(file, fingerprint, None)
+        image = open_picture(BytesIO(content), name=fspath(file))
+        small = in_mode(image, "RGB").copy()
+        small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        return _Picture(file, fingerprint, embedder.prepared(image), *image.size, _packed(small))
+    except (OSError, UserError) as error:
+        return _Picture(file, "", None, broken=str(error))
+
+
+def _store(
+    store: Store,
+    embedder: Embedder,
+    batch: Sequence[_Picture],
+    folders: Sequence[Path],
+    known: Mapping[str, str],
+    so_far: Indexed,
+) -> None:
+    """Embed and write a batch; the counts are set when it is safe."""
+    fresh = [each for each in batch if each.pixels is not None]
+    touched = [each for each in batch if each.pixels is None and each.broken is None]
+    rows = [
+        Row(
+            path=fspath(each.file),
+            vector=vector,
+            label=label_of(each.file, folders),
+            width=each.width,
+            height=each.height,
+            fingerprint=each.fingerprint,
+            thumbnail=each.thumbnail,
+        )
+        for each, vector in zip(fresh, _vectors(embedder, fresh), strict=True)
+    ]
+    if touched:
+        by_path = {fspath(each.file): each for each in touched}
+        rows += [Row(**{**vars(row), "fingerprint": by_path[row.path].fingerprint}) for row in store.get(list(by_path))]
+    if rows:
+        store.upsert(rows)
+    new = sum(fspath(each.file) not in known for each in fresh)
+    so_far.added += new
+    so_far.changed += len(fresh) - new
+    so_far.touched += len(touched)
+    broken = [each for each in batch if each.broken is not None]
+    stale = [fspath(each.file) for each in broken if fspath(each.file) in known]
+    if stale:
+        store.delete(stale)  # what the gallery has is of a content that is no more
+    so_far.broken += [str(each.broken) for each in broken]
+
+
+@torch.inference_mode()
+def _vectors(embedder: Embedder, pictures: Sequence[_Picture]) -> list[ndarray]:
+    found: list[ndarray] = []
+    for start in range(0, len(pictures), embedder.at_once):
+        pixels = np.stack(
+            [each.pixels for each in pictures[start : start + embedder.at_once] if each.pixels is not None]
+        )
+        found += list(embedder(torch.from_numpy(pixels).to(embedder.mean.device)).float().cpu().numpy())
+    return found
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, files: Iterable[Path], read: Callable[[Path], _Picture], most: int
+) -> Iterator[_Picture]:
+    """What is read of the files, in their order, never more than so many in memory."""
+    waiting, rest = [], iter(files)
+    for file in islice(rest, most):
+        waiting.append(pool.submit(read, file))
+    while waiting:
+        found = waiting.pop(0).result()
+        for file in islice(rest, 1):
+            waiting.append(pool.submit(read, file))
+        yield found
+
+
+def _packed(picture: Image.Image) -> bytes:
+    content = BytesIO()
+    picture.save(content, format="WEBP", quality=75)
+    return content.getvalue()
+
+
+def _state(file: Path) -> str:
+    """What changes when a file is written; empty for one that is not there any more."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ""
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def _digest(fingerprint: str) -> str:
+    """That of the content; of a path that is not known nothing, which no content has."""
+    return fingerprint.partition(":")[2] or "?"

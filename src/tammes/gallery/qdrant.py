@@ -1,0 +1,361 @@
+"""A gallery on a Qdrant server or cluster, for those who outgrow one machine.
+
+    name                  an alias for the collection that is in use
+    name--…               a collection: a point an image; what made it stands in its metadata (Qdrant 1.16 or newer)
+
+A rebuild fills another collection; moving the alias puts it in the place of the old one.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from importlib import import_module
+from secrets import token_hex
+from typing import Any, TypeVar
+from uuid import UUID, uuid5
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from tammes.errors import UserError
+from tammes.gallery.ranking import Block, Found, ranked, recall_at_10
+from tammes.gallery.store import (
+    EXACT_UP_TO,
+    REST,
+    About,
+    Hit,
+    Order,
+    Row,
+    as_it_was,
+    check_queries,
+    check_rows,
+    how_to_remake,
+    missing_paths,
+    no_gallery,
+    storable,
+)
+
+_PATHS = UUID("6f0c2f5e-6d0b-4c9e-9d5e-3a8c1f7b2e64")  # a point is named after its path; this keeps the names ours
+_BETWEEN = "--"
+_STAMP = "%Y%m%dT%H%M%SZ"
+_TOGETHER = 256  # points in one request
+_PAGE = 4096  # points of one answer where only a few words of each are read
+_QUERIES = 200  # drawn to measure the recall of the index
+_TIMEOUT = 60  # seconds
+
+T = TypeVar("T")
+
+
+def open_collection(uri: str, create: About | None) -> "QdrantGallery":
+    """The gallery that is there, or a new one."""
+    location, name = _parts(uri)
+    client = _client(location)
+    current = _do(uri, lambda: _current(client, name))
+    if current is None:
+        if _do(uri, lambda: client.collection_exists(name)):
+            raise UserError(f"{uri} is no gallery: Qdrant has a collection of that name. Choose another name.")
+        if create is None:
+            raise no_gallery(uri)
+        new = rebuild(uri, create)
+        if _do(uri, lambda: _current(client, name)) is None:
+            new.swap()
+        return open_collection(uri, None)
+    said = _do(uri, lambda: _said(client, current))
+    if "about" not in said:
+        raise UserError(f"{uri} is no gallery: Qdrant has a collection of that name. Choose another name.")
+    return QdrantGallery(uri, client, name, current, About.from_json(said["about"], uri))
+
+
+def rebuild(uri: str, about: About) -> "QdrantGallery":
+    """An empty collection beside the one that is in use."""
+    location, name = _parts(uri)
+    client, models = _client(location), _models()
+    collection = f"{name}{_BETWEEN}{datetime.now(UTC).strftime(_STAMP)}-{token_hex(4)}"
+    vectors = models.VectorParams(size=about.dim, distance=models.Distance.EUCLID, on_disk=True)
+    metadata = {"tammes": json.dumps({"about": about.to_json(), "since": ""})}
+    _do(uri, lambda: client.create_collection(collection, vectors_config=vectors, metadata=metadata))
+    if location != ":memory:":  # which has no indices
+        kind = models.PayloadSchemaType.KEYWORD
+        _do(uri, lambda: client.create_payload_index(collection, "label", kind, wait=True))
+    return QdrantGallery(uri, client, name, collection, about)
+
+
+class QdrantGallery:
+    """A gallery in Qdrant; see `Store` for what its methods promise.
+
+    A write returns when the server has it in its log and shows it to readers; some hundred rows go in one request, and
+    each is whole or not there. Qdrant builds its index by itself, from its own limits on; `exact_up_to` is its affair.
+    """
+
+    def __init__(self, uri: str, client: Any, name: str, collection: str, about: About) -> None:
+        self.uri, self._client, self._name, self._collection, self._about = uri, client, name, collection, about
+
+    @property
+    def about(self) -> About:
+        return self._about
+
+    def upsert(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        vectors = check_rows(rows, self._about.dim)
+        points = [
+            _models().PointStruct(
+                id=_id(row.path),
+                vector=vector.tolist(),
+                payload={
+                    "path": storable(row.path),
+                    "label": storable(row.label),
+                    "width": row.width,
+                    "height": row.height,
+                    "fingerprint": row.fingerprint,
+                    "thumbnail": b64encode(row.thumbnail).decode(),
+                },
+            )
+            for row, vector in zip(rows, vectors, strict=True)
+        ]
+        for part in _some(points):
+            self._do(self._client.upsert, self._collection, part)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for part in _some([_id(path) for path in paths]):
+            self._do(self._client.delete, self._collection, part)
+
+    def search(
+        self,
+        vectors: Float32[ndarray, "queries dim"],
+        k: int,
+        *,
+        label: str | None = None,
+        exact: bool = False,
+        leave_out: Sequence[str | None] | None = None,
+    ) -> list[list[Hit]]:
+        queries = check_queries(vectors, self._about.dim, k, leave_out)
+        complete = exact or not self._indexed()
+        return [
+            ranked(query, self._fetch(query, label, complete), k, own, complete=complete)
+            for query, own in zip(queries, leave_out or [None] * len(queries), strict=True)
+        ]
+
+    def get(self, paths: Sequence[str]) -> list[Row]:
+        found: dict[str, Row] = {}
+        for part in _some([_id(path) for path in paths]):
+            whole = partial(self._client.retrieve, with_payload=True, with_vectors=True)
+            points = self._do(whole, self._collection, part)
+            found |= {row.path: row for row in map(_row, points)}
+        missing = [path for path in paths if path not in found]
+        if missing:
+            raise missing_paths(self.uri, missing)
+        return [found[path] for path in paths]
+
+    def count(self) -> int:
+        return int(self._do(lambda: self._client.count(self._collection, exact=True)).count)
+
+    def fingerprints(self) -> dict[str, str]:
+        pages = self._pages(_PAGE, ["path", "fingerprint"])
+        return {as_it_was(point.payload["path"]): point.payload["fingerprint"] for page in pages for point in page}
+
+    def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
+        """All rows, some at a time; what others write meanwhile may be among them or not."""
+        wanted = ["path", "label", "width", "height", "fingerprint", *(["thumbnail"] if thumbnails else [])]
+        for page in self._pages(batch, wanted, vectors=True):
+            yield [_row(point) for point in page]
+
+    def labels(self) -> dict[str, int]:
+        pages = self._pages(_PAGE, ["label"])
+        return dict(Counter(as_it_was(point.payload["label"]) for page in pages for point in page))
+
+    def describe(self, about: About) -> None:
+        if about.dim != self._about.dim:
+            raise UserError(f"the gallery holds vectors of {self._about.dim} numbers, not of {about.dim}.")
+        self._about = about
+        self._say(self._do(lambda: _said(self._client, self._collection))["since"])
+
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:  # noqa: ARG002
+        """Remove what is left of rebuilds and measure the index: the rest the server does by itself."""
+        removed, rows = self._remove_what_is_left(rest), self.count()
+        indexed = self._indexed()
+        return Order(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
+
+    def replaced(self) -> bool:
+        return bool(self._do(lambda: _current(self._client, self._name)) != self._collection)
+
+    def swap(self) -> None:
+        """Let this gallery take its place; see `Rebuild`."""
+        models = _models()
+        self._say(datetime.now(UTC).isoformat())
+        there = models.CreateAlias(collection_name=self._collection, alias_name=self._name)
+        changes: list[Any] = [models.CreateAliasOperation(create_alias=there)]
+        if self._do(lambda: _current(self._client, self._name)) is not None:
+            old = models.DeleteAlias(alias_name=self._name)
+            changes.insert(0, models.DeleteAliasOperation(delete_alias=old))
+        self._do(lambda: self._client.update_collection_aliases(changes))  # all at once
+
+    def _say(self, since: str) -> None:
+        said = {"tammes": json.dumps({"about": self._about.to_json(), "since": since})}
+        self._do(lambda: self._client.update_collection(self._collection, metadata=said))
+
+    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Found]:
+        models = _models()
+        only = None
+        if label is not None:
+            match = models.MatchValue(value=storable(label))
+            only = models.Filter(must=[models.FieldCondition(key="label", match=match)])
+        local = _parts(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
+        options = None if local else models.SearchParams(exact=complete)
+
+        def fetch(number: int) -> Found:
+            points = self._do(
+                lambda: self._client.query_points(
+                    self._collection,
+                    query=query.tolist(),
+                    limit=number,
+                    query_filter=only,
+                    search_params=options,
+                    with_payload=["path", "label"],
+                    with_vectors=True,
+                )
+            ).points
+            block = Block(
+                [as_it_was(point.payload["path"]) for point in points],
+                [as_it_was(point.payload["label"]) for point in points],
+                np.array([point.vector for point in points], dtype=np.float32).reshape(len(points), len(query)),
+            )
+            return Found(block, max((float(point.score) for point in points), default=0.0))
+
+        return fetch
+
+    def _pages(self, size: int, words: Sequence[str], *, vectors: bool = False) -> Iterator[list[Any]]:
+        """All points, some at a time, in the order of their ids."""
+        place = None
+        while True:
+            page = partial(self._client.scroll, self._collection, limit=size, with_payload=list(words))
+            points, place = self._do(partial(page, offset=place, with_vectors=vectors))
+            if points:
+                yield points
+            if place is None:
+                return
+
+    def _indexed(self) -> bool:
+        return bool(self._do(lambda: self._client.get_collection(self._collection)).indexed_vectors_count)
+
+    def _recall(self) -> float:
+        models = _models()
+        points = self._do(
+            lambda: self._client.query_points(
+                self._collection,
+                query=models.SampleQuery(sample=models.Sample.RANDOM),
+                limit=_QUERIES,
+                with_payload=["path"],
+                with_vectors=True,
+            )
+        ).points
+        vectors = np.array([point.vector for point in points], dtype=np.float32)
+        paths = [as_it_was(point.payload["path"]) for point in points]
+        answers = [self.search(vectors, 10, exact=exact, leave_out=paths) for exact in (False, True)]
+        return recall_at_10(*answers)
+
+    def _remove_what_is_left(self, rest: timedelta) -> tuple[str, ...]:
+        """Collections of this gallery that the alias does not point to, after a while."""
+        before = datetime.now(UTC) - rest
+        current = self._do(lambda: _current(self._client, self._name))
+        since = "" if current is None else self._do(lambda: _said(self._client, current))["since"]
+        if not since or datetime.fromisoformat(since) > before:
+            return ()  # who has opened the old one may still use it
+        removed = []
+        for each in self._do(self._client.get_collections).collections:
+            name, _, stamp = each.name.rpartition(_BETWEEN)
+            if name != self._name or each.name in (current, self._collection):
+                continue
+            if datetime.strptime(stamp.partition("-")[0], _STAMP).replace(tzinfo=UTC) < before:
+                self._do(self._client.delete_collection, each.name)
+                removed.append(each.name)
+        return tuple(removed)
+
+    def _do(self, action: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return _do(self.uri, action, *arguments)
+        except UserError:
+            if not _do(self.uri, lambda: self._client.collection_exists(self._collection)):
+                raise UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.") from None
+            raise
+
+
+def _do(uri: str, action: Callable[..., T], *arguments: Any) -> T:
+    """Do it, and tell the user what Qdrant has to say."""
+    exceptions = _qdrant().http.exceptions
+    try:
+        return action(*arguments)
+    except exceptions.ResponseHandlingException as error:
+        raise UserError(f"no Qdrant answers at {uri}: {error}. Is the server running, and the port its own?") from None
+    except (exceptions.ApiException, RuntimeError, ValueError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot use the gallery {uri}: {error}. {how_to_remake(uri)}") from None
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    """Where Qdrant is, and the name of the gallery."""
+    location, _, name = uri.removeprefix("qdrant://").rpartition("/")
+    if not location or not name or _BETWEEN in name or "/" in location:
+        raise UserError(
+            f"{uri} is no place for a gallery: write qdrant://host:port/name, the name without slashes or {_BETWEEN!r}."
+        )
+    return location, name
+
+
+def _qdrant() -> Any:
+    try:
+        return import_module("qdrant_client")
+    except ModuleNotFoundError:
+        raise UserError("a gallery in Qdrant needs its client: pip install 'tammes[gallery]'") from None
+
+
+def _models() -> Any:
+    return _qdrant().models
+
+
+@cache
+def _client(location: str) -> Any:
+    """One for each server: what is in memory is found again by the same name."""
+    if location == ":memory:":
+        return _qdrant().QdrantClient(":memory:")
+    return _qdrant().QdrantClient(url=f"http://{location}", timeout=_TIMEOUT, check_compatibility=False)
+
+
+def _current(client: Any, name: str) -> str | None:
+    """The collection that the alias of a gallery points to."""
+    aliases = client.get_aliases().aliases
+    return next((str(each.collection_name) for each in aliases if each.alias_name == name), None)
+
+
+def _said(client: Any, collection: str) -> dict[str, str]:
+    """What stands in a collection's metadata; nothing if it is not ours."""
+    metadata = client.get_collection(collection).config.metadata or {}
+    said = json.loads(metadata.get("tammes", "{}"))
+    return {str(name): str(value) for name, value in said.items()}
+
+
+def _id(path: str) -> str:
+    return str(uuid5(_PATHS, storable(path)))
+
+
+def _row(point: Any) -> Row:
+    payload = point.payload
+    return Row(
+        path=as_it_was(payload["path"]),
+        vector=np.array(point.vector, dtype=np.float32),
+        label=as_it_was(payload["label"]),
+        width=int(payload["width"]),
+        height=int(payload["height"]),
+        fingerprint=payload["fingerprint"],
+        thumbnail=b64decode(payload.get("thumbnail", "")),
+    )
+
+
+def _some(items: Sequence[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), _TOGETHER):
+        yield list(items[start : start + _TOGETHER])

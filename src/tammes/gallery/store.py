@@ -1,0 +1,262 @@
+"""What a gallery holds and what can be asked of it: plain data, and the protocol that all other code knows."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from tammes.errors import UserError
+from tammes.neighbours import checked_vectors
+
+FORMAT = 1  # of what is stored
+EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
+REST = timedelta(hours=1)  # what was replaced, or was never finished, stays so long for those who still use it
+
+_LARGEST = 1e15  # the stores square in float32
+_ESCAPE = "\ue000"  # a character for private use; should it be in a name, it is escaped as well
+_SHOWN = 5  # missing paths that are named
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image of a gallery.
+
+    Attributes:
+        path: the key; no other row has it.
+        label: its class, empty where it has none.
+        width, height: of the image, in pixels.
+        fingerprint: what changes when the file does.
+        thumbnail: a small picture of it, as a file; empty where it was not asked for.
+    """
+
+    path: str
+    vector: Float32[ndarray, " dim"]
+    label: str
+    width: int
+    height: int
+    fingerprint: str
+    thumbnail: bytes
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found; the distance is Euclidean."""
+
+    path: str
+    label: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class About:
+    """What made a gallery.
+
+    Attributes:
+        model: a digest of the model; vectors of another cannot be compared with these.
+        run: the folder of the run it comes from.
+        roots: the folders that were indexed.
+        created: when, as ISO text.
+    """
+
+    model: str
+    run: str
+    dim: int
+    roots: tuple[str, ...]
+    created: str
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "About":
+        """What `to_json` wrote, or an error if another version of Tammes wrote it."""
+        try:
+            said = json.loads(text)
+            given = said["format"]
+            if given != FORMAT:
+                raise UserError(
+                    f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
+                    f" tammes that made it, or make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
+                )
+            return cls(**{**said, "roots": tuple(said["roots"])})
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"the gallery {where} does not say what made it. {how_to_remake(where)}") from None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a gallery is like after it was put in order.
+
+    Attributes:
+        rows: how many it has.
+        indexed: whether searches go through an approximate index.
+        recall: of that index: the share of the true ten nearest that it finds, on rows drawn at random.
+        removed: what was left of rebuilds, replaced or abandoned, and is gone now.
+    """
+
+    rows: int
+    indexed: bool
+    recall: float | None
+    removed: tuple[str, ...]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A gallery that is open. Who writes and who reads may be several, in several processes.
+
+    An open gallery sees what others write to it from its next call on. Where another gallery takes its place (`swap`),
+    it goes on with the one that it opened, whose vectors its model can be compared with, for an hour at least;
+    `replaced` says so.
+    """
+
+    @property
+    def about(self) -> About: ...
+
+    def upsert(self, rows: Sequence[Row]) -> None:
+        """Add rows, or put them in the place of those with the same path.
+
+        Readers see a row as it was or as it is, never without. When this returns, the rows outlast a crash.
+        """
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Take rows out; paths that are not there are no error."""
+
+    def search(
+        self,
+        vectors: Float32[ndarray, "queries dim"],
+        k: int,
+        *,
+        label: str | None = None,
+        exact: bool = False,
+        leave_out: Sequence[str | None] | None = None,
+    ) -> list[list[Hit]]:
+        """The k nearest rows of each query, nearest first, equally near ones by path; all rows where there are fewer.
+
+        Distances are those of the stored vectors, in float64. Without an index every search is exact, and ranks as
+        `tammes.neighbours.search` does.
+
+        Args:
+            label: look only at rows of this class.
+            exact: compare with every row, also where there is an index.
+            leave_out: for each query a path that it does not find, such as its own, or None.
+        """
+
+    def get(self, paths: Sequence[str]) -> list[Row]:
+        """These rows whole, in this order; an error names those that are not there."""
+
+    def count(self) -> int: ...
+
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of every path; nothing else is read."""
+
+    def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
+        """All rows, as they are when the first is taken, some at a time."""
+
+    def labels(self) -> dict[str, int]:
+        """How many rows each class has; those without one are under the empty text."""
+
+    def describe(self, about: About) -> None:
+        """Change what is said of the gallery, such as its roots; not what its vectors are."""
+
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:
+        """Put in order what many writes have left, and measure the index.
+
+        Small files are merged, old versions and what is left of rebuilds removed, and an approximate index is built,
+        or extended, if there are more than `exact_up_to` rows. It may run while others read and write.
+
+        Args:
+            rest: how long replaced and abandoned rebuilds are kept.
+        """
+
+    def replaced(self) -> bool:
+        """Whether another gallery has taken the place of this one since it was opened."""
+
+
+@runtime_checkable
+class Rebuild(Store, Protocol):
+    """A gallery that is built beside the one that is there. Until `swap`, nobody else sees it."""
+
+    def swap(self) -> None:
+        """Let it take its place, in one step: who opens the gallery before finds the old one, after it the new one."""
+
+
+def no_gallery(where: str) -> UserError:
+    return UserError(f"there is no gallery {where}. Make it: tammes index RUN FOLDER --gallery {where}")
+
+
+def how_to_remake(where: str) -> str:
+    return f"Make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
+
+
+def missing_paths(where: str, missing: Sequence[str]) -> UserError:
+    named = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+    return UserError(f"the gallery {where} has no {named} ({len(missing)} of the paths asked for).")
+
+
+def storable(text: str) -> str:
+    r"""The text without what a store cannot hold: halves of characters, which stand for bytes of a file's name that
+    are not valid unicode. `as_it_was` undoes it.
+
+    >>> ascii(storable("caf\udce9")), ascii(storable("café"))
+    ("'caf\\ue000dce9'", "'caf\\xe9'")
+    """
+    if text.isascii():
+        return text
+    return re.sub(f"[\ud800-\udfff{_ESCAPE}]", lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
+
+
+def as_it_was(stored: str) -> str:
+    r"""The text that `storable` was given.
+
+    >>> ascii(as_it_was(storable("caf\udce9")))
+    "'caf\\udce9'"
+    """
+    if stored.isascii():
+        return stored
+    return re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
+
+
+def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
+    """The vectors of rows that may be stored together, or an error that says what is wrong with one."""
+    twice = {row.path for row in rows}
+    if len(twice) < len(rows):
+        seen: set[str] = set()
+        again = next(row.path for row in rows if row.path in seen or seen.add(row.path))  # type: ignore[func-returns-value]
+        raise UserError(f"{again!r} is among the rows more than once: a path is the key of one row.")
+    for row in rows:
+        if row.vector.shape != (dim,):
+            raise UserError(f"the gallery holds vectors of {dim} numbers; that of {row.path!r} has {row.vector.size}.")
+    vectors = np.stack([row.vector for row in rows]).astype(np.float32, copy=False)
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(vectors) < _LARGEST).all(axis=1)
+    if not fine.all():
+        wrong = rows[int(np.argmin(fine))].path
+        raise UserError(f"vectors must be finite numbers below {_LARGEST:g}: that of {wrong!r} is not.")
+    return vectors
+
+
+def check_queries(
+    vectors: ndarray, dim: int, k: int, leave_out: Sequence[str | None] | None
+) -> Float32[ndarray, "queries dim"]:
+    """The vectors to ask with, or an error that says what is wrong with them."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, got {k}.")
+    if leave_out is not None and len(leave_out) != len(vectors):
+        raise UserError(f"leave_out must have a path or None for each of {len(vectors)} queries, got {len(leave_out)}.")
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise UserError(f"the gallery holds vectors of {dim} numbers; the queries have shape {vectors.shape}.")
+    if not len(vectors):
+        return np.zeros((0, dim), dtype=np.float32)
+    checked = checked_vectors(vectors, "queries").astype(np.float32, copy=False)
+    if np.abs(checked).max() >= _LARGEST:
+        raise UserError(f"queries must be numbers below {_LARGEST:g}.")
+    return checked

@@ -1,0 +1,53 @@
+"""A contact sheet: queries and what was found for them, as one picture."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from tammes.datasets.pictures import in_mode
+from tammes.errors import UserError
+from tammes.report.retrievals import BLUE, GREEN, RED
+from tammes.runtime import write_atomically
+
+_SIDE, _FRAME, _GAP, _TEXT = 128, 4, 8, 16
+_GREY = (150, 156, 162)
+Found = tuple[bytes, str, bool | None]  # a picture, what stands below it, and whether it is of the same class
+
+
+def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Sequence[Found]]) -> None:
+    """Write a PNG with a row for each query: the query, then what was found, green if the same, red if not."""
+    if file.suffix.lower() != ".png":
+        raise UserError(f"a contact sheet is a .png file, got {file}.")
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"no such folder: {file.parent}. Make it first.")
+    most = max(map(len, found), default=0)
+    step, row_height = _SIDE + 2 * _FRAME + _GAP, _SIDE + 2 * _FRAME + _GAP + _TEXT
+    sheet = Image.new("RGB", (_GAP + step * (most + 1) + 2 * _GAP, _GAP + row_height * len(queries)), "white")
+    for row, (query, hits) in enumerate(zip(queries, found, strict=True)):
+        top = _GAP + row * row_height
+        _paste(sheet, query, _GAP, top, BLUE, "query")
+        for column, (picture, text, same) in enumerate(hits, start=1):
+            colour = _GREY if same is None else GREEN if same else RED
+            with Image.open(BytesIO(picture)) as opened:
+                _paste(sheet, opened, 3 * _GAP + column * step, top, colour, text)
+    content = BytesIO()
+    sheet.save(content, format="PNG")
+    write_atomically(file, content.getvalue())
+
+
+def _paste(
+    sheet: Image.Image, picture: Image.Image, left: int, top: int, colour: tuple[int, int, int], text: str
+) -> None:
+    side, pen = _SIDE + 2 * _FRAME, ImageDraw.Draw(sheet)
+    pen.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
+    shown = in_mode(picture, "RGB")
+    shorter = min(shown.size)
+    left_cut, top_cut = (shown.width - shorter) // 2, (shown.height - shorter) // 2
+    shown = shown.crop((left_cut, top_cut, left_cut + shorter, top_cut + shorter))
+    sheet.paste(shown.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left + _FRAME, top + _FRAME))
+    font = ImageFont.load_default(12)
+    while text and pen.textlength(text, font) > side:
+        text = text[:-2] + "…" if len(text) > 2 else ""
+    pen.text((left, top + side + 2), text, fill=(40, 44, 48), font=font)

@@ -1,0 +1,367 @@
+"""From a folder of images to neighbours of any picture, as a user types it; killed at any moment and gone on with."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tammes.cli import main
+from tammes.embedder import load
+from tammes.errors import UserError
+from tammes.gallery import open_gallery
+from tammes.gallery.indexing import difference, label_of
+from tammes.metrics import evaluate
+from tammes.neighbours import search
+
+pytest.importorskip("lancedb")
+SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--shift", "2", "--epochs", "4")
+STRANGE = [
+    "with space.png",
+    "it's.png",
+    'double"quote.png',
+    "new\nline.png",
+    "Grün 鳥.png",
+    "per%cent_.png",
+    "back\\slash.png",
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+def stripes(number: int, rng: np.random.Generator) -> Image.Image:
+    """A picture of a class: stripes of its own angle and width, in noise."""
+    y, x = np.mgrid[:32, :32]
+    wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + rng.uniform(0, 6))
+    return Image.fromarray((128 + 80 * wave + rng.normal(0, 25, (32, 32))).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(8):
+        (root / f"class {number}").mkdir()
+        for image in range(8):
+            stripes(number, rng).save(root / f"class {number}" / f"{image}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "stripes"
+    main(["train", str(photos), "--out", str(folder), *SMALL])
+    main(["calibrate", str(folder), "--fmr", "0.05"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(photos: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gallery of all photos, for tests that only look."""
+    gallery = tmp_path_factory.mktemp("galleries") / "whole"
+    main(["index", str(run), str(photos), "--gallery", str(gallery)])
+    return gallery
+
+
+@pytest.fixture
+def own(photos: Path, tmp_path: Path) -> Path:
+    """Photos of one's own, to change."""
+    return Path(shutil.copytree(photos, tmp_path / "own"))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    main([*arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_everything_is_embedded_once_and_then_only_what_is_new(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "index", str(run), str(own), "--gallery", str(tmp_path / "gallery")
+    first = answer(capsys, *command)
+    assert (first["images"], first["added"], first["same"], first["removed"]) == (64, 64, 0, 0)
+    assert answer(capsys, *command)["same"] == 64
+    (own / "class 0" / "0.png").unlink()
+    stripes(3, np.random.default_rng(9)).save(own / "class 1" / "0.png")
+    (own / "class 9").mkdir()
+    stripes(9, np.random.default_rng(9)).save(own / "class 9" / "new.png")
+    (own / "class 2" / "0.png").touch()
+    again = answer(capsys, *command)
+    assert (again["images"], again["added"], again["changed"], again["removed"]) == (64, 1, 1, 1)
+    assert again["same"] == 62
+    store = open_gallery(str(tmp_path / "gallery"))
+    assert set(store.fingerprints()) == {str(file) for file in own.glob("*/*.png")}
+    row = store.get([str(own / "class 9" / "new.png")])[0]
+    assert (row.label, row.width, row.height) == ("class 9", 32, 32)
+    assert Image.open(io.BytesIO(row.thumbnail)).size == (32, 32)
+    changed = store.get([str(own / "class 1" / "0.png")])[0]
+    assert changed.vector == pytest.approx(load(run).encode(own / "class 1" / "0.png")[0], abs=1e-5)
+
+
+def test_recall_by_the_gallery_is_that_of_evaluate(whole: Path, run: Path) -> None:
+    store = open_gallery(str(whole))
+    rows = [row for batch in store.rows(10) for row in batch]
+    vectors, labels = np.stack([row.vector for row in rows]), np.array([row.label for row in rows])
+    found = store.search(vectors, 1, leave_out=[row.path for row in rows])
+    hits = np.mean([hit[0].label == label for hit, label in zip(found, labels, strict=True)])
+    assert hits == pytest.approx(evaluate(vectors, labels, clustering=False, bootstrap=0)["recall_at_1"])
+    assert len(rows) == 64
+    wanted = load(run).encode([row.path for row in rows])
+    assert vectors == pytest.approx(wanted, abs=1e-5)
+
+
+def test_search_finds_the_nearest_with_distance_class_and_whether_it_is_the_same(
+    whole: Path, photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = tmp_path / "query.png"
+    stripes(5, np.random.default_rng(77)).save(query)
+    sheet = tmp_path / "sheet.png"
+    said = answer(capsys, "search", str(whole), str(query), "-k", "5", "--sheet", str(sheet))
+    found = said["queries"][0]["found"]
+    files = sorted(photos.glob("*/*.png"), key=str)
+    vectors = load(run).encode(files)
+    near = search(load(run).encode(query), vectors, 5)
+    assert [hit["path"] for hit in found] == [str(files[number]) for number in near.ids[0]]
+    assert [hit["distance"] for hit in found] == pytest.approx(near.distances[0].tolist(), abs=1e-4)
+    threshold = json.loads((run / "calibration.json").read_text())["threshold"]
+    assert [hit["same"] for hit in found] == [hit["distance"] <= threshold for hit in found]
+    with Image.open(sheet) as drawn:
+        assert drawn.width > 5 * 128
+    main(["search", str(whole), str(query), "-k", "2"])
+    assert str(found[0]["path"]) in capsys.readouterr().out.replace("\n", "")
+
+
+def test_search_by_class_by_vector_and_from_standard_input(
+    whole: Path, photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    query = photos / "class 2" / "3.png"
+    of_class = answer(capsys, "search", str(whole), str(query), "--label", "class 6")["queries"][0]["found"]
+    assert {hit["label"] for hit in of_class} == {"class 6"}
+    assert len(of_class) == 8
+    vector = load(run).encode(query)
+    np.save(tmp_path / "vector.npy", 3 * vector[0])
+    by_vector = answer(capsys, "search", str(whole), "--vector", str(tmp_path / "vector.npy"))["queries"][0]["found"]
+    assert by_vector[0]["path"] == str(query)
+    assert by_vector[0]["distance"] < 1e-3
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(query.read_bytes())))
+    piped = answer(capsys, "search", str(whole), "-")["queries"][0]["found"]
+    assert [hit["path"] for hit in piped] == [hit["path"] for hit in by_vector]
+
+
+def test_names_of_any_kind_are_stored_and_found(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, rng = tmp_path / "odd 'folder'", np.random.default_rng(4)
+    (folder / 'class "x"; DROP').mkdir(parents=True)
+    for name in STRANGE:
+        stripes(1, rng).save(folder / 'class "x"; DROP' / name)
+    bad = os.fsdecode(os.fsencode(folder) + b'/class "x"; DROP/\xff\xfe.png')
+    stripes(2, rng).save(bad, format="PNG")
+    command = "index", str(run), str(folder), "--gallery", str(tmp_path / "g")
+    assert answer(capsys, *command)["added"] == len(STRANGE) + 1
+    assert answer(capsys, *command)["same"] == len(STRANGE) + 1
+    store = open_gallery(str(tmp_path / "g"))
+    assert {Path(path).name for path in store.fingerprints()} == {*STRANGE, os.fsdecode(b"\xff\xfe.png")}
+    assert store.labels() == {'class "x"; DROP': len(STRANGE) + 1}
+    found = store.search(store.get([bad])[0].vector[None], 1, label='class "x"; DROP')
+    assert found[0][0].path == bad
+    Path(bad).unlink()
+    (folder / 'class "x"; DROP' / STRANGE[1]).unlink()
+    assert answer(capsys, *command)["removed"] == 2
+
+
+def test_broken_images_are_listed_and_stop_nothing(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "class 0" / "broken.png").write_bytes((own / "class 0" / "1.png").read_bytes()[:200])
+    said = answer(capsys, "index", str(run), str(own), "--gallery", str(tmp_path / "g"))
+    assert said["images"] == 64
+    assert len(said["broken"]) == 1
+    assert "broken.png" in said["broken"][0]
+    (own / "class 0" / "1.png").write_bytes(b"")
+    said = answer(capsys, "index", str(run), str(own), "--gallery", str(tmp_path / "g"))
+    assert said["images"] == 63, "what it had of a file that is broken now is taken out"
+
+
+def test_a_folder_that_is_empty_or_gone_takes_nothing_out_unless_it_is_meant(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["index", str(run), str(own), "--gallery", str(tmp_path / "g")]
+    main(command)
+    own.rename(tmp_path / "away")
+    assert "no such folder" in refused(capsys, *command)
+    own.mkdir()
+    assert "is a disk not mounted?" in refused(capsys, *command)
+    assert open_gallery(str(tmp_path / "g")).count() == 64
+    assert answer(capsys, *command, "--empty-folders")["removed"] == 64
+
+
+def test_images_of_other_folders_stay(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gallery = str(tmp_path / "g")
+    main(["index", str(run), str(own / "class 0"), "--gallery", gallery])
+    said = answer(capsys, "index", str(run), str(own / "class 1"), "--gallery", gallery)
+    assert (said["images"], said["removed"]) == (16, 0)
+    assert open_gallery(gallery).labels() == {"": 16}
+
+
+def test_another_model_needs_a_rebuild_during_which_the_old_one_answers(
+    run: Path, photos: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, gallery = tmp_path / "other", str(tmp_path / "g")
+    main(["train", str(photos), "--out", str(other), "--seed", "1", *SMALL])
+    main(["index", str(run), str(own), "--gallery", gallery])
+    command = ["index", str(other), str(own), "--gallery", gallery]
+    assert "was made by another model" in refused(capsys, *command)
+    before = open_gallery(gallery)
+    main([*command, "--rebuild"])
+    assert len(before.search(np.ones((1, 16), np.float32) / 4, 3)[0]) == 3
+    store = open_gallery(gallery)
+    assert store.count() == 64
+    assert store.about.run == str(other.absolute())
+    path = str(own / "class 0" / "0.png")
+    assert store.get([path])[0].vector == pytest.approx(load(other).encode(path)[0], abs=1e-5)
+    assert "was made by another model" in refused(capsys, "search", gallery, path, "--model", str(run))
+
+
+def test_duplicates_are_grouped(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for copy in ("copy.png", "again.png"):
+        shutil.copy(own / "class 3" / "2.png", own / "class 4" / copy)
+    Image.open(own / "class 5" / "1.png").save(own / "class 5" / "other.bmp")
+    main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
+    said = answer(capsys, "duplicates", str(tmp_path / "g"), "--threshold", "1e-4")
+    groups = [(sorted(Path(path).name for path in group["paths"]), group["identical"]) for group in said["groups"]]
+    assert groups == [(["2.png", "again.png", "copy.png"], True), (["1.png", "other.bmp"], False)]
+    main(["duplicates", str(tmp_path / "g"), "--threshold", "1e-4"])
+    assert "2 groups with 5 of 67 images" in capsys.readouterr().out
+
+
+def test_labels_are_proposed_and_strangers_are_unknown(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loose, rng = tmp_path / "loose", np.random.default_rng(5)
+    loose.mkdir()
+    for number in range(8):
+        for image in range(3):
+            stripes(number, rng).save(loose / f"{number}-{image}.png")
+    main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
+    command = ["label", str(tmp_path / "g"), str(loose)]
+    said = answer(capsys, *command, "--threshold", "3")
+    right = [each["label"] == f"class {Path(each['path']).name[0]}" for each in said["images"]]
+    assert np.mean(right) > 0.6
+    assert all(0 < each["confidence"] <= 1 for each in said["images"])
+    assert {each["label"] for each in answer(capsys, *command, "--threshold", "0")["images"]} == {"unknown"}
+    main([*command, "--unknown-rate", "0.2", "--out", str(tmp_path / "labels.csv")])
+    with (tmp_path / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 24
+    assert set(rows[0]) == {"path", "label", "confidence", "distance", "nearest", "runner_up"}
+
+
+def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(6)
+    (own / "novel").mkdir()
+    (tmp_path / "loose").mkdir()
+    for image in range(8):
+        Image.fromarray((rng.normal(128, 5, (32, 32))).astype(np.uint8)).save(own / "novel" / f"{image}.png")
+    Image.fromarray((rng.normal(128, 5, (32, 32))).astype(np.uint8)).save(tmp_path / "loose" / "one.png")
+    main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
+    said = answer(capsys, "label", str(tmp_path / "g"), str(tmp_path / "loose"), "--threshold", "1")
+    assert said["images"][0]["label"] == "novel"
+
+
+def test_what_is_refused(
+    whole: Path, run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = str(photos / "class 0" / "0.png")
+    nowhere = str(tmp_path / "nowhere")
+    assert f"tammes index RUN FOLDER --gallery {nowhere}" in refused(capsys, "search", nowhere, image)
+    assert "which image?" in refused(capsys, "search", str(whole))
+    assert "-k must be at least 1" in refused(capsys, "search", str(whole), image, "-k", "0")
+    assert "class 77" in refused(capsys, "search", str(whole), image, "--label", "class 77")
+    assert "no such file" in refused(capsys, "search", str(whole), str(tmp_path / "x.png"))
+    assert "leave out the images" in refused(capsys, "search", str(whole), image, "--vector", "x.npy")
+    np.save(tmp_path / "short.npy", np.ones(3, np.float32))
+    assert "vectors of 16" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "short.npy"))
+    assert "which images?" in refused(capsys, "index", str(run), "--gallery", nowhere)
+    assert "must not be negative" in refused(capsys, "duplicates", str(whole), "--threshold", "-1")
+    (tmp_path / "empty").mkdir()
+    assert "no images in" in refused(capsys, "label", str(whole), str(tmp_path / "empty"))
+    assert "between 0 and 1" in refused(capsys, "label", str(whole), str(photos), "--unknown-rate", "2")
+
+
+def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
+    stripes(0, np.random.default_rng(0)).save(tmp_path / "a.png")
+    what = difference({}, [tmp_path])
+    assert [file.name for file in what.fresh] == ["a.png"]
+    status = (tmp_path / "a.png").stat()
+    known = {str(tmp_path / "a.png"): f"{status.st_size}-{status.st_mtime_ns}:digest", "/elsewhere/b.png": "1-2:x"}
+    assert difference(known, [tmp_path]).same == 1
+    assert difference(known | {str(tmp_path / "gone.png"): "1-1:x"}, [tmp_path]).gone == [str(tmp_path / "gone.png")]
+    assert label_of(tmp_path / "a.png", [tmp_path]) == ""
+
+
+def killed_while_indexing(run: Path, folder: Path, gallery: Path, after: float) -> bool:
+    """Start, kill after so many seconds from the first sign of work; whether it was still running."""
+    words = [sys.executable, "-c", "from tammes.cli import main; main()", "index", str(run), str(folder), "--gallery"]
+    started = subprocess.Popen([*words, str(gallery)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not gallery.exists() and started.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(after)
+    running = started.poll() is None
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    return running
+
+
+@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
+    moments: int, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rng = tmp_path / "many", np.random.default_rng(8)
+    for number in range(10):
+        (folder / f"class {number}").mkdir(parents=True)
+        for image in range(120):
+            stripes(number, rng).save(folder / f"class {number}" / f"{image}.png")
+    pause, running = np.random.default_rng(moments), 0
+    for moment in range(moments):
+        gallery = tmp_path / f"g{moment % 3}"  # a gallery is killed more than once
+        running += killed_while_indexing(run, folder, gallery, float(pause.uniform(0, 2.0)))
+        if not gallery.exists():
+            continue
+        try:
+            store = open_gallery(str(gallery))
+        except UserError:  # killed before there was one: the folder holds no gallery yet
+            continue
+        rows = [row for batch in store.rows(100, thumbnails=True) for row in batch]
+        assert len(rows) == store.count() == len({row.path for row in rows})
+        for row in rows:
+            assert np.linalg.norm(row.vector) == pytest.approx(1, abs=1e-4)
+            assert row.label == Path(row.path).parent.name
+            Image.open(io.BytesIO(row.thumbnail)).load()
+    assert running, "none was killed at work: the test has shown nothing"
+    for number in range(min(moments, 3)):
+        said = answer(capsys, "index", str(run), str(folder), "--gallery", str(tmp_path / f"g{number}"))
+        assert said["images"] == 1200
+        assert said["added"] + said["same"] == 1200

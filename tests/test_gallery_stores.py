@@ -1,0 +1,712 @@
+"""What every store of a gallery promises, on LanceDB in a folder and on Qdrant in memory; then what each has alone."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from importlib import import_module
+from itertools import count as numbers
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy import ndarray
+
+from tammes.errors import UserError
+from tammes.gallery import About, Row, Store, lance, open_gallery, qdrant, rebuild
+from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
+from tammes.gallery.store import FORMAT, Hit, as_it_was, storable
+from tammes.neighbours import search
+
+pytest.importorskip("lancedb")
+pytest.importorskip("qdrant_client")
+
+DIM = 8
+ABOUT = About(model="abc123", run="/runs/one", dim=DIM, roots=("/photos",), created="2026-01-02T03:04:05+00:00")
+AT_ONCE = timedelta(0)
+_NUMBERS = numbers()
+STRANGE = [
+    "it's",
+    '"double" quotes',
+    "back\\slash \\n \\' \\",
+    "100% %20 _ * ?",
+    "a new\nline and\ttab",
+    "spaces  and ; -- '' OR 1=1",
+    "ünïcödé 图片 🦜",
+    "not unicode \udce9\udcff.jpg",
+    "private \ue000 and \ue000dce9",
+    "e\u0301 and \u00e9",
+    "",
+]
+
+
+@pytest.fixture(params=["lance", "qdrant"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "gallery") if request.param == "lance" else f"qdrant://:memory:/test{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "gallery")
+
+
+@pytest.fixture
+def store(uri: str) -> Store:
+    return open_gallery(uri, create=ABOUT)
+
+
+def unit(count: int, seed: int = 0, dim: int = DIM) -> ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def row(path: str, vector: ndarray, label: str = "", fingerprint: str = "f") -> Row:
+    return Row(path, vector, label, 640, 480, fingerprint, b"\x00\xff" + path.encode(errors="surrogateescape"))
+
+
+def filled(store: Store, vectors: ndarray, labels: Callable[[int], str] = lambda _: "") -> list[Row]:
+    rows = [row(f"{number:05}.jpg", vector, labels(number)) for number, vector in enumerate(vectors)]
+    store.upsert(rows)
+    return rows
+
+
+def same(one: Row, other: Row) -> bool:
+    """Rows hold arrays, which know no plain equality."""
+    return bool((one.vector == other.vector).all()) and replace(one, vector=other.vector).__dict__ == other.__dict__
+
+
+def test_an_empty_gallery_has_nothing(store: Store) -> None:
+    assert store.count() == 0
+    assert store.fingerprints() == {}
+    assert store.labels() == {}
+    assert list(store.rows(10)) == []
+    assert store.search(unit(3), 5) == [[], [], []]
+    assert store.search(unit(40), 5, exact=True) == [[]] * 40
+    assert store.search(np.zeros((0, DIM), np.float32), 5) == []
+    store.upsert([])
+    store.delete([])
+    store.delete(["nothing"])
+    assert store.get([]) == []
+
+
+def test_a_new_row_is_there_whole(store: Store) -> None:
+    rows = filled(store, unit(5), lambda number: "cat" if number % 2 else "")
+    got = store.get(["00003.jpg", "00000.jpg", "00003.jpg"])
+    assert [each.path for each in got] == ["00003.jpg", "00000.jpg", "00003.jpg"]
+    assert same(got[0], rows[3])
+    assert same(got[1], rows[0])
+    assert store.count() == 5
+    assert store.labels() == {"": 3, "cat": 2}
+
+
+def test_a_row_with_the_same_path_takes_the_place_of_the_old(store: Store) -> None:
+    filled(store, unit(4))
+    new = row("00002.jpg", -unit(1, seed=9)[0], "dog", "changed")
+    store.upsert([new, row("more.jpg", unit(1)[0])])
+    assert store.count() == 5
+    assert same(store.get(["00002.jpg"])[0], new)
+    assert store.fingerprints()["00002.jpg"] == "changed"
+    store.upsert([new])
+    assert store.count() == 5
+
+
+def test_deleted_rows_are_gone(store: Store) -> None:
+    filled(store, unit(6))
+    store.delete(["00001.jpg", "00004.jpg", "never there"])
+    assert sorted(store.fingerprints()) == ["00000.jpg", "00002.jpg", "00003.jpg", "00005.jpg"]
+    with pytest.raises(UserError, match=r"has no '00001.jpg', '00004.jpg' \(2 of the paths asked for\)"):
+        store.get(["00000.jpg", "00001.jpg", "00004.jpg"])
+
+
+def test_of_many_missing_paths_a_few_are_named(store: Store) -> None:
+    with pytest.raises(UserError, match=r"'4', … \(9 of the paths asked for\)"):
+        store.get(list("012345678"))
+
+
+def test_all_rows_come_in_batches(store: Store) -> None:
+    rows = {each.path: each for each in filled(store, unit(25))}
+    batches = list(store.rows(10))
+    assert max(map(len, batches)) <= 10
+    every = [each for batch in batches for each in batch]
+    assert sorted(each.path for each in every) == sorted(rows)
+    assert all(same(each, replace(rows[each.path], thumbnail=b"")) for each in every)
+    with_pictures = [each for batch in store.rows(10, thumbnails=True) for each in batch]
+    assert all(same(each, rows[each.path]) for each in with_pictures)
+
+
+def test_strange_names_are_names(store: Store) -> None:
+    rows = [row(path, vector, label=path) for path, vector in zip(STRANGE, unit(len(STRANGE)), strict=True)]
+    store.upsert(rows)
+    store.upsert(rows)
+    assert store.count() == len(STRANGE)
+    assert set(store.fingerprints()) == set(STRANGE)
+    assert store.labels() == dict.fromkeys(STRANGE, 1)
+    assert all(same(one, other) for one, other in zip(store.get(STRANGE), rows, strict=True))
+    for each in rows:
+        assert [hit.path for hit in store.search(each.vector[None], 3, label=each.label)[0]] == [each.path]
+        assert store.search(each.vector[None], 1)[0][0].path == each.path
+        assert store.search(each.vector[None], 1, leave_out=[each.path])[0][0].path != each.path
+    for gone in range(1, len(STRANGE)):
+        store.delete([STRANGE[gone]])
+        assert store.count() == len(STRANGE) - gone
+    assert set(store.fingerprints()) == {STRANGE[0]}
+
+
+@given(st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\ue000")))
+def test_every_text_can_be_stored_and_comes_back(text: str) -> None:
+    storable(text).encode()  # raises no error
+    assert as_it_was(storable(text)) == text
+
+
+@given(st.lists(st.text(st.sampled_from("\ue000\udce9dce9"), max_size=6), min_size=2, max_size=2, unique=True))
+def test_no_two_texts_are_stored_alike(texts: list[str]) -> None:
+    assert storable(texts[0]) != storable(texts[1])
+
+
+def test_names_from_the_file_system_come_back_as_bytes() -> None:
+    name = b"caf\xe9 \xff.jpg"
+    assert os.fsencode(as_it_was(storable(os.fsdecode(name)))) == name
+
+
+SETS = {
+    "random": unit(300),
+    "clustered": np.repeat(unit(6), 50, axis=0) + np.float32(1e-4) * unit(300, seed=1),
+    "duplicated": np.repeat(unit(5, seed=2), 60, axis=0),
+    # Distances that float32 cannot tell apart, far from the origin.
+    "nearly tied": 3 + 2.0**-20 * np.random.default_rng(3).integers(0, 3, (300, DIM)),
+    "mirrored": np.concatenate([np.roll(unit(1, seed=4)[0], shift)[None] for shift in range(DIM)] * 30),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_exact_search_is_that_of_neighbours(store: Store, name: str) -> None:
+    compare(store, name, queries=5)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_exact_search_for_many_in_one_pass_is_that_of_neighbours(folder: str, name: str) -> None:
+    compare(open_gallery(folder, create=ABOUT), name, queries=40)
+
+
+def compare(store: Store, name: str, queries: int) -> None:
+    vectors = SETS[name].astype(np.float32)[np.random.default_rng(5).permutation(len(SETS[name]))]
+    rows = filled(store, vectors, lambda number: "ab"[number % 2])
+    chosen = np.arange(queries) * 3 % len(vectors)
+    asked = vectors[chosen]
+    for k in (1, 10, 70):
+        truth = search(asked, vectors, k)
+        found = store.search(asked, k)
+        for ids, distances, hits in zip(truth.ids, truth.distances, found, strict=True):
+            assert [hit.path for hit in hits] == [rows[number].path for number in ids]
+            assert [hit.distance for hit in hits] == distances.tolist()
+            assert all(hit.label == rows[number].label for hit, number in zip(hits, ids, strict=True))
+    assert found == store.search(asked, 70, exact=True)
+    own = search(asked, vectors, 10, itself=chosen)
+    without = store.search(asked, 10, leave_out=[rows[number].path for number in chosen])
+    assert [[hit.path for hit in hits] for hits in without] == [[rows[n].path for n in ids] for ids in own.ids]
+    assert own.distances.tolist() == [[hit.distance for hit in hits] for hits in without]
+    of_class = store.search(asked, 10, label="b")
+    truth = search(asked, vectors[1::2], 10)
+    assert [[hit.path for hit in hits] for hits in of_class] == [[rows[2 * n + 1].path for n in i] for i in truth.ids]
+
+
+def test_fewer_rows_than_asked_for_are_all_of_them(store: Store) -> None:
+    rows = filled(store, unit(7), lambda number: "cat" if number < 2 else "dog")
+    for queries in (1, 30):
+        asked = unit(queries, seed=3)
+        assert {len(hits) for hits in store.search(asked, 50)} == {7}
+        assert {len(hits) for hits in store.search(asked, 50, label="cat")} == {2}
+        assert {len(hits) for hits in store.search(asked, 50, label="bird")} == {0}
+        left = store.search(asked, 50, leave_out=[rows[0].path] * (queries - 1) + [None])
+        assert [len(hits) for hits in left] == [6] * (queries - 1) + [7]
+
+
+def test_a_pass_over_blocks_is_one_search_over_all() -> None:
+    vectors = np.repeat(unit(30), 5, axis=0)[np.random.default_rng(0).permutation(150)]
+    paths = [f"{number:03}" for number in np.random.default_rng(1).permutation(150)]
+    order = np.argsort(paths)
+    truth = search(vectors[:20], vectors[order], 12)
+    parts = np.array_split(np.arange(150), [1, 2, 50, 50, 120])
+    blocks = [Block([paths[n] for n in part], ["x"] * len(part), vectors[part]) for part in parts]
+    found = nearest(vectors[:20], blocks, 12)
+    assert [[hit.path for hit in hits] for hits in found] == [[paths[order[n]] for n in ids] for ids in truth.ids]
+
+
+def test_recall_takes_what_is_as_near_for_found() -> None:
+    exact = [[Hit("a", "", 0.1), Hit("b", "", 0.2)], [Hit("a", "", 0.1), Hit("b", "", 0.2)], []]
+    found = [[Hit("a", "", 0.1), Hit("tied", "", 0.2)], [Hit("b", "", 0.2), Hit("c", "", 0.3)], []]
+    assert recall_at_10(found, exact) == 0.75
+
+
+def test_what_a_query_must_be(store: Store) -> None:
+    filled(store, unit(3))
+    with pytest.raises(UserError, match=r"vectors of 8 numbers; the queries have shape \(2, 5\)"):
+        store.search(unit(2, dim=5), 1)
+    with pytest.raises(UserError, match="k must be at least 1, got 0"):
+        store.search(unit(2), 0)
+    with pytest.raises(UserError, match="for each of 2 queries, got 1"):
+        store.search(unit(2), 1, leave_out=["x"])
+    with pytest.raises(UserError, match="queries must be finite numbers"):
+        store.search(np.full((1, DIM), np.nan, np.float32), 1)
+    with pytest.raises(UserError, match="queries must be numbers below 1e\\+15"):
+        store.search(np.full((1, DIM), 1e20, np.float32), 1)
+
+
+def test_what_a_row_must_be(store: Store) -> None:
+    fine = row("fine", unit(1)[0])
+    with pytest.raises(UserError, match="vectors of 8 numbers; that of 'short' has 5"):
+        store.upsert([fine, row("short", unit(1, dim=5)[0])])
+    for wrong in (np.nan, np.inf, 1e16):
+        vector = unit(1)[0].copy()
+        vector[3] = wrong
+        with pytest.raises(UserError, match="must be finite numbers below 1e\\+15: that of 'wrong' is not"):
+            store.upsert([fine, row("wrong", vector)])
+    with pytest.raises(UserError, match="'fine' is among the rows more than once"):
+        store.upsert([fine, row("other", unit(1)[0]), fine])
+    assert store.count() == 0
+
+
+def test_where_there_is_no_gallery_the_error_says_how_to_make_one(uri: str) -> None:
+    with pytest.raises(UserError, match="there is no gallery .*Make it: tammes index RUN FOLDER --gallery "):
+        open_gallery(uri)
+
+
+def test_a_gallery_is_opened_again_as_it_was(uri: str, store: Store) -> None:
+    filled(store, unit(3))
+    again = open_gallery(uri)
+    assert again.about == ABOUT
+    assert again.count() == 3
+    other = open_gallery(uri, create=replace(ABOUT, model="another"))
+    assert other.about == ABOUT
+    assert other.count() == 3
+
+
+def test_what_is_said_of_it_can_be_changed_but_not_what_it_is(uri: str, store: Store) -> None:
+    filled(store, unit(3))
+    more = replace(ABOUT, roots=("/photos", "/not unicode \udce9"))
+    store.describe(more)
+    assert store.about == more
+    assert open_gallery(uri).about == more
+    assert open_gallery(uri).count() == 3
+    with pytest.raises(UserError, match="holds vectors of 8 numbers, not of 9"):
+        store.describe(replace(ABOUT, dim=9))
+
+
+def test_a_gallery_of_another_format_is_refused(uri: str, store: Store) -> None:
+    store.describe(replace(ABOUT, format=FORMAT + 1))
+    with pytest.raises(UserError, match=f"is of format {FORMAT + 1}, and this version reads {FORMAT}.*--rebuild"):
+        open_gallery(uri)
+
+
+def test_what_does_not_say_what_made_it_is_refused(uri: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(About, "to_json", lambda _: '{"format": 1, "colour": "blue"}')
+    store.describe(ABOUT)
+    with pytest.raises(UserError, match="does not say what made it. Make it anew"):
+        open_gallery(uri)
+
+
+def test_a_reader_sees_what_is_written_from_its_next_call_on(uri: str, store: Store) -> None:
+    reader = open_gallery(uri)
+    filled(store, unit(20))
+    assert reader.count() == 20
+    store.delete(["00003.jpg"])
+    assert "00003.jpg" not in reader.fingerprints()
+    store.upsert([row("new", -unit(1)[0])])
+    assert reader.search(-unit(1), 1)[0][0].path == "new"
+    store.optimise()
+    assert reader.count() == 20
+
+
+def test_a_rebuild_takes_the_place_in_one_step(uri: str, store: Store) -> None:
+    old = filled(store, unit(10))
+    reader = open_gallery(uri)
+    about = replace(ABOUT, model="new", dim=4)
+    new = rebuild(uri, about)
+    new.upsert([row("only", unit(1, dim=4)[0])])
+    assert open_gallery(uri).about == ABOUT
+    assert open_gallery(uri).count() == reader.count() == 10
+    assert not reader.replaced()
+    new.swap()
+    assert open_gallery(uri).about == about
+    assert open_gallery(uri).count() == new.count() == 1
+    assert reader.replaced()
+    assert not new.replaced()
+    assert reader.about == ABOUT
+    assert reader.search(old[4].vector[None], 1)[0][0].path == old[4].path  # it goes on with what it opened
+    new.upsert([row("two", unit(2, dim=4)[1])])
+    assert open_gallery(uri).count() == 2
+
+
+def test_the_old_gallery_rests_before_it_is_removed(uri: str, store: Store) -> None:
+    filled(store, unit(10))
+    reader = open_gallery(uri)
+    new = rebuild(uri, ABOUT)
+    new.swap()
+    assert new.optimise().removed == ()
+    assert reader.count() == 10
+    assert len(new.optimise(rest=AT_ONCE).removed) == 1
+    assert new.optimise(rest=AT_ONCE).removed == ()
+    for action in (reader.count, lambda: reader.search(unit(1), 1), lambda: list(reader.rows(5))):
+        with pytest.raises(UserError, match=r"was made anew since it was opened. Open it again\."):
+            action()
+    assert open_gallery(uri).count() == 0
+
+
+def test_a_rebuild_that_was_abandoned_leaves_the_old_and_is_removed(uri: str, store: Store) -> None:
+    filled(store, unit(10))
+    half = rebuild(uri, replace(ABOUT, model="new"))
+    half.upsert([row("half", unit(1)[0])])
+    assert store.optimise().removed == ()
+    assert half.count() == 1
+    del half
+    again = open_gallery(uri)
+    assert again.about == ABOUT
+    assert len(again.optimise(rest=AT_ONCE).removed) == 1
+    assert again.count() == 10
+    done = rebuild(uri, replace(ABOUT, model="newer"))
+    done.swap()
+    assert open_gallery(uri).about.model == "newer"
+
+
+def test_a_rebuild_where_there_is_nothing_makes_a_gallery(uri: str) -> None:
+    new = rebuild(uri, ABOUT)
+    new.upsert([row("a", unit(1)[0])])
+    with pytest.raises(UserError, match="there is no gallery"):
+        open_gallery(uri)
+    new.swap()
+    assert open_gallery(uri).count() == 1
+
+
+def test_order_may_be_put_again_and_again(store: Store) -> None:
+    for number in range(20):
+        store.upsert([row(f"{number}", unit(1, seed=number)[0]), row("often", unit(1, seed=number)[0])])
+    before = {path: store.get([path])[0] for path in store.fingerprints()}
+    for _ in range(3):
+        order = store.optimise()
+        assert (order.rows, order.indexed, order.recall, order.removed) == (21, False, None, ())
+    assert all(same(store.get([path])[0], each) for path, each in before.items())
+
+
+def test_a_place_of_another_kind_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"http://x is no place for a gallery. Give a folder, s3://…, gs://…, az://… or"
+    ):
+        open_gallery("http://x")
+
+
+@pytest.mark.parametrize(("uri", "module", "match"), [
+    ("gallery", "lancedb", r"needs LanceDB: pip install 'tammes\[gallery\]'"),
+    ("qdrant://:memory:/x", "qdrant_client", r"needs its client: pip install 'tammes\[gallery\]'"),
+])  # fmt: skip
+def test_without_the_extra_the_error_says_what_to_install(
+    uri: str, module: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        if name == module:
+            raise ModuleNotFoundError(name)
+        return import_module(name)
+
+    monkeypatch.setattr(lance, "import_module", missing)
+    monkeypatch.setattr(qdrant, "import_module", missing)
+    monkeypatch.chdir(tmp_path)
+    qdrant._client.cache_clear()
+    with pytest.raises(UserError, match=match):
+        open_gallery(uri, create=ABOUT)
+
+
+# LanceDB
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(b"precious")
+    actions: list[Callable[[], object]] = [
+        lambda: open_gallery(str(tmp_path)),
+        lambda: open_gallery(str(tmp_path), create=ABOUT),
+        lambda: rebuild(str(tmp_path), ABOUT),
+    ]
+    for action in actions:
+        with pytest.raises(
+            UserError, match=r"is no gallery: it holds photo.jpg. Choose an empty folder or a new one\."
+        ):
+            action()
+    assert [file.name for file in tmp_path.iterdir()] == ["photo.jpg"]
+    with pytest.raises(UserError, match="is a file. A gallery is a folder"):
+        open_gallery(str(tmp_path / "photo.jpg"), create=ABOUT)
+
+
+def test_looking_for_a_gallery_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no gallery"):
+        open_gallery(str(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gallery_may_lie_in_an_empty_folder_or_one_that_was_begun(tmp_path: Path) -> None:
+    assert open_gallery(str(tmp_path), create=ABOUT).count() == 0
+    begun = tmp_path / "begun"
+    (begun / "items-20260101T000000Z-abcd.lance").mkdir(parents=True)  # killed before it was whole
+    store = open_gallery(str(begun), create=ABOUT)
+    assert store.optimise(rest=AT_ONCE).removed == ("items-20260101T000000Z-abcd",)
+    assert store.count() == 0
+
+
+def test_the_folder_may_have_a_strange_name_too(tmp_path: Path) -> None:
+    uri = str(tmp_path / "it's #1 100% %20 ü ?x=1 &")
+    filled(open_gallery(uri, create=ABOUT), unit(3))
+    assert open_gallery(uri).count() == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None], ids=["empty", "garbage", "half"])
+@pytest.mark.parametrize("which", ["data/*", "_versions/*.manifest"])
+def test_a_damaged_file_is_said_to_be(folder: str, which: str, content: bytes | None) -> None:
+    filled(open_gallery(folder, create=ABOUT), unit(50))
+    for file in Path(folder).glob(f"items-*.lance/{which}"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
+    with pytest.raises(UserError, match="cannot read the gallery .*may be damaged: .*Make it anew: tammes index"):
+        open_gallery(folder).search(unit(1), 3)
+    with pytest.raises(UserError, match="may be damaged"):
+        list(open_gallery(folder).rows(10))
+
+
+def test_a_damaged_gallery_is_made_anew_by_a_rebuild(folder: str) -> None:
+    filled(open_gallery(folder, create=ABOUT), unit(50))
+    for file in Path(folder).glob("items-*.lance/data/*"):
+        file.write_bytes(b"")
+    new = rebuild(folder, ABOUT)
+    filled(new, unit(20))
+    new.swap()
+    assert open_gallery(folder).count() == 20
+
+
+@pytest.mark.parametrize("which", ["data/*", "_versions/*.manifest"])
+def test_a_damaged_about_is_said_to_be_and_made_anew_by_a_rebuild(folder: str, which: str) -> None:
+    open_gallery(folder, create=ABOUT)
+    for file in Path(folder).glob(f"about.lance/{which}"):
+        file.write_bytes(b"garbage")
+    with pytest.raises(UserError, match="may be damaged"):
+        open_gallery(folder)
+    rebuild(folder, ABOUT).swap()
+    assert open_gallery(folder).about == ABOUT
+
+
+def test_a_gallery_that_was_begun_and_never_whole_is_begun_again(folder: str) -> None:
+    (Path(folder) / "about.lance" / "data").mkdir(parents=True)
+    with pytest.raises(UserError, match="there is no gallery"):
+        open_gallery(folder)
+    assert open_gallery(folder, create=ABOUT).count() == 0
+    assert open_gallery(folder).about == ABOUT
+
+
+def written_by(number: int, folder: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
+    for start in range(0, 100, 10):
+        store.upsert([row(f"shared {n}", unit(1, seed=n)[0], f"by {number}") for n in range(start, start + 10)])
+        store.upsert([row(f"own {number} {n}", unit(1, seed=n)[0]) for n in range(start, start + 10)])
+        store.delete([f"own {number} {start}"])
+    store.optimise()
+
+
+def check_written(folder: str) -> None:
+    store = open_gallery(folder)
+    assert store.count() == 100 + 2 * 90
+    paths = [each.path for batch in store.rows(1000) for each in batch]
+    assert len(paths) == len(set(paths))
+
+
+def test_two_may_write_at_once(folder: str) -> None:
+    """Both make it, write the same rows and rows of their own, and put it in order while the other still writes."""
+    with ThreadPoolExecutor(2) as pool:
+        for written in [pool.submit(written_by, number, folder) for number in (0, 1)]:
+            written.result()
+    check_written(folder)
+
+
+@pytest.mark.slow
+def test_two_programs_may_write_at_once(folder: str) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    programs = [spawn.Process(target=written_by, args=(number, folder)) for number in (0, 1)]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(120)
+        assert program.exitcode == 0
+    check_written(folder)
+
+
+def test_a_reader_works_while_others_write_and_put_in_order(folder: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
+    filled(store, unit(50))
+    reader, wrong, done = open_gallery(folder), [], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                if len(reader.search(unit(1), 50)[0]) != 50:
+                    wrong.append("rows are missing")
+                if len(reader.search(unit(20), 50)[5]) != 50:
+                    wrong.append("rows are missing")
+                if [each.path for each in reader.get(["00003.jpg"])] != ["00003.jpg"]:
+                    wrong.append("a row is missing")
+            except UserError as error:
+                wrong.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(60):
+        filled(store, unit(50, seed=number))
+        if number % 20 == 19:
+            store.optimise()
+    done.set()
+    thread.join()
+    assert wrong == []
+
+
+def test_a_reader_of_all_rows_is_told_that_they_have_moved(folder: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
+    filled(store, unit(20))
+    for file in Path(folder).glob("items-*.lance/data/*"):
+        file.unlink()
+    with pytest.raises(UserError, match="put in order by another program while all of it was read. Do it again"):
+        list(open_gallery(folder).rows(1))
+
+
+def test_many_writes_are_merged_as_they_come(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lance, "_MANY", 20)
+    store = open_gallery(folder, create=ABOUT)
+    for number in range(45):
+        store.upsert([row(f"{number}", unit(1)[0])])
+    assert len(list(Path(folder).glob("items-*.lance/data/*"))) == 1 + 5
+    assert store.count() == 45
+
+
+def test_order_frees_the_room_of_what_was_replaced(folder: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
+    for number in range(30):
+        filled(store, unit(200, seed=number))
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+
+    before = size()
+    store.optimise()
+    assert size() < before / 5
+    assert store.count() == 200
+
+
+def test_a_large_gallery_is_searched_by_an_index(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lance, "_QUERIES", 30)
+    store = open_gallery(folder, create=ABOUT)
+    vectors = np.repeat(unit(60, seed=1), 50, axis=0) + np.float32(0.1) * unit(3000, seed=2)
+    filled(store, vectors, lambda number: f"class {number % 7}")
+    assert not store.optimise(exact_up_to=3000).indexed
+    order = store.optimise(exact_up_to=2999)
+    assert order.indexed
+    assert order.recall is not None
+    assert order.recall > 0.95
+    exact = store.search(vectors[:30], 10, exact=True)
+    assert recall_at_10(store.search(vectors[:30], 10), exact) > 0.95
+    of_class = store.search(vectors[:30], 10, label="class 3", exact=True)
+    assert recall_at_10(store.search(vectors[:30], 10, label="class 3"), of_class) > 0.95
+    assert all(hit.label == "class 3" for hits in of_class for hit in hits)
+    # What is written after the index is found as well, before it is in the index and after.
+    new = -unit(1, seed=9)[0]
+    store.upsert([row("new", new), row("00000.jpg", -new)])
+    for _ in range(2):
+        assert store.search(new[None], 1)[0][0].path == "new"
+        assert store.search(-new[None], 1)[0][0].path == "00000.jpg"
+        assert store.optimise(exact_up_to=2999).indexed
+    # Grown many times, it is trained anew.
+    filled(store, np.tile(vectors, (5, 1)) + np.float32(0.05) * unit(15_000, seed=3))
+    grown = store.optimise(exact_up_to=2999)
+    assert grown.recall is not None
+    assert grown.recall > 0.9
+    assert open_gallery(folder).search(new[None], 1)[0][0].path == "new"
+
+
+def test_what_is_written_is_synchronised_before_it_is_reported(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file of the table that was there when `upsert` returned, and the folders of their names."""
+    synchronised: set[str] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synchronised.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store = open_gallery(folder, create=ABOUT)
+    for action in (
+        lambda: filled(store, unit(10)),
+        lambda: filled(store, unit(5)),
+        lambda: store.delete(["00007.jpg"]),
+        lambda: rebuild(folder, ABOUT).swap(),
+    ):
+        action()
+        files = {str(file) for file in Path(folder).rglob("*") if file.name != "latest_version_hint.json"}
+        assert files <= synchronised
+    assert {folder, str(Path(folder).parent)} <= synchronised
+
+
+def test_a_gallery_in_object_storage_is_the_same(tmp_path: Path) -> None:
+    """A folder by its address: LanceDB goes through the same object store as for s3://."""
+    uri = f"file://{tmp_path}/gallery"
+    with pytest.raises(UserError, match="there is no gallery file://"):
+        lance.open_folder(uri, None)
+    store = lance.open_folder(uri, ABOUT)
+    filled(store, unit(30))
+    assert lance.open_folder(uri, None).count() == 30
+    new = lance.rebuild(uri, replace(ABOUT, model="new"))
+    filled(new, unit(4))
+    new.swap()
+    assert lance.open_folder(uri, None).about.model == "new"
+    assert store.count() == 30
+    assert store.replaced()
+    assert len(new.optimise(rest=AT_ONCE).removed) == 1
+    with pytest.raises(UserError, match="was made anew since it was opened"):
+        store.count()
+
+
+# Qdrant
+
+
+def test_a_place_in_qdrant_has_a_name() -> None:
+    for wrong in ("qdrant://host:6333", "qdrant:///name", "qdrant://host:6333/", "qdrant://h/a/b", "qdrant://h/a--b"):
+        with pytest.raises(UserError, match="write qdrant://host:port/name"):
+            open_gallery(wrong)
+
+
+def test_a_server_that_does_not_answer_is_said_not_to() -> None:
+    with pytest.raises(UserError, match="no Qdrant answers at qdrant://127.0.0.1:1/x.*Is the server running"):
+        open_gallery("qdrant://127.0.0.1:1/x")
+
+
+def test_a_collection_of_someone_else_is_left_alone() -> None:
+    from qdrant_client import models
+
+    client = qdrant._client(":memory:")
+    client.create_collection("theirs", vectors_config=models.VectorParams(size=4, distance=models.Distance.DOT))
+    there = models.CreateAlias(collection_name="theirs", alias_name="alias")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=there)])
+    for name in ("theirs", "alias"):
+        with pytest.raises(UserError, match="is no gallery: Qdrant has a collection of that name"):
+            open_gallery(f"qdrant://:memory:/{name}", create=ABOUT)
+
+
+def test_an_index_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory Qdrant has none; say that it has, and let it miss every second neighbour."""
+    store = open_gallery(f"qdrant://:memory:/test{next(_NUMBERS)}", create=ABOUT)
+    filled(store, unit(60))
+    monkeypatch.setattr(qdrant.QdrantGallery, "_indexed", lambda _: True)
+    monkeypatch.setattr(qdrant, "_QUERIES", 20)
+    assert store.optimise().recall == 1.0
+
+    def missing(*args: Any, complete: bool) -> list[Hit]:
+        hits = ranked(*args, complete=complete)
+        return hits if complete else hits[::2]
+
+    monkeypatch.setattr(qdrant, "ranked", missing)
+    assert store.optimise().recall == 0.5
