@@ -377,6 +377,7 @@ def test_a_rebuild_that_was_abandoned_leaves_the_old_and_is_removed(uri: str, st
 def test_a_rebuild_where_there_is_nothing_makes_a_gallery(uri: str) -> None:
     new = rebuild(uri, ABOUT)
     new.upsert([row("a", unit(1)[0])])
+    assert new.optimise(rest=AT_ONCE).removed == ()
     with pytest.raises(UserError, match="there is no gallery"):
         open_gallery(uri)
     new.swap()
@@ -500,6 +501,18 @@ def test_a_gallery_that_was_begun_and_never_whole_is_begun_again(folder: str) ->
         open_gallery(folder)
     assert open_gallery(folder, create=ABOUT).count() == 0
     assert open_gallery(folder).about == ABOUT
+
+
+def test_a_full_disk_is_no_damage(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("lance error: LanceError(IO): No space left on device (os error 28), /rustc/abc/x.rs:1:2")
+
+    store = open_gallery(folder, create=ABOUT)
+    monkeypatch.setattr(lance, "_merge", full)
+    with pytest.raises(
+        UserError, match=r"cannot write to the gallery .*: .*No space left on device \(os error 28\)\.$"
+    ):
+        filled(store, unit(3))
 
 
 def written_by(number: int, folder: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tammes.gallery.store import Store
 
-_BATCH = 256
+_BATCH = 4096  # queries of one pass over the gallery
 _NEIGHBOURS = 16  # looked at first; more where all of them are near
 
 

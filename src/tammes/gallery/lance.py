@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
@@ -52,6 +53,7 @@ _MANY = 256  # writes after which they are merged without being asked: each file
 _QUERIES = 200  # drawn to measure the recall of the index
 _ATTEMPTS = 12
 _TRY_AGAIN = ("conflict", "retry", "not found", "concurrent", "contention")  # others wrote or tidied up meanwhile
+_NOT_ALLOWED = ("no space left", "permission denied", "read-only file system")
 
 T = TypeVar("T")
 
@@ -273,8 +275,9 @@ class LanceGallery:
             config = index.IvfSq(distance_type="l2")
             self._do(lambda: self._items.create_index("vector", config=config, name=f"vector-{rows}", replace=True))
             for name in names:
-                if name != f"vector-{rows}":
-                    self._do(self._items.drop_index, name)
+                if int(name.rpartition("-")[2]) < rows:
+                    with suppress(UserError):  # another program may have been faster
+                        self._do(self._items.drop_index, name)
             return True
         if any(self._do(self._items.index_stats, name).num_unindexed_rows for name in names):
             self._do(lambda: self._items.optimize(cleanup_older_than=timedelta(days=7)))  # takes in rows that are new
@@ -289,6 +292,8 @@ class LanceGallery:
 
     def _remove_what_is_left(self, rest: timedelta) -> tuple[str, ...]:
         """Tables of items that nothing points to and nobody has written to for a while."""
+        if not _is_gallery(self.uri):
+            return ()  # this one has not taken its place yet
         current = _current(self.uri, self._database)
         before = datetime.now(UTC) - rest
         if datetime.fromisoformat(current["since"]) > before:
@@ -500,6 +505,8 @@ def _quoted(text: str) -> str:
 
 
 def _damaged(uri: str, error: Exception) -> UserError:
+    if any(word in str(error).lower() for word in _NOT_ALLOWED):
+        return UserError(f"cannot write to the gallery {uri}: {_said(error)}.")
     return UserError(
         f"cannot read the gallery {uri}; a file of it may be damaged: {_said(error)}. {how_to_remake(uri)}"
     )

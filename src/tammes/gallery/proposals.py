@@ -14,7 +14,7 @@ from tammes.gallery.store import Hit, Row, Store
 UNKNOWN = "unknown"
 _SAMPLE = 2000  # items of the gallery on which the threshold is found
 _FEWEST_CLASSES = 20  # that the model was not trained on, to look at those alone
-_BATCH = 256
+_BATCH = 4096  # queries of one pass over the gallery
 
 
 @dataclass(frozen=True)
