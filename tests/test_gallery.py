@@ -22,6 +22,7 @@ from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.gallery.indexing import difference, label_of
+from tammes.gallery.proposals import threshold_for
 from tammes.metrics import evaluate
 from tammes.neighbours import search
 
@@ -186,6 +187,11 @@ def test_names_of_any_kind_are_stored_and_found(run: Path, tmp_path: Path, capsy
     assert store.labels() == {'class "x"; DROP': len(STRANGE) + 1}
     found = store.search(store.get([bad])[0].vector[None], 1, label='class "x"; DROP')
     assert found[0][0].path == bad
+    capsys.readouterr()
+    main(["search", str(tmp_path / "g"), bad, "--sheet", str(tmp_path / "sheet.png")])
+    main(["duplicates", str(tmp_path / "g"), "--threshold", "2"])
+    said = capsys.readouterr().out
+    assert "new\\nline.png" in said, "a name stays on its line"
     Path(bad).unlink()
     (folder / 'class "x"; DROP' / STRANGE[1]).unlink()
     assert answer(capsys, *command)["removed"] == 2
@@ -215,6 +221,99 @@ def test_a_folder_that_is_empty_or_gone_takes_nothing_out_unless_it_is_meant(
     assert "is a disk not mounted?" in refused(capsys, *command)
     assert open_gallery(str(tmp_path / "g")).count() == 64
     assert answer(capsys, *command, "--empty-folders")["removed"] == 64
+
+
+def test_one_of_several_folders_that_is_empty_takes_nothing_out(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = own / "class 0", own / "class 1"
+    command = ["index", str(run), str(one), str(other), "--gallery", str(tmp_path / "g")]
+    main(command)
+    shutil.rmtree(other)
+    other.mkdir()
+    stripes(0, np.random.default_rng(1)).save(one / "new.png")
+    assert f"no image is left in {other}" in refused(capsys, *command)
+    assert f"no image is left in {other}" in refused(capsys, *command, "--rebuild")
+    assert open_gallery(str(tmp_path / "g")).count() == 16
+    assert answer(capsys, *command, "--empty-folders")["images"] == 9
+
+
+def test_a_rebuild_of_a_part_of_the_folders_must_be_meant(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["index", str(run), str(own / "class 0"), str(own / "class 1"), "--gallery", str(tmp_path / "g")]
+    main(command)
+    part = ["index", str(run), str(own / "class 0"), "--gallery", str(tmp_path / "g"), "--rebuild"]
+    assert f"also has the images of {own / 'class 1'}" in refused(capsys, *part)
+    assert open_gallery(str(tmp_path / "g")).count() == 16
+    assert answer(capsys, *part, "--empty-folders")["images"] == 8
+    above = ["index", str(run), str(own), "--gallery", str(tmp_path / "g"), "--rebuild"]
+    assert answer(capsys, *above)["images"] == 64, "a folder above has them all"
+
+
+def test_a_folder_is_the_same_however_it_is_named(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    gallery = str(tmp_path / "g")
+    main(["index", str(run), "../own", "--gallery", gallery])
+    said = answer(capsys, "index", str(run), str(own), "--gallery", gallery)
+    assert (said["images"], said["same"]) == (64, 64)
+    proposals = answer(capsys, "label", gallery, "../own", "--threshold", "3")["images"]
+    assert all(each["distance"] > 0 for each in proposals), "an image does not vote for itself"
+
+
+def test_classes_follow_the_folders_without_embedding_again(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery = str(tmp_path / "g")
+    main(["index", str(run), str(own / "class 0"), "--gallery", gallery])
+    assert open_gallery(gallery).labels() == {"": 8}
+    said = answer(capsys, "index", str(run), str(own), "--gallery", gallery)
+    assert (said["added"], said["changed"], said["same"]) == (56, 0, 8)
+    assert open_gallery(gallery).labels() == {f"class {number}": 8 for number in range(8)}
+    said = answer(capsys, "index", str(run), str(own), "--gallery", gallery, "--no-labels")
+    assert (said["added"], said["changed"], said["same"]) == (0, 0, 64)
+    assert open_gallery(gallery).labels() == {"": 64}
+
+
+def test_an_image_that_cannot_be_used_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "odd").mkdir()
+    Image.fromarray(np.full((8, 8), 7.5, dtype=np.float32)).save(tmp_path / "odd" / "float.tiff")
+    Image.new("L", (2, 400)).save(tmp_path / "odd" / "strip.png")
+    Image.new("LA", (1, 1)).save(tmp_path / "odd" / "dot.png")
+    said = answer(capsys, "index", str(run), str(tmp_path / "odd"), "--gallery", str(tmp_path / "g"))
+    assert said["added"] == 1
+    assert sorted("float.tiff" in each for each in said["broken"]) == [False, True]
+    assert any("strip.png: it is 200 times as long as wide" in each for each in said["broken"])
+
+
+def test_a_class_of_one_image_says_nothing_about_how_many_are_rejected(run: Path, own: Path, tmp_path: Path) -> None:
+    for number in range(1, 8):
+        (own / f"lone {number}").mkdir()
+        shutil.copy(own / f"class {number}" / "0.png", own / f"lone {number}" / "0.png")
+    main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
+    found = threshold_for(open_gallery(str(tmp_path / "g")), 0.5)
+    assert found.classes == 15
+    assert 0 <= found.rejected < 1
+    # The copies are at distance 0 from another class, and are seven of the 71; with their originals fourteen.
+    assert threshold_for(open_gallery(str(tmp_path / "g")), 0.1).distance == pytest.approx(0, abs=1e-3)
+
+
+def test_fewer_images_with_a_class_than_votes(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery = str(tmp_path / "g")
+    main(["index", str(run), str(own / "class 0"), str(own / "class 1"), "--gallery", gallery, "--no-labels"])
+    (own / "few" / "a").mkdir(parents=True)
+    shutil.copy(own / "class 2" / "0.png", own / "few" / "a" / "0.png")
+    main(["index", str(run), str(own / "few"), "--gallery", gallery])
+    said = answer(capsys, "label", gallery, str(own / "class 2"), "--threshold", "3")
+    assert {each["label"] for each in said["images"]} == {"a"}
+    said = answer(capsys, "label", gallery, str(own / "few"), "--threshold", "3")
+    assert said["images"][0]["label"] == "unknown"
+    assert said["images"][0]["distance"] is None
 
 
 def test_images_of_other_folders_stay(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,6 +407,12 @@ def test_what_is_refused(
     (tmp_path / "empty").mkdir()
     assert "no images in" in refused(capsys, "label", str(whole), str(tmp_path / "empty"))
     assert "between 0 and 1" in refused(capsys, "label", str(whole), str(photos), "--unknown-rate", "2")
+    both = "--unknown-rate", "0.2", "--threshold", "1"
+    assert "leave one out" in refused(capsys, "label", str(whole), str(photos), *both)
+    assert "must not be negative" in refused(capsys, "label", str(whole), str(photos), "--threshold", "nan")
+    assert "is a folder: give images" in refused(capsys, "search", str(whole), str(photos))
+    (tmp_path / "empty.npy").touch()
+    assert "is no .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
 
 
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
@@ -315,7 +420,7 @@ def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     what = difference({}, [tmp_path])
     assert [file.name for file in what.fresh] == ["a.png"]
     status = (tmp_path / "a.png").stat()
-    known = {str(tmp_path / "a.png"): f"{status.st_size}-{status.st_mtime_ns}:digest", "/elsewhere/b.png": "1-2:x"}
+    known = {str(tmp_path / "a.png"): f"{status.st_size}-{status.st_mtime_ns}:digest:", "/elsewhere/b.png": "1-2:x:"}
     assert difference(known, [tmp_path]).same == 1
     assert difference(known | {str(tmp_path / "gone.png"): "1-1:x"}, [tmp_path]).gone == [str(tmp_path / "gone.png")]
     assert label_of(tmp_path / "a.png", [tmp_path]) == ""

@@ -100,6 +100,49 @@ def test_a_run_on_all_classes_has_a_report_of_its_training(photos: Path, tmp_pat
     assert "Loss" in text
 
 
+def test_a_page_of_ridge_says_so_and_promises_no_bound(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(8), 6)
+    vectors = (rng.normal(size=(8, 5))[labels] + 0.3 * rng.normal(size=(48, 5))).astype(np.float32)
+    np.savez(tmp_path / "x.npz", vectors=vectors, labels=labels)
+    main(["train", str(tmp_path / "x.npz"), "--out", str(tmp_path / "run"), "--method", "ridge"])
+    main(["report", str(tmp_path / "run"), "--map", "pca"])
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "<title>x.npz: ridge regression with placed centroids</title>" in text
+    assert "Solved in closed form" in text
+    assert "discriminative loss" not in text
+    assert "--log-bound" not in text
+
+
+def test_names_that_are_no_unicode_do_not_end_a_report(photos: Path, tmp_path: Path) -> None:
+    import os
+    import shutil
+
+    own = Path(shutil.copytree(photos, tmp_path / "own"))
+    for number in range(6):
+        (own / f"class {number}" / "0.png").rename(os.fsdecode(os.fsencode(own) + b"/class %d/\xff.png" % number))
+    main(["train", str(own), "--out", str(tmp_path / "run"), *SMALL])
+    main(["report", str(tmp_path / "run"), "--map", "pca"])
+    assert "\\udcff.png" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_pairs_that_cannot_be_counted_are_said_and_stop_nothing(run: Path) -> None:
+    from dataclasses import replace
+
+    from tammes.cli.items import items_of
+    from tammes.report import look, run_page
+    from tammes.runs import open_run
+
+    items = items_of(open_run(run))
+    text = run_page(open_run(run), look(items, way=None))
+    assert "Distances between two items" in text
+    broken = replace(
+        items, masks={"query": np.arange(len(items.labels)) == 0, "gallery": items.labels == items.labels[0]}
+    )
+    text = run_page(open_run(run), look(broken, way=None))
+    assert "Not told: no two items of different classes" in text
+
+
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "which run? For example: tammes report runs/photos" in refused(capsys)
     assert f"no run in {tmp_path}" in refused(capsys, str(tmp_path))
@@ -111,6 +154,9 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "plan.json").write_text("{}")
     assert "has no results yet" in refused(capsys, str(tmp_path))
     assert "is a benchmark, which has a report of its own" in refused(capsys, str(tmp_path), str(run))
+    assert "a run is given twice" in refused(capsys, str(run), str(run))
+    (tmp_path / "results.json").write_text('{"title": "x", "data": "x"}')
+    assert "is no file of measurements" in refused(capsys, str(tmp_path), "--complexity", str(tmp_path))
 
 
 def test_a_run_that_has_not_finished_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round(run: Path, open
     heading.click()
     assert heading.get_attribute("aria-sort") == "descending"
     assert recalls() == sorted(recalls(), reverse=True)
-    heading.press("Enter")
+    heading.locator("button").press("Enter")
     assert recalls() == sorted(recalls())
     page.locator("#classes-table th", has_text="class").first.click()
     names = page.locator("#classes-table tbody tr td:nth-child(2)").all_inner_texts()
@@ -183,8 +183,11 @@ def test_frames_tell_right_from_wrong(run: Path, opened: Any) -> None:
     for row in page.locator("#queries-random .found").all():
         query = row.locator("figure.query img").get_attribute("alt").partition(": ")[0]
         for figure in row.locator("figure:not(.query)").all():
-            same = figure.locator("img").get_attribute("alt").partition(": ")[0] == query
+            said = figure.locator("img").get_attribute("alt")
+            same = said.partition(": ")[0] == query
             assert (figure.get_attribute("class") == "right") == same
+            assert figure.locator("figcaption").inner_text()[0] == ("✓" if same else "✗")
+            assert said.endswith(", the same class" if same else ", another class")
 
 
 def point(page: "Page", number: int) -> tuple[float, float]:

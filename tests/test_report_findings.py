@@ -105,6 +105,22 @@ def test_confused_pairs_are_counted_in_both_directions_and_ordered_by_their_shar
         assert len({frozenset(each) for each in pair.examples}) == len(pair.examples)
 
 
+def test_classes_of_one_item_are_no_confusion_and_come_last() -> None:
+    vectors, labels = some(noise=1.4)
+    lone = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
+    vectors = np.concatenate([vectors, lone / np.linalg.norm(lone, axis=1, keepdims=True)])
+    labels = np.concatenate([labels, np.arange(100, 120)])
+    found = findings(vectors, labels)
+    rows = by_class(found, labels)
+    assert [row.alone for row in rows] == [False] * 6 + [True] * 20
+    pairs = confusions(found, labels, pairs=100)
+    assert pairs
+    for pair in pairs:
+        assert pair.one < 6, "a pair has a class that could be found"
+        assert all(labels[query] < 6 for query, _ in pair.examples)
+        assert pair.share <= 1
+
+
 def test_nothing_is_confused_where_every_neighbour_is_right() -> None:
     vectors, labels = some(noise=0.01)
     found = findings(vectors, labels)

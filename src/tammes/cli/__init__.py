@@ -6,6 +6,7 @@ Heavy modules are imported by the command that needs them, so that help appears 
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import Any
 
 import tyro
@@ -52,6 +53,9 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
+            stream.reconfigure(errors="backslashreplace")
     if given == ["--version"]:
         print(f"tammes {__version__}")
         return

@@ -84,6 +84,11 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
     Console(width=16 * len(shown) + 40).print(table)
 
 
+def printable(text: str) -> str:
+    """A name as a terminal may show it: what would move the cursor, end the line or is no character is escaped."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def print_json(content: Any) -> None:
     print(json.dumps(content, default=str))
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from tammes.cli.console import print_json, progress
+from tammes.cli.console import print_json, printable, progress
 from tammes.errors import UserError
 
 
@@ -13,7 +13,8 @@ from tammes.errors import UserError
 class Duplicates:
     """List groups of images that are the same or nearly so.
 
-    Each image of a group is near another of it; the threshold is a distance between embeddings of unit length.
+    Each image of a group is near another of it; every image is compared with every other. The threshold is a distance
+    between embeddings of unit length.
 
     For example:
 
@@ -47,6 +48,6 @@ def duplicates(config: Duplicates) -> None:
         how = "the same file" if group.identical else f"up to {group.farthest:.4f} apart"
         print(f"{len(group.paths)} images, {how}:")
         for path in group.paths:
-            print(f"  {path}")
+            print(f"  {printable(path)}")
     images = sum(len(group.paths) for group in groups)
     print(f"{len(groups)} groups with {images} of {store.count():,} images, no farther apart than {config.threshold:g}")

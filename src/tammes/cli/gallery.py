@@ -1,5 +1,6 @@
 """What the commands about galleries share: the gallery with the model that made it, and images to ask with."""
 
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -56,7 +57,7 @@ class Opened:
             self._embedder = load(self.run.folder).to(device(self._on))
         return self._embedder
 
-    @property
+    @cached_property
     def threshold(self) -> float | None:
         """Up to which distance two images are taken for the same class, where the run is calibrated."""
         kept = self.run.read("calibration")
@@ -74,7 +75,7 @@ def vectors_in(file: Path, dim: int) -> ndarray:
         found = np.load(file, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"no such file: {file}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{file} is no .npy file of numbers: {error}") from None
     found = found[None] if isinstance(found, ndarray) and found.ndim == 1 else found
     if not isinstance(found, ndarray) or found.ndim != 2 or found.shape[1] != dim or found.dtype.kind != "f":

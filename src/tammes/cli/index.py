@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import print_json, progress, say, working
+from tammes.cli.console import print_json, printable, progress, say, working
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ class Index:
     gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|qdrant://host:port/name")]
     """Where the gallery is, or will be."""
     rebuild: bool = False
-    """Make the gallery anew, by another model or from scratch: beside the old one, which answers until the new one is
-    whole and takes its place."""
+    """Make the gallery anew, by another model or from scratch, of these folders: beside the old one, which answers
+    until the new one is whole and takes its place."""
     labels: bool = True
     """Take the names of the sub-folders for classes."""
     empty_folders: bool = False
-    """Take a folder that has no image left for what is meant, and its images out of the gallery."""
+    """Take a folder that has no image left, or that a rebuild leaves out, for what is meant, and its images out of the
+    gallery."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False
@@ -61,6 +62,7 @@ def index(config: Index) -> None:
     from tammes.cli.gallery import model_digest
     from tammes.embedder import load
     from tammes.gallery import open_gallery, rebuild
+    from tammes.gallery.indexing import whole_path
     from tammes.gallery.store import About
     from tammes.runs import open_finished
     from tammes.runtime import device
@@ -73,9 +75,10 @@ def index(config: Index) -> None:
         model=digest,
         run=str(run.folder.absolute()),
         dim=int(dim or embedder.config.dim),
-        roots=tuple(str(folder.absolute()) for folder in config.folders),
+        roots=tuple(str(whole_path(folder)) for folder in config.folders),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    before = _before(config) if config.rebuild else None
     beside = rebuild(config.gallery, about) if config.rebuild else None
     store = beside or open_gallery(config.gallery, create=about)
     if store.about.model != digest:
@@ -83,9 +86,14 @@ def index(config: Index) -> None:
             f"{config.gallery} was made by another model, that of {store.about.run}: its vectors cannot be compared"
             f" with those of {run.folder}. Make it anew with --rebuild, or choose another --gallery."
         )
-    done, seconds = _update(config, store, embedder)
+    done, seconds = _update(config, store, embedder, before or store)
     if beside is not None:
         beside.swap()
+    elif store.replaced():
+        raise UserError(
+            f"{config.gallery} was made anew by another program meanwhile, and does not have these images. The same"
+            " command adds them."
+        )
     known = store.about.roots
     store.describe(replace(store.about, roots=(*known, *(root for root in about.roots if root not in known))))
     with working("putting the gallery in order"):
@@ -93,7 +101,31 @@ def index(config: Index) -> None:
     _show(config, store, done, seconds, order)
 
 
-def _update(config: Index, store: "Store", embedder: "Embedder") -> tuple["Indexed", float]:
+def _before(config: Index) -> "Store | None":
+    """The gallery that a rebuild takes the place of, if there is one that can be read."""
+    from tammes.gallery import open_gallery
+    from tammes.gallery.indexing import whole_path
+
+    try:
+        before = open_gallery(config.gallery)
+    except UserError:
+        return None
+    folders = [whole_path(folder) for folder in config.folders]
+    left = [root for root in before.about.roots if not any(Path(root).is_relative_to(folder) for folder in folders)]
+    if left and not config.empty_folders:
+        raise UserError(
+            f"{config.gallery} also has the images of {', '.join(left)}, which a rebuild would take out. Name"
+            f" {'them' if len(left) > 1 else 'it'} too, or add --empty-folders if that is meant."
+        )
+    return before
+
+
+def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store") -> tuple["Indexed", float]:
+    """Bring the store up to date.
+
+    Args:
+        before: the gallery as it was, which tells a folder that was emptied; the store itself but for a rebuild.
+    """
     from os import cpu_count
     from time import perf_counter
 
@@ -101,12 +133,14 @@ def _update(config: Index, store: "Store", embedder: "Embedder") -> tuple["Index
     from tammes.gallery.indexing import Indexed, difference, index
 
     with working("looking for what has changed"):
-        what = difference(store.fingerprints(), config.folders)
-    if what.gone and not what.fresh and not what.same and not config.empty_folders:
+        what = difference(before.fingerprints(), config.folders, labelled=config.labels)
+    if what.emptied and not config.empty_folders:
         raise UserError(
-            f"no image is left in {', '.join(map(str, config.folders))}, where the gallery has {len(what.gone)}: is a"
-            " disk not mounted? If they are meant to go, add --empty-folders."
+            f"no image is left in {', '.join(map(str, what.emptied))}, of which the gallery has some: is a disk not"
+            " mounted? If they are meant to go, add --empty-folders."
         )
+    if before is not store:
+        what = difference(store.fingerprints(), config.folders, labelled=config.labels)
     started, done = perf_counter(), Indexed(total=len(what.fresh), same=what.same)
     with stop_on_signal() as stop, progress("embedding") as on_progress:
         for done in index(
@@ -114,8 +148,11 @@ def _update(config: Index, store: "Store", embedder: "Embedder") -> tuple["Index
         ):
             on_progress(done.done, done.total)
         stopped = stop()
-    if stopped and done.done < done.total:
-        say(f"Stopped; {done.done} of {done.total} images are done and safe. The same command goes on.")
+    if stopped and (done.done < done.total or done.removed < len(what.gone)):
+        if before is not store:
+            say("Stopped; the gallery is as it was. The same command begins the rebuild anew.")
+        else:
+            say(f"Stopped; {done.done} of {done.total} images are done and safe. The same command goes on.")
         raise SystemExit(130)
     return done, perf_counter() - started
 
@@ -148,6 +185,6 @@ def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order:
     if done.broken:
         print(f"{len(done.broken)} images cannot be read and are not in it:")
         for reason in done.broken[:SHOWN]:
-            print(f"  {reason}")
+            print(f"  {printable(reason)}")
         if len(done.broken) > SHOWN:
             print("  … --json lists them all")

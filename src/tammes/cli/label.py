@@ -56,15 +56,20 @@ def label(config: Label) -> None:
     """Embed, ask the neighbours, show."""
     if config.k < 1:
         raise UserError(f"-k must be at least 1, got {config.k}.")
+    if config.threshold is not None and not config.threshold >= 0:
+        raise UserError(f"--threshold must not be negative, got {config.threshold}.")
+    if config.threshold is not None and config.unknown_rate != Label.unknown_rate:
+        raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
     if config.out is not None and not config.out.absolute().parent.is_dir():
         raise UserError(f"--out {config.out}: there is no folder {config.out.parent}. Make it first.")
     from tammes.cli.gallery import Opened
     from tammes.datasets.folder import images_below
-    from tammes.gallery.indexing import vectors_of
+    from tammes.gallery.indexing import vectors_of, whole_path
     from tammes.gallery.proposals import propose, threshold_for
+    from tammes.runtime import write_atomically
 
     opened = Opened(config.gallery, config.model, config.device)
-    files = images_below(config.folder)
+    files = images_below(whole_path(config.folder))
     if not files:
         raise UserError(f"no images in {config.folder}.")
     found_on: Threshold | None = None
@@ -75,9 +80,7 @@ def label(config: Label) -> None:
     else:
         distance = config.threshold
     with progress("embedding") as on_progress:
-        paths, vectors, broken = vectors_of(
-            opened.embedder, [file.absolute() for file in files], threads=cpu_count() or 1, on_progress=on_progress
-        )
+        paths, vectors, broken = vectors_of(opened.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
     if not paths:
         raise UserError(f"none of the {len(files)} images in {config.folder} can be read: {broken[0]}")
     with progress("searching") as on_progress:
@@ -92,6 +95,8 @@ def label(config: Label) -> None:
     for reason in broken:
         say(f"note: {reason}")
     if config.json:
+        if config.out is not None:
+            write_atomically(config.out, _table(paths, proposals))
         print_json(
             {
                 "threshold": distance,
@@ -101,25 +106,23 @@ def label(config: Label) -> None:
             }
         )
         return
-    _write(config, paths, proposals)
+    if config.out is None:
+        sys.stdout.write(_table(paths, proposals).decode(errors="surrogateescape"))
+    else:
+        write_atomically(config.out, _table(paths, proposals))
+        print(f"{len(paths)} images in {config.out}")
     _say(proposals, distance, found_on)
 
 
-def _write(config: Label, paths: list[Path], proposals: "list[Proposal]") -> None:
+def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
+    """The proposals as CSV."""
     content = StringIO()
     writer = csv.writer(content)
     writer.writerow(["path", "label", "confidence", "distance", "nearest", "runner_up"])
     for path, each in zip(paths, proposals, strict=True):
-        writer.writerow(
-            [str(path), each.label, f"{each.confidence:.4f}", f"{each.distance:.6f}", each.nearest, each.runner_up]
-        )
-    if config.out is None:
-        sys.stdout.write(content.getvalue())
-        return
-    from tammes.runtime import write_atomically
-
-    write_atomically(config.out, content.getvalue().encode(errors="surrogateescape"))
-    print(f"{len(paths)} images in {config.out}")
+        distance = "" if each.distance is None else f"{each.distance:.6f}"
+        writer.writerow([str(path), each.label, f"{each.confidence:.4f}", distance, each.nearest, each.runner_up])
+    return content.getvalue().encode(errors="surrogateescape")
 
 
 def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None") -> None:

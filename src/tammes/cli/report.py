@@ -69,25 +69,28 @@ def report(config: Report) -> None:
     else:
         out = config.out or Path("report.html")
         content = _of_runs(config, out)
-    _write(out, content)
+    written = _write(out, content)
     if config.json:
-        print_json({"report": str(out), "bytes": len(content.encode())})
+        print_json({"report": str(out), "bytes": written})
     else:
-        print(f"report: {out} ({len(content.encode()) / 1e6:.1f} MB)")
+        print(f"report: {out} ({written / 1e6:.1f} MB)")
 
 
 def _is_benchmark(folder: Path) -> bool:
     return (folder / "plan.json").exists()
 
 
-def _write(out: Path, content: str) -> None:
+def _write(out: Path, content: str) -> int:
+    """The page as a file; how many bytes it has."""
     from tammes.runtime import write_atomically
 
     if out.is_dir():
         raise UserError(f"--out {out} is a folder. Give it a name: --out {out / 'report.html'}")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}. Make it first.")
-    write_atomically(out, content.encode())
+    page = content.encode(errors="backslashreplace")  # a file's name may be no unicode
+    write_atomically(out, page)
+    return len(page)
 
 
 def _of_run(config: Report, run: Any) -> str:
@@ -110,6 +113,9 @@ def _of_runs(config: Report, out: Path) -> str:
     from tammes.runs import open_finished
 
     runs = [open_finished(folder) for folder in config.what]
+    twice = {run.folder.resolve() for run in runs}
+    if len(twice) < len(runs):
+        raise UserError("a run is given twice: name each once.")
     for run in runs:
         _write(run.folder / "report.html", _of_run(config, run))
     return compare_page(runs, out)
@@ -127,9 +133,13 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
     results = json.loads((folder / "results.json").read_text())
     complexity = None
     if config.complexity is not None:
-        if not config.complexity.exists():
-            raise UserError(f"no such file: {config.complexity}. `python -m benchmarks.complexity` writes it.")
-        complexity = json.loads(config.complexity.read_text())
+        try:
+            complexity = json.loads(config.complexity.read_text())
+        except (OSError, ValueError):
+            raise UserError(
+                f"--complexity {config.complexity} is no file of measurements: `python -m benchmarks.complexity`"
+                " writes it."
+            ) from None
     return page(
         results["title"],
         f"Data: {results['data']}. On classes that took no part in training.",

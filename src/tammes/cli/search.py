@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json
+from tammes.cli.console import optional, print_json, printable
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,21 +92,30 @@ def search(config: Search) -> None:
 def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.Image], np.ndarray]":
     from io import BytesIO
 
+    from PIL import Image
+
     from tammes.cli.gallery import vectors_in
-    from tammes.datasets.pictures import open_picture
+    from tammes.datasets.pictures import in_mode, open_picture
 
     if config.vector is not None:
         if config.images:
             raise UserError("--vector searches with vectors: leave out the images.")
         vectors = vectors_in(config.vector, opened.store.about.dim)
         return [f"{config.vector}, {number}" for number in range(len(vectors))], [], vectors
-    pictures = [
-        open_picture(BytesIO(sys.stdin.buffer.read()), name="standard input")
-        if name == "-"
-        else open_picture(Path(name))
-        for name in config.images
-    ]
-    return list(config.images), pictures, opened.embedder.encode(pictures)
+    given: list[Path | Image.Image] = []
+    small: list[Image.Image] = []
+    for name in config.images:
+        picture: Path | Image.Image = Path(name)
+        if name == "-":
+            picture = open_picture(BytesIO(sys.stdin.buffer.read()), name="standard input")
+        elif Path(name).is_dir():
+            raise UserError(f"{name} is a folder: give images. `tammes label` takes a folder.")
+        given.append(picture)  # a file is read when its turn comes
+        if config.sheet is not None:
+            shown = in_mode(open_picture(picture) if isinstance(picture, Path) else picture, "RGB").copy()
+            shown.thumbnail((512, 512))
+            small.append(shown)
+    return list(config.images), small, opened.embedder.encode(given)
 
 
 def _same(opened: "Opened", hit: "Hit") -> dict[str, Any]:
@@ -119,12 +128,12 @@ def _show(opened: "Opened", names: list[str], found: "list[list[Hit]]") -> None:
     from rich.table import Table
 
     for name, hits in zip(names, found, strict=True):
-        table = Table(title=escape(name))
+        table = Table(title=escape(printable(name)))
         for title in ("distance", *(() if opened.threshold is None else ("same class",)), "class", "image"):
             table.add_column(title, justify="right" if title == "distance" else "left", no_wrap=title == "distance")
         for hit in hits:
             same = [] if opened.threshold is None else ["yes" if hit.distance <= opened.threshold else "no"]
-            table.add_row(f"{hit.distance:.4f}", *same, escape(hit.label), escape(hit.path))
+            table.add_row(f"{hit.distance:.4f}", *same, escape(printable(hit.label)), escape(printable(hit.path)))
         Console(width=None if sys.stdout.isatty() else 200).print(table)
     if opened.threshold is None:
         print(f"To have the same class told from others by a threshold: tammes calibrate {opened.run.folder}")

@@ -9,7 +9,8 @@ import numpy as np
 from tammes.gallery.store import Store
 
 _BATCH = 4096  # queries of one pass over the gallery
-_NEIGHBOURS = 16  # looked at first; more where all of them are near
+_NEIGHBOURS = 16  # looked at first; more where all of them are near, but not more than ...
+_MOST = 256  # ... so many: what is as near beyond them is joined through these
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
 
     for rows in store.rows(_BATCH):
         waiting, k = list(rows), _NEIGHBOURS
-        while waiting and k:
-            found = store.search(np.stack([row.vector for row in waiting]), k, leave_out=[row.path for row in waiting])
+        while waiting:
+            vectors, own = np.stack([row.vector for row in waiting]), [row.path for row in waiting]
+            found = store.search(vectors, k, leave_out=own, exact=True)
             again = []
             for row, hits in zip(waiting, found, strict=True):
                 close = [hit for hit in hits if hit.distance <= threshold]
@@ -50,7 +52,7 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
                     one, other = sorted((head(row.path), head(hit.path)))
                     joined[other] = one
                     near[row.path] = max(near[row.path], hit.distance)
-                if len(close) == k and k < total - 1:
+                if len(close) == k and k < min(total - 1, _MOST):
                     again.append(row)
             waiting, k = again, 4 * k
         done += len(rows)
@@ -59,7 +61,7 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
     groups: dict[str, list[str]] = defaultdict(list)
     for path in joined:
         groups[head(path)].append(path)
-    contents = {path: fingerprint.partition(":")[2] for path, fingerprint in store.fingerprints().items()}
+    contents = {path: fingerprint.split(":")[1] for path, fingerprint in store.fingerprints().items()}
     found_groups = [
         Group(
             paths=tuple(sorted(paths)),

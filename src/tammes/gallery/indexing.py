@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from io import BytesIO
 from itertools import islice
@@ -23,6 +23,7 @@ from tammes.gallery.store import Row, Store
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
 _THUMBNAIL = 160  # its longer side, in pixels
+_LONGEST = 50  # times as long as wide: scaled to its shorter side, such an image would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Difference:
         fresh: files that the gallery does not have, or has otherwise; they are embedded if their content differs.
         gone: paths that the gallery has and the folders have no more.
         same: how many need nothing.
+        emptied: folders of which the gallery has images and that have none any more.
     """
 
     fresh: list[Path]
     gone: list[str]
     same: int
+    emptied: list[Path]
 
 
 @dataclass
@@ -63,21 +66,39 @@ class Indexed:
         return self.added + self.changed + self.touched + len(self.broken)
 
 
-def difference(known: Mapping[str, str], folders: Sequence[Path]) -> Difference:
+def difference(known: Mapping[str, str], folders: Sequence[Path], *, labelled: bool = True) -> Difference:
     """What has to be done for a gallery to hold what is in the folders. Other folders' images are left alone.
 
     Args:
         known: the fingerprint of each path in the gallery.
+        labelled: whether the folders' names are classes.
 
     Raises:
         UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
     """
-    roots = [folder.absolute() for folder in folders]
-    files = list(dict.fromkeys(file.absolute() for root in roots for file in images_below(root)))
+    roots = [whole_path(folder) for folder in folders]
+    files = list(dict.fromkeys(file for root in roots for file in images_below(root)))
     there = {fspath(file) for file in files}
-    fresh = [file for file in files if known.get(fspath(file), "").partition(":")[0] != _state(file)]
+    as_labels = roots if labelled else []
+    fresh = [
+        file
+        for file in files
+        if (mark := known.get(fspath(file))) is None
+        or (_state(file), label_of(file, as_labels)) != (mark.split(":")[0], _label(mark))
+    ]
     gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in roots)]
-    return Difference(fresh, gone, len(files) - len(fresh))
+    emptied = [
+        root
+        for root in roots
+        if any(Path(path).is_relative_to(root) for path in gone)
+        and not any(file.is_relative_to(root) for file in files)
+    ]
+    return Difference(fresh, gone, len(files) - len(fresh), emptied)
+
+
+def whole_path(folder: Path) -> Path:
+    """From the root and without `..`: the path of an image is its key, the same from wherever it is seen."""
+    return folder.resolve()
 
 
 def label_of(file: Path, folders: Sequence[Path]) -> str:
@@ -88,8 +109,8 @@ def label_of(file: Path, folders: Sequence[Path]) -> str:
     ('cats', '')
     """
     for folder in folders:
-        if file.is_relative_to(folder.absolute()):
-            parts = file.relative_to(folder.absolute()).parts
+        if file.is_relative_to(folder):
+            parts = file.relative_to(folder).parts
             return parts[0] if len(parts) > 1 else ""
     return ""
 
@@ -117,10 +138,11 @@ def index(
     """
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
+    roots = [whole_path(folder) for folder in folders] if labelled else []
     with ThreadPoolExecutor(threads) as pool:
         reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
-            _store(store, embedder, batch, folders if labelled else (), known, so_far)
+            _store(store, embedder, batch, roots, known, so_far)
             yield so_far
             if stop():
                 return
@@ -163,21 +185,28 @@ class _Picture:
     height: int = 0
     thumbnail: bytes = b""
     broken: str | None = None
+    seen: bool = True  # whether its content could be read at all, if not understood
 
 
 def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
     try:
         before = _state(file)
         content = file.read_bytes()
-        fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
-        if _digest(known.get(fspath(file), "")) == _digest(fingerprint):
-            return _Picture(file, fingerprint, None)
+    except OSError as error:
+        return _Picture(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
+    fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
+    if _digest(known.get(fspath(file), "")) == _digest(fingerprint):
+        return _Picture(file, fingerprint, None)
+    try:
         image = open_picture(BytesIO(content), name=fspath(file))
+        if max(image.size) > _LONGEST * min(image.size):
+            raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
         small = in_mode(image, "RGB").copy()
         small.thumbnail((_THUMBNAIL, _THUMBNAIL))
         return _Picture(file, fingerprint, embedder.prepared(image), *image.size, _packed(small))
     except (OSError, UserError) as error:
-        return _Picture(file, "", None, broken=str(error))
+        said = str(error)
+        return _Picture(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
 
 
 def _store(
@@ -198,14 +227,21 @@ def _store(
             label=label_of(each.file, folders),
             width=each.width,
             height=each.height,
-            fingerprint=each.fingerprint,
+            fingerprint=f"{each.fingerprint}:{label_of(each.file, folders)}",
             thumbnail=each.thumbnail,
         )
         for each, vector in zip(fresh, _vectors(embedder, fresh), strict=True)
     ]
     if touched:
         by_path = {fspath(each.file): each for each in touched}
-        rows += [Row(**{**vars(row), "fingerprint": by_path[row.path].fingerprint}) for row in store.get(list(by_path))]
+        rows += [
+            replace(
+                row,
+                label=(label := label_of(by_path[row.path].file, folders)),
+                fingerprint=f"{by_path[row.path].fingerprint}:{label}",
+            )
+            for row in store.get(list(by_path))
+        ]
     if rows:
         store.upsert(rows)
     new = sum(fspath(each.file) not in known for each in fresh)
@@ -213,7 +249,7 @@ def _store(
     so_far.changed += len(fresh) - new
     so_far.touched += len(touched)
     broken = [each for each in batch if each.broken is not None]
-    stale = [fspath(each.file) for each in broken if fspath(each.file) in known]
+    stale = [fspath(each.file) for each in broken if each.seen and fspath(each.file) in known]
     if stale:
         store.delete(stale)  # what the gallery has is of a content that is no more
     so_far.broken += [str(each.broken) for each in broken]
@@ -261,4 +297,10 @@ def _state(file: Path) -> str:
 
 def _digest(fingerprint: str) -> str:
     """That of the content; of a path that is not known nothing, which no content has."""
-    return fingerprint.partition(":")[2] or "?"
+    return fingerprint.split(":")[1] if ":" in fingerprint else "?"
+
+
+def _label(fingerprint: str) -> str:
+    """The class that it was stored with."""
+    parts = fingerprint.split(":", 2)
+    return parts[2] if len(parts) == 3 else ""

@@ -19,18 +19,20 @@ _BATCH = 4096  # queries of one pass over the gallery
 
 @dataclass(frozen=True)
 class Proposal:
-    """Attributes:
-    label: the proposed class, or "unknown".
-    confidence: the share of the votes that it has, from 0 to 1; of the nearest class too where it is unknown.
-    nearest: the nearest item with a label, and ...
-    distance: ... how far it is.
-    runner_up: the class with the second most votes, or "".
+    """What an image may be.
+
+    Attributes:
+        label: the proposed class, or "unknown".
+        confidence: the share of the votes that it has, from 0 to 1; of the nearest class too where it is unknown.
+        nearest: the nearest item with a label, and ...
+        distance: ... how far it is; None if there is none.
+        runner_up: the class with the second most votes, or "".
     """
 
     label: str
     confidence: float
     nearest: str
-    distance: float
+    distance: float | None
     runner_up: str
 
 
@@ -62,7 +64,8 @@ def threshold_for(store: Store, rate: float, trained_on: Collection[str] = (), *
     """
     if not 0 < rate < 1:
         raise UserError(f"the rate must lie between 0 and 1, got {rate}.")
-    names = [name for name in store.labels() if name]
+    sizes = store.labels()
+    names = [name for name in sizes if name]
     unseen = [name for name in names if name not in set(trained_on)]
     chosen = set(unseen if len(unseen) >= _FEWEST_CLASSES else names)
     if len(names) < 2:
@@ -72,18 +75,16 @@ def threshold_for(store: Store, rate: float, trained_on: Collection[str] = (), *
         )
     paths, vectors, labels = _sample(store, chosen, seed)
     other, own = [], []
-    for start in range(0, len(paths), _BATCH):
-        part = slice(start, start + _BATCH)
-        for hits, label in zip(
-            _nearest_of_both(store, paths[part], vectors[part], labels[part]), labels[part], strict=True
-        ):
-            other.append(min((hit.distance for hit in hits if hit.label != label), default=np.inf))
-            own.append(min((hit.distance for hit in hits if hit.label == label), default=np.inf))
+    for hits, label in zip(_until_another(store, paths, vectors, labels), labels, strict=True):
+        other.append(min((hit.distance for hit in hits if hit.label != label), default=np.inf))
+        if sizes[label] > 1:  # farther than all that was looked at, where it was not among them
+            farthest = hits[-1].distance if hits else np.inf
+            own.append(min((hit.distance for hit in hits if hit.label == label), default=farthest))
     distance = float(np.quantile(other, rate, method="lower"))
     return Threshold(
         distance=distance,
         rate=rate,
-        rejected=float(np.mean(np.asarray(own) > distance)),
+        rejected=float(np.mean(np.asarray(own) > distance)) if own else 0.0,
         items=len(paths),
         classes=len(set(labels)),
         unseen=chosen == set(unseen),
@@ -108,8 +109,8 @@ def _sample(
     return [row.path for row in kept], np.stack([row.vector for row in kept]), [row.label for row in kept]
 
 
-def _nearest_of_both(store: Store, paths: Sequence[str], vectors: ndarray, labels: Sequence[str]) -> list[list[Hit]]:
-    """Neighbours of each, as many as it takes to have one of its own class and one of another, or all."""
+def _until_another(store: Store, paths: Sequence[str], vectors: ndarray, labels: Sequence[str]) -> list[list[Hit]]:
+    """Neighbours of each that have a label, as many as it takes to have one of another class, or all."""
     found: list[list[Hit]] = [[] for _ in paths]
     waiting, k, total = list(range(len(paths))), 16, store.count()
     while waiting:
@@ -117,10 +118,9 @@ def _nearest_of_both(store: Store, paths: Sequence[str], vectors: ndarray, label
         again = []
         for number, each in zip(waiting, hits, strict=True):
             found[number] = [hit for hit in each if hit.label]
-            both = {hit.label == labels[number] for hit in found[number]}
-            if len(both) < 2 and k < total - 1:
+            if all(hit.label == labels[number] for hit in found[number]) and k < total - 1:
                 again.append(number)
-        waiting, k = again, 8 * k
+        waiting, k = again, 4 * k
     return found
 
 
@@ -139,31 +139,35 @@ def propose(
         threshold: images whose nearest neighbour is farther are unknown.
         leave_out: the path of each image itself, if it is in the gallery.
     """
-    found = []
+    sizes, found = store.labels(), []
+    labelled = sum(number for name, number in sizes.items() if name)
     for start in range(0, len(vectors), _BATCH):
         part = slice(start, start + _BATCH)
         skipped = None if leave_out is None else list(leave_out[part])
-        for hits in _labelled(store, vectors[part], k, skipped):
+        for hits in _labelled(store, vectors[part], min(k, labelled), skipped, bool(sizes.get(""))):
             found.append(_voted(hits, threshold))
         if on_progress is not None:
             on_progress(min(start + _BATCH, len(vectors)), len(vectors))
     return found
 
 
-def _labelled(store: Store, vectors: ndarray, k: int, leave_out: list[str | None] | None) -> list[list[Hit]]:
-    """The k nearest items that have a label."""
-    without = store.labels().get("", 0)
-    wanted = k if not without else min(store.count(), 4 * k)
+def _labelled(
+    store: Store, vectors: ndarray, k: int, leave_out: list[str | None] | None, some_without: bool
+) -> list[list[Hit]]:
+    """The k nearest items that have a label; one fewer where an image that is left out is one of only so many."""
+    if k == 0:
+        return [[] for _ in vectors]
+    wanted, total = 4 * k if some_without else k, store.count()
     while True:
         found = [[hit for hit in hits if hit.label][:k] for hits in store.search(vectors, wanted, leave_out=leave_out)]
-        if all(len(hits) == k for hits in found) or wanted >= store.count():
+        if not some_without or wanted >= total or all(len(hits) >= k - 1 for hits in found):
             return found
-        wanted = min(store.count(), 8 * wanted)
+        wanted = min(total, 4 * wanted)
 
 
 def _voted(hits: Sequence[Hit], threshold: float) -> Proposal:
     if not hits:
-        return Proposal(UNKNOWN, 0.0, "", float("inf"), "")
+        return Proposal(UNKNOWN, 0.0, "", None, "")
     # Twice as far counts a quarter; what is at the very place counts for all that is not.
     nearest = max(hits[0].distance, 1e-6)
     votes: dict[str, float] = defaultdict(float)

@@ -42,6 +42,7 @@ from tammes.gallery.store import (
 _PATHS = UUID("6f0c2f5e-6d0b-4c9e-9d5e-3a8c1f7b2e64")  # a point is named after its path; this keeps the names ours
 _BETWEEN = "--"
 _STAMP = "%Y%m%dT%H%M%SZ"
+_BUILDING = timedelta(days=7)  # how long a rebuild that was not finished may still be under way
 _TOGETHER = 256  # points in one request
 _PAGE = 4096  # points of one answer where only a few words of each are read
 _QUERIES = 200  # drawn to measure the recall of the index
@@ -270,7 +271,10 @@ class QdrantGallery:
             name, _, stamp = each.name.rpartition(_BETWEEN)
             if name != self._name or each.name in (current, self._collection):
                 continue
-            if datetime.strptime(stamp.partition("-")[0], _STAMP).replace(tzinfo=UTC) < before:
+            begun = _begun(stamp)
+            unfinished = begun is not None and not self._do(lambda name=each.name: _said(self._client, name))["since"]
+            # One that is being filled has not taken its place yet, however long that takes.
+            if begun is not None and begun < before - (_BUILDING if unfinished else timedelta()):
                 self._do(self._client.delete_collection, each.name)
                 removed.append(each.name)
         return tuple(removed)
@@ -282,6 +286,14 @@ class QdrantGallery:
             if not _do(self.uri, lambda: self._client.collection_exists(self._collection)):
                 raise UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.") from None
             raise
+
+
+def _begun(stamp: str) -> datetime | None:
+    """When a collection was begun, by its name; None for one that is somebody else's."""
+    try:
+        return datetime.strptime(stamp.partition("-")[0], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def _do(uri: str, action: Callable[..., T], *arguments: Any) -> T:

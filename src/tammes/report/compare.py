@@ -11,7 +11,7 @@ from markupsafe import Markup
 from tammes import __version__
 from tammes.report.charts import Bar, Point, bar_chart, scatter
 from tammes.report.page import Section, page, rendered
-from tammes.report.run import MEASURES, curves
+from tammes.report.run import MEASURES, curves, what_trains
 from tammes.runs import Run
 
 
@@ -70,7 +70,7 @@ def _table(runs: Mapping[str, Run], results: Mapping[str, Mapping[str, Any]], ou
                 ],
                 "untrained": untrained.get("recall_at_1"),
                 "seconds": result.get("seconds"),
-                "loss": runs[name].read("config")["loss"],
+                "loss": what_trains(runs[name].read("config")),
                 "command": result["command"],
             }
         )

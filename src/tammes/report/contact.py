@@ -47,7 +47,7 @@ def _paste(
     left_cut, top_cut = (shown.width - shorter) // 2, (shown.height - shorter) // 2
     shown = shown.crop((left_cut, top_cut, left_cut + shorter, top_cut + shorter))
     sheet.paste(shown.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left + _FRAME, top + _FRAME))
-    font = ImageFont.load_default(12)
+    font, text = ImageFont.load_default(12), " ".join(text.split())
     while text and pen.textlength(text, font) > side:
         text = text[:-2] + "…" if len(text) > 2 else ""
     pen.text((left, top + side + 2), text, fill=(40, 44, 48), font=font)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 
 from tammes.geometry import distances
@@ -17,19 +17,23 @@ _ENTRIES = 1 << 22  # distances in one block
 
 @dataclass(frozen=True)
 class Findings:
-    """Attributes:
-    queries: which items were searched for.
-    near: the nearest items of each, nearest first; -1 where nothing is left.
-    distances: how far these are.
-    hit: the share of R@1 of each query: 1 or 0, or between where ties decide.
-    margin: how much nearer the nearest item of its own class is than the nearest of another; NaN where there is none
-        of either.
+    """What was found for each query.
+
+    Attributes:
+        queries: which items were searched for.
+        near: the nearest items of each, nearest first; -1 where nothing is left.
+        distances: how far these are.
+        hit: the share of R@1 of each query: 1 or 0, or between where ties decide.
+        can_hit: whether another item of its class is there to be found.
+        margin: how much nearer the nearest item of its own class is than the nearest of another; NaN where there is
+            none of either.
     """
 
     queries: Int64[ndarray, " queries"]
     near: Int64[ndarray, "queries k"]
     distances: Float64[ndarray, "queries k"]
     hit: Float64[ndarray, " queries"]
+    can_hit: Bool[ndarray, " queries"]
     margin: Float64[ndarray, " queries"]
 
 
@@ -44,6 +48,7 @@ class ClassFound:
         taken_for: the class that its wrong nearest neighbours are of most often; None if there are none.
         taken: how often it is.
         shown: one of its items.
+        alone: whether no query of it has another item to find.
     """
 
     label: int
@@ -52,6 +57,7 @@ class ClassFound:
     taken_for: int | None
     taken: int
     shown: int
+    alone: bool
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ def findings(
         near=near,
         distances=found.distances,
         hit=np.nan_to_num(measured.values["recall_at_1"]),
+        can_hit=measured.relevant > 0,
         margin=_margins(vectors, labels, groups, asked, shelf),
     )
 
@@ -130,7 +137,7 @@ def _margins(
 
 
 def by_class(found: Findings, labels: Int64[ndarray, " items"]) -> list[ClassFound]:
-    """Every class that was searched for, the worst first."""
+    """Every class that was searched for, the worst first; those in which nothing can be found last."""
     of = labels[found.queries]
     first = found.near[:, 0]
     neighbour = np.where(first >= 0, labels[first], -1)
@@ -148,22 +155,23 @@ def by_class(found: Findings, labels: Int64[ndarray, " items"]) -> list[ClassFou
                 taken_for=None if most is None else int(names[most]),
                 taken=0 if most is None else int(times[most]),
                 shown=int(found.queries[mine[0]]),
+                alone=not found.can_hit[mine].any(),
             )
         )
-    return sorted(rows, key=lambda row: (row.recall, -row.items, row.label))
+    return sorted(rows, key=lambda row: (row.alone, row.recall, -row.items, row.label))
 
 
 def confusions(
     found: Findings, labels: Int64[ndarray, " items"], *, pairs: int = 12, examples: int = 3
 ) -> list[Confusion]:
-    """The pairs of classes that are taken for each other most, by the share of their queries."""
+    """The pairs of classes that are taken for each other most, by the share of their queries that can hit."""
     of, first = labels[found.queries], found.near[:, 0]
-    wrong = np.flatnonzero((first >= 0) & (labels[first] != of))
+    wrong = np.flatnonzero((first >= 0) & (labels[first] != of) & found.can_hit)
     if not len(wrong):
         return []
     ends = np.sort(np.stack([of[wrong], labels[first[wrong]]], axis=1), axis=1)
     named, where, times = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
-    sizes = np.bincount(of, minlength=int(labels.max()) + 1)
+    sizes = np.bincount(of[found.can_hit], minlength=int(labels.max()) + 1)
     share = times / sizes[named].sum(axis=1)
     rows = []
     for number in np.lexsort((named[:, 1], named[:, 0], -times, -share))[:pairs].tolist():

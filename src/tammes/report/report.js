@@ -27,12 +27,15 @@ for (const button of document.querySelectorAll(".copy")) {
   });
 }
 
-// Tables: a click on a heading sorts, a second one turns round; Enter does what a click does.
+// Tables: a click on a heading sorts, a second one turns round.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     if (head.classList.contains("plain")) return;
-    head.tabIndex = 0;
+    const press = document.createElement("button"); // so that a screen reader says that it can be pressed
+    press.type = "button";
+    press.append(...head.childNodes);
+    head.append(press);
     const sort = () => {
       const numeric = head.classList.contains("number");
       const before = head.getAttribute("aria-sort");
@@ -55,9 +58,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
       table.tBodies[0].append(...rows.map(([, row]) => row));
     };
     head.addEventListener("click", sort);
-    head.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); }
-    });
   });
 }
 for (const input of document.querySelectorAll("input[data-filters]")) {
@@ -224,7 +224,11 @@ for (const list of document.querySelectorAll("[role=tablist]")) {
   canvas.addEventListener("pointerup", lift);
   canvas.addEventListener("pointercancel", lift);
   canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") show(-1); });
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); nearer(Math.exp(-event.deltaY / 300), ...at(event)); }, { passive: false });
+  canvas.addEventListener("wheel", (event) => {
+    if (view.zoom === 1 && event.deltaY > 0) return; // nothing to go back from: the page scrolls on
+    event.preventDefault();
+    nearer(Math.exp(-event.deltaY / 300), ...at(event));
+  }, { passive: false });
   canvas.addEventListener("dblclick", () => { nearer(0); });
   canvas.addEventListener("keydown", (event) => {
     const step = 0.08 / view.zoom;

@@ -11,6 +11,7 @@ from numpy import ndarray
 from tammes import __version__
 from tammes.centroids import quality
 from tammes.embeddings import Items
+from tammes.errors import UserError
 from tammes.geometry import blocks_of_pairs
 from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
 from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
@@ -44,13 +45,15 @@ class Looked:
     Attributes:
         places: where the items of the map stand on it, and ...
         shown: ... which items they are; both None without a map.
-        pairs: the distances of pairs, counted.
+        pairs: the distances of pairs, counted; None where they cannot be, and ...
+        unpaired: ... why.
         paired: how many items that is of.
     """
 
     items: Items
     found: Findings
     pairs: PairCounts | None
+    unpaired: str
     paired: int
     shown: ndarray | None
     places: ndarray | None
@@ -66,14 +69,17 @@ def look(items: Items, *, way: Way | None = "tsne", seed: int = 0) -> Looked:
     shown = None if way is None else shown_items(items.labels, MOST_POINTS, seed=seed)
     paired = shown_items(items.labels, MOST_PAIRED, seed=seed)
     kept = items.labels[paired]
-    pairs = None
-    if len(np.unique(kept)) > 1 and np.bincount(kept).max() > 1:
-        masks = {name: mask[paired] for name, mask in items.masks.items()}
+    pairs, unpaired = None, ""
+    masks: dict[str, Any] = {name: mask[paired] for name, mask in items.masks.items()}
+    try:
         pairs = count_pairs(items.vectors[paired], kept, **masks)
+    except UserError as error:  # a page without them says more than none
+        unpaired = str(error)
     return Looked(
         items=items,
         found=findings(items.vectors, items.labels, items.masks),
         pairs=pairs,
+        unpaired=unpaired,
         paired=len(paired),
         shown=shown,
         places=None if shown is None or way is None else flat(items.vectors[shown], way, seed=seed),
@@ -96,8 +102,8 @@ def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
         album = None if looked.items.images is None else Album(looked.items.images, looked.items.numbers, 96)
         sections += [_retrievals(looked, album), _confusions(looked, album), _classes(looked)]
         sections += [] if looked.places is None else [_map(looked)]
-        sections += [] if looked.pairs is None else [_distances(run, looked, looked.pairs, fmr)]
-    data, trained = results["data"], f"{config['loss']} loss"
+        sections += [_distances(run, looked, looked.pairs, fmr)] if looked.pairs else [_no_pairs(looked)]
+    data, trained = results["data"], what_trains(config)
     centroids = f" with {_kind(config['centroids'])}" if config.get("centroids") else ""
     return page(
         f"{data}: {trained}{centroids}",
@@ -117,6 +123,11 @@ def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if results.get("test_classes"):
         said += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
     return f"{said}. Preset {config['preset']}, seed {config['seed']}."
+
+
+def what_trains(config: Mapping[str, Any]) -> str:
+    """The loss, or for vectors the closed form, which has none."""
+    return "ridge regression" if config.get("method") == "ridge" else f"{config['loss']} loss"
 
 
 def _kind(centroids: str) -> str:
@@ -168,9 +179,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
     one = results.get("trained") or {}
     remark = ""
     if one.get("single_image_classes"):
-        remark = (
-            f"{one['single_image_classes']} classes have one item only, which nothing can match: they count as misses."
-        )
+        remark = f"{one['single_image_classes']} classes have one item only, which nothing can match: misses for R@K."
     bars = [
         Bar(
             f"{MEASURES[name]}, {title}",
@@ -211,7 +220,7 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
         )
     else:
         facts["map"] = " → ".join(map(str, (*(config.get("hidden") or ()), config["dim"])))
-    facts["loss"] = config["loss"] + (f", {_kind(config['centroids'])}" if config.get("centroids") else "")
+    facts["learned by"] = what_trains(config) + (f", {_kind(config['centroids'])}" if config.get("centroids") else "")
     epochs = run.epochs()
     if epochs:
         facts["epochs"] = f"{len(epochs)}, batches of {config['batch_size']}"
@@ -234,7 +243,7 @@ def _training(run: Run) -> Section:
     missing = []
     if not any("val_recall_at_1" in line for line in epochs):
         missing.append("R@1 by epoch needs classes held out for it: --val-classes 0.1.")
-    if not any("bound" in line for line in epochs):
+    if not any("bound" in line for line in epochs) and run.read("embedder") is not None:
         missing.append("The bound over time, for losses with centroids: --log-bound.")
     if missing:
         body += Markup('<p class="note">Not recorded in this run: {}</p>').format(" ".join(missing))
@@ -258,7 +267,8 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
     least = {
         line["loss"] - line["above_minimum"] for epochs in runs.values() for line in epochs if "above_minimum" in line
     }
-    levels = {"known minimum": min(least)} if least and max(least) - min(least) < 1e-6 else {}
+    everywhere = all("above_minimum" in line for epochs in runs.values() for line in epochs)
+    levels = {"known minimum": min(least)} if least and everywhere and max(least) - min(least) < 1e-6 else {}
     charts = [
         line_chart(lines("loss", "loss"), title="Loss", x_title="epoch", y_title="mean over the images", levels=levels)
     ]
@@ -365,7 +375,8 @@ def _retrievals(looked: Looked, album: Album | None) -> Section:
                         album,
                         int(other),
                         "right" if items.labels[other] == items.labels[found.queries[row]] else "wrong",
-                        f"{found.distances[row, place]:.3f}",
+                        f"{'✓' if items.labels[other] == items.labels[found.queries[row]] else '✗'}"
+                        f" {found.distances[row, place]:.3f}",
                     )
                     for place, other in enumerate(found.near[row])
                     if other >= 0
@@ -379,9 +390,10 @@ def _retrievals(looked: Looked, album: Album | None) -> Section:
 
 def _shown(items: Items, album: Album | None, item: int, kind: str, caption: str) -> dict[str, Any]:
     name, of = items.names[item], items.class_names[items.labels[item]]
+    told = {"right": ", the same class", "wrong": ", another class"}.get(kind, "")
     return {
         "name": name,
-        "said": f"{of}: {name}",
+        "said": f"{of}: {name}{told}",
         "kind": kind,
         "caption": caption,
         "picture": None if album is None else album[item],
@@ -420,8 +432,10 @@ def _classes(looked: Looked) -> Section:
     small = None if items.images is None else Album(items.images, items.numbers, 36)
     rows = by_class(looked.found, items.labels)
     shown = rows[:MOST_CLASSES]
-    perfect = sum(row.recall == 1 for row in rows)
+    perfect, alone = sum(row.recall == 1 for row in rows), sum(row.alone for row in rows)
     remark = f"{len(rows):,} classes, the worst first; {perfect:,} have the nearest neighbour of every query right."
+    if alone:
+        remark += f" {alone:,} have nothing else to find, and stand last."
     if len(shown) < len(rows):
         remark += f" The {len(shown):,} worst are listed."
     body = rendered(
@@ -477,6 +491,10 @@ def _map(looked: Looked) -> Section:
         data=data_block("map-data", content),
     )
     return Section("map", "Map of the embeddings", body)
+
+
+def _no_pairs(looked: Looked) -> Section:
+    return Section("distances", "The same or not", Markup("<p>{}</p>").format(f"Not told: {looked.unpaired}"))
 
 
 def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
