@@ -9,6 +9,7 @@ A rebuild fills another table of items; replacing the one row of `about` puts it
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -514,7 +515,7 @@ def _damaged(uri: str, error: Exception) -> UserError:
 
 def _said(error: Exception) -> str:
     """What went wrong, without the places in LanceDB's own source."""
-    return str(error).partition(", /rustc/")[0].partition(", /root/")[0].strip().rstrip(".")
+    return re.split(r", /\w+/", str(error))[0].strip().rstrip(".")
 
 
 def _synchronise(table: Path, done: set[str]) -> None:
