@@ -42,7 +42,7 @@ from tammes.gallery.store import (
 _PATHS = UUID("6f0c2f5e-6d0b-4c9e-9d5e-3a8c1f7b2e64")  # a point is named after its path; this keeps the names ours
 _BETWEEN = "--"
 _STAMP = "%Y%m%dT%H%M%SZ"
-_BUILDING = timedelta(days=7)  # how long a rebuild that was not finished may still be under way
+_BUILDING = 168  # times as long a rebuild that was not finished may still be under way: an hour makes a week
 _TOGETHER = 256  # points in one request
 _PAGE = 4096  # points of one answer where only a few words of each are read
 _QUERIES = 200  # drawn to measure the recall of the index
@@ -274,7 +274,7 @@ class QdrantGallery:
             begun = _begun(stamp)
             unfinished = begun is not None and not self._do(lambda name=each.name: _said(self._client, name))["since"]
             # One that is being filled has not taken its place yet, however long that takes.
-            if begun is not None and begun < before - (_BUILDING if unfinished else timedelta()):
+            if begun is not None and begun < before - (_BUILDING * rest if unfinished else timedelta()):
                 self._do(self._client.delete_collection, each.name)
                 removed.append(each.name)
         return tuple(removed)
