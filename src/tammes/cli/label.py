@@ -136,5 +136,5 @@ def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | No
         say(
             f"By {found_on.items} images of {found_on.classes} classes of the gallery, {which}:"
             f" {100 * found_on.rate:g} % of the images of unknown classes are nearer, and"
-            f" {100 * found_on.rejected:.1f} % of those of known classes farther."
+            f" {100 * found_on.rejected:.1f} % of those of known classes have none of their own class so near."
         )

@@ -42,7 +42,7 @@ class Threshold:
 
     Attributes:
         rate: the share of images of unknown classes that are nearer than that, and are given a class by mistake.
-        rejected: the share of the images of known classes that are farther, and are not given theirs.
+        rejected: the share of the images of known classes that have none of their own class so near.
         items, classes: what it was found on.
         unseen: whether these are classes that the model was not trained on.
     """
