@@ -25,6 +25,17 @@ Groups = Integer[np.ndarray, "queries depth"]
 TIES = ("expected", "index")
 NORMALISERS = ("arithmetic", "geometric")
 
+# What tables call the measures that they show.
+TITLES = {
+    "recall_at_1": "R@1",
+    "recall_at_2": "R@2",
+    "recall_at_4": "R@4",
+    "recall_at_8": "R@8",
+    "r_precision": "RP",
+    "mean_average_precision_at_r": "MAP@R",
+    "NMI": "NMI",
+}
+
 
 def recall_at_k(ranked: Ranked, labels: Shaped[np.ndarray, " queries"], k: int, groups: Groups | None = None) -> float:
     """Share of the queries that have an item of their class among the k nearest: torchmetrics calls it hit rate.

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Item = TypeVar("Item")
-SHOWN = {
-    "recall_at_1": "R@1",
-    "recall_at_2": "R@2",
-    "recall_at_4": "R@4",
-    "recall_at_8": "R@8",
-    "r_precision": "RP",
-    "mean_average_precision_at_r": "MAP@R",
-    "NMI": "NMI",
-}
 
 
 def optional(metavar: str) -> Any:
@@ -69,11 +60,13 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tammes.metrics import TITLES
+
     table = Table(title=title)
     table.add_column("")
-    shown = [name for name in SHOWN if any(row.get(name) is not None for row in rows.values())]
+    shown = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     for name in shown:
-        table.add_column(SHOWN[name], justify="right", no_wrap=True)
+        table.add_column(TITLES[name], justify="right", no_wrap=True)
     for label, row in rows.items():
         cells = []
         for name in shown:

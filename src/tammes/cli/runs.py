@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import SHOWN, optional, print_json
+from tammes.cli.console import optional, print_json
 from tammes.errors import UserError
 
 
@@ -49,18 +49,20 @@ def runs(config: Runs) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tammes.metrics import TITLES
+
     table = Table(title=f"runs in {config.folder}")
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
         table.add_column(column, no_wrap=True)
-    for name in SHOWN.values():
+    for name in TITLES.values():
         table.add_column(name, justify="right")
     for record in records:
         measured = record["trained"] or {}
-        cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in SHOWN]
+        cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
         place, data = Path(record["run"]).relative_to(config.folder), Path(record["data"]).name
         said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
         table.add_row(*map(str, said), *cells)
-    Console(width=max(100, len(SHOWN) * 9 + 90)).print(table)
+    Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
 
 
 def _record(run: Any) -> dict[str, Any]:

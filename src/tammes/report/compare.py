@@ -9,9 +9,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from tammes import __version__
+from tammes.metrics import TITLES
 from tammes.report.charts import Bar, Point, bar_chart, scatter
 from tammes.report.page import Section, page, rendered
-from tammes.report.run import MEASURES, curves, what_trains
+from tammes.report.run import curves, what_trains
 from tammes.runs import Run
 
 
@@ -52,7 +53,7 @@ def compare_page(runs: Sequence[Run], out: Path) -> str:
 
 
 def _table(runs: Mapping[str, Run], results: Mapping[str, Mapping[str, Any]], out: Path) -> Section:
-    shown = [name for name in MEASURES if any((each.get("trained") or {}).get(name) for each in results.values())]
+    shown = [name for name in TITLES if any((each.get("trained") or {}).get(name) for each in results.values())]
     rows = []
     for name, result in results.items():
         trained, untrained = result.get("trained") or {}, result.get("untrained") or {}
@@ -74,7 +75,7 @@ def _table(runs: Mapping[str, Run], results: Mapping[str, Mapping[str, Any]], ou
                 "command": result["command"],
             }
         )
-    body = rendered("compare.html", rows=rows, titles=[MEASURES[key] for key in shown])
+    body = rendered("compare.html", rows=rows, titles=[TITLES[key] for key in shown])
     return Section("results", "Results", body)
 
 
@@ -87,7 +88,7 @@ def _bars(results: Mapping[str, Mapping[str, Any]]) -> Markup:
             value = trained.get(key)
             ends = (100 * end for end in (trained.get("intervals") or {}).get(key, ()))
             bars.append(Bar(name, None if value is None else 100 * value, *ends))
-        charts.append(bar_chart(bars, title=MEASURES[key], unit="%"))
+        charts.append(bar_chart(bars, title=TITLES[key], unit="%"))
     return Markup("").join(charts)
 
 

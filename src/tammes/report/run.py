@@ -13,6 +13,7 @@ from tammes.centroids import quality
 from tammes.embeddings import Items
 from tammes.errors import UserError
 from tammes.geometry import blocks_of_pairs
+from tammes.metrics import TITLES
 from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
 from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
 from tammes.report.flat import Way, flat, shown_items
@@ -21,15 +22,6 @@ from tammes.report.pictures import Album, sheets
 from tammes.runs import Run, centroids_of
 from tammes.verification import Calibration, PairCounts, count_pairs
 
-MEASURES = {
-    "recall_at_1": "R@1",
-    "recall_at_2": "R@2",
-    "recall_at_4": "R@4",
-    "recall_at_8": "R@8",
-    "r_precision": "RP",
-    "mean_average_precision_at_r": "MAP@R",
-    "NMI": "NMI",
-}
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 MOST_POINTS = 6000  # on the map
 MOST_PAIRED = 12_000  # items whose distances to each other are counted
@@ -140,7 +132,7 @@ def _headline(results: Mapping[str, Any]) -> Markup | None:
         return None
     figures = [
         {
-            "name": MEASURES[name],
+            "name": TITLES[name],
             "value": f"{100 * trained[name]:.1f}",
             "interval": _interval(trained, name, "95 % interval {} to {}"),
             "before": "" if untrained.get(name) is None else f"{100 * untrained[name]:.1f}",
@@ -165,7 +157,7 @@ def measured_rows(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
     rows = measured_rows(results)
-    names = [name for name in MEASURES if any(row.get(name) is not None for row in rows.values())]
+    names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     cells = [
         {
             "name": title,
@@ -182,7 +174,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
         remark = f"{one['single_image_classes']} classes have one item only, which nothing can match: misses for R@K."
     bars = [
         Bar(
-            f"{MEASURES[name]}, {title}",
+            f"{TITLES[name]}, {title}",
             None if row.get(name) is None else 100 * row[name],
             *(100 * end for end in (row.get("intervals") or {}).get(name, ())),
         )
@@ -193,7 +185,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
     body = rendered(
         "result.html",
         rows=cells,
-        titles=[MEASURES[name] for name in names],
+        titles=[TITLES[name] for name in names],
         test=f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen",
         remark=remark,
         chart=bar_chart(bars, title="Before and after", unit="%") if bars else Markup(""),
