@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, say, working
+from tammes.cli.console import optional, print_json, printable, progress, say, working
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def label(config: Label) -> None:
             on_progress=on_progress,
         )
     for reason in broken:
-        say(f"note: {reason}")
+        say(f"note: {printable(reason)}")
     if config.json:
         if config.out is not None:
             write_atomically(config.out, _table(paths, proposals))

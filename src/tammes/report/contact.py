@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tammes.datasets.pictures import in_mode
 from tammes.errors import UserError
+from tammes.report.pictures import square
 from tammes.report.retrievals import BLUE, GREEN, RED
 from tammes.runtime import write_atomically
 
@@ -42,11 +43,7 @@ def _paste(
 ) -> None:
     side, pen = _SIDE + 2 * _FRAME, ImageDraw.Draw(sheet)
     pen.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
-    shown = in_mode(picture, "RGB")
-    shorter = min(shown.size)
-    left_cut, top_cut = (shown.width - shorter) // 2, (shown.height - shorter) // 2
-    shown = shown.crop((left_cut, top_cut, left_cut + shorter, top_cut + shorter))
-    sheet.paste(shown.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (left + _FRAME, top + _FRAME))
+    sheet.paste(square(in_mode(picture, "RGB"), _SIDE), (left + _FRAME, top + _FRAME))
     font, text = ImageFont.load_default(12), " ".join(text.split())
     while text and pen.textlength(text, font) > side:
         text = text[:-2] + "…" if len(text) > 2 else ""

@@ -34,10 +34,14 @@ def thumbnail(images: Decoded, number: int, side: int) -> Image.Image:
     """The square in the middle of an image, at this size."""
     picture = images[number]  # (channels, height, width)
     shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    shown = shown.convert("RGB")
-    shorter = min(shown.size)
-    left, top = (shown.width - shorter) // 2, (shown.height - shorter) // 2
-    return shown.crop((left, top, left + shorter, top + shorter)).resize((side, side), Image.Resampling.LANCZOS)
+    return square(shown.convert("RGB"), side)
+
+
+def square(picture: Image.Image, side: int) -> Image.Image:
+    """The square in the middle of a picture, at this size."""
+    shorter = min(picture.size)
+    left, top = (picture.width - shorter) // 2, (picture.height - shorter) // 2
+    return picture.crop((left, top, left + shorter, top + shorter)).resize((side, side), Image.Resampling.LANCZOS)
 
 
 def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
