@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.timing import machine
 from tammes import evaluate
-from tammes.cli.gallery import Opened
 from tammes.gallery import Row, open_gallery
+from tammes.gallery.opened import Opened
 from tammes.gallery.proposals import UNKNOWN, propose, threshold_for
 from tammes.runtime import write_atomically
 

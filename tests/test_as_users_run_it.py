@@ -1,12 +1,50 @@
 """What a user sees, who has no type checker in between: the errors for bad shapes, and torch.compile in one graph."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from textwrap import dedent
 
 import pytest
 
 from tests.contracts.test_losses import HAS_COMPILER
+
+# They share an interpreter, so they stay in one worker.
+pytestmark = pytest.mark.xdist_group("as users run it")
+
+# Runs programs, one a line, each in a namespace of its own, and answers with what it printed or how it failed.
+PROGRAMS = """
+import contextlib, io, json, sys, traceback
+
+for line in sys.stdin:
+    output, error = io.StringIO(), ""
+    with contextlib.redirect_stdout(output):
+        try:
+            exec(json.loads(line), {"__name__": "__main__"})
+        except BaseException:
+            error = traceback.format_exc()
+    print(json.dumps([output.getvalue(), error]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def printed_by() -> Iterator[Callable[[str], str]]:
+    """What a program prints in an interpreter without pytest; one for all, for torch takes seconds to import."""
+    command = [sys.executable, "-c", PROGRAMS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as interpreter:
+        asked, answered = interpreter.stdin, interpreter.stdout
+        assert asked is not None
+        assert answered is not None
+
+        def ask(code: str) -> str:
+            print(json.dumps(dedent(code)), file=asked, flush=True)
+            output, error = json.loads(answered.readline())
+            assert not error, error
+            return str(output)
+
+        yield ask
+        asked.close()  # which ends it
 
 
 def run(code: str) -> str:
@@ -16,8 +54,8 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_errors_for_input_of_the_wrong_shape_or_type() -> None:
-    printed = run(
+def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by(
         """
         import torch
         from tammes import DiscriminativeLoss, HardDiscriminativeLoss, UserError, bound
@@ -62,8 +100,8 @@ def test_errors_for_input_of_the_wrong_shape_or_type() -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
-def test_torch_compile_takes_the_loss_in_one_graph() -> None:
-    printed = run(
+def test_torch_compile_takes_the_loss_in_one_graph(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by(
         """
         import torch
         from tammes import DiscriminativeLoss
@@ -87,13 +125,14 @@ def test_torch_compile_takes_the_loss_in_one_graph() -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
-def test_torch_compile_takes_a_sample_of_the_classes() -> None:
-    printed = run(
+def test_torch_compile_takes_a_sample_of_the_classes(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by(
         """
         import torch
         from tammes import DiscriminativeLoss, centroids
 
-        loss = DiscriminativeLoss(centroids.place(50, 8), sample_classes=10)
+        points = centroids.random(50, 8, generator=torch.Generator().manual_seed(0))
+        loss = DiscriminativeLoss(points, sample_classes=10)
         labels, z = torch.arange(9), torch.ones(9, 8).cumsum(0).sin().requires_grad_()
         results = []
         for run in (loss, torch.compile(loss)):
@@ -107,17 +146,19 @@ def test_torch_compile_takes_a_sample_of_the_classes() -> None:
     assert printed.split() == ["same"]
 
 
-def test_a_number_of_classes_may_come_from_numpy() -> None:
-    printed = run("import numpy as np; from tammes import DiscriminativeLoss as L; print(L(np.int64(5)).num_classes)")
+def test_a_number_of_classes_may_come_from_numpy(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by(
+        "import numpy as np; from tammes import DiscriminativeLoss as L; print(L(np.int64(5)).num_classes)"
+    )
     assert printed == "5\n"
 
 
-def test_the_package_imports_without_torch_until_a_name_is_used() -> None:
+def test_the_package_imports_without_torch_until_a_name_is_used(printed_by: Callable[[str], str]) -> None:
     assert run("import sys, tammes; print('torch' in sys.modules, tammes.__version__ > '0')").split() == [
         "False",
         "True",
     ]
-    assert run("from tammes import *; print(DiscriminativeLoss(3), bound.__name__, centroids.__name__)") == (
+    assert printed_by("from tammes import *; print(DiscriminativeLoss(3), bound.__name__, centroids.__name__)") == (
         "DiscriminativeLoss(3 classes one-hot, weighting='none', push=0.333333) tammes.bound tammes.centroids\n"
     )
 

@@ -2,13 +2,11 @@
 
 import io
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -306,24 +304,22 @@ def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
         without_quarter(config, 2, data.classes())
 
 
-def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(root: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("killed")
+def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
+    root: Path, started: Callable[..., BaseProcess], tmp_path: Path
+) -> None:
     text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "")
     text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
-    # With as many threads as here: sums in another order differ in their last digit.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tammes", *words],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
+    process = started(*words)
     cell = table_cells(read_plan(file, Train), tmp_path / "out")[0]
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
     assert cell.state == "running"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert cell.state == "waiting"
     assert not cell.file.exists()
     main(words)

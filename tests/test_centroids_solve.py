@@ -31,13 +31,13 @@ def slow(*sizes: float) -> object:
     ("num_classes", "dim", "cosine"),
     [
         (12, 3, 1 / sqrt(5)),
-        (24, 4, 1 / 2),
+        slow(24, 4, 1 / 2),
         (16, 5, 1 / 5),
         (27, 6, 1 / 4),
         (56, 7, 1 / 3),
         (120, 4, (1 + sqrt(5)) / 4),
         (240, 8, 1 / 2),
-        (100, 22, 1 / 11),
+        slow(100, 22, 1 / 11),
     ],
 )
 def test_solve_finds_the_symmetric_arrangements(num_classes: int, dim: int, cosine: float) -> None:
@@ -70,7 +70,7 @@ def test_solve_comes_close_to_the_best_known(num_classes: int, dim: int, cosine:
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "dim", "ratio"), [(200, 64, 0.975), (1000, 128, 0.975), slow(1000, 256, 0.983)]
+    ("num_classes", "dim", "ratio"), [(200, 64, 0.975), slow(1000, 128, 0.975), slow(1000, 256, 0.983)]
 )
 def test_solve_comes_close_to_the_bound(num_classes: int, dim: int, ratio: float) -> None:
     assert solved(num_classes, dim) > ratio * upper_bound(num_classes, dim)

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +301,15 @@ def test_a_part_of_the_network_trains_on_kept_activations(
 def test_a_run_begins_with_the_pooling_of_another(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    few = tmp_path / "few"  # images of 224 pixels take their time
+    for image in sorted(photos.glob("class [0-3]/[01].png")):
+        (few / image.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, few / image.parent.name)
     small = ["--backbone", "resnet18", "--weights", "none", "--train", "all", "--dim", "8", "--epochs", "1"]
-    main(["train", str(photos), "--out", str(tmp_path / "max"), "--pool", "max", *small])
+    main(["train", str(few), "--out", str(tmp_path / "max"), "--pool", "max", *small])
     assert load(tmp_path / "max").config.pool == "max"
     said = refused(
-        capsys, "train", str(photos), "--out", str(tmp_path / "b"), "--init-from", str(tmp_path / "max"), *small
+        capsys, "train", str(few), "--out", str(tmp_path / "b"), "--init-from", str(tmp_path / "max"), *small
     )
     assert "--init-from has pool max, this run published. Say --pool max." in said
 
@@ -462,51 +467,40 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(photos: Path, tmp
     assert all(np.array_equal(before[name], after) for name, after in weights(out).items())
 
 
-def started(photos: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from tammes.cli import main; main()", "train", str(photos), "--out", str(out)]
-    options = ["--epochs", "30", "--seed", "5", *SMALL]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def resumed(out: Path) -> None:
-    command = [sys.executable, "-c", "from tammes.cli import main; main()", "train", "--resume", str(out)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+def long_run(photos: Path, out: Path) -> list[str]:
+    return ["train", str(photos), "--out", str(out), "--epochs", "30", "--seed", "5", *SMALL]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    output, _ = started(photos, out).communicate(timeout=300)
-    assert (out / "results.json").exists(), output.decode()
+    main(long_run(photos, out))
     return out
 
 
-def stop_after_checkpoint(process: subprocess.Popen[bytes], out: Path, delay: float, number: int) -> None:
+def wait_for_checkpoint(out: Path, delay: float, ended: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and process.poll() is None:
+    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and not ended():
         time.sleep(0.002)
     time.sleep(delay)
-    if process.poll() is None:
-        process.send_signal(number)
 
 
 KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]
 
 
+@pytest.mark.xdist_group("killed")
 @pytest.mark.parametrize("seed", KILLS)
 def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
-    uninterrupted: Path, photos: Path, tmp_path: Path, seed: int
+    uninterrupted: Path, started: Callable[..., BaseProcess], photos: Path, tmp_path: Path, seed: int
 ) -> None:
     out = tmp_path / "run"
-    process = started(photos, out)
-    stop_after_checkpoint(process, out, random.Random(seed).uniform(0, 0.5), signal.SIGKILL)
-    process.communicate(timeout=300)
+    process = started(*long_run(photos, out))
+    wait_for_checkpoint(out, random.Random(seed).uniform(0, 0.5), lambda: not process.is_alive())
+    process.kill()
+    process.join(timeout=300)
+    assert (out / "checkpoint.safetensors").exists()
     if not (out / "results.json").exists():
-        resumed(out)
+        main(["train", "--resume", str(out)])
     whole, again = weights(uninterrupted), weights(out)
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
     assert (
@@ -515,17 +509,24 @@ def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
     )
 
 
+@pytest.mark.xdist_group("killed")
 def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     uninterrupted: Path, photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = started(photos, out)
-    stop_after_checkpoint(process, out, 0.1, signal.SIGINT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tammes.cli import main; main()", *long_run(photos, out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    wait_for_checkpoint(out, 0.1, lambda: process.poll() is not None)
+    process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output.decode()
     assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in output.decode()
     with safe_open(out / "checkpoint.safetensors", framework="np") as opened:
         assert json.loads(opened.metadata()["state"])["position"]["step"] > 0
-    resumed(out)
+    main(["train", "--resume", str(out)])
     whole, again = weights(uninterrupted), weights(out)
     assert all(np.array_equal(whole[name], again[name]) for name in whole)

@@ -309,16 +309,21 @@ def test_the_graph_keeps_nothing_of_size_batch_times_classes() -> None:
     assert max(kept) <= embeddings.numel()
 
 
-def test_a_million_classes_hold_no_more_than_256_mb_beyond_the_centroids() -> None:
-    classes, dim, batch = 1_000_000, 128, 128
-    peak = _largest_temporary(classes, dim, batch)
-    assert peak < 256e6
+@pytest.mark.parametrize(
+    ("classes", "block", "most"),
+    [(250_000, 16_384, 64e6), pytest.param(1_000_000, 65_536, 256e6, marks=pytest.mark.slow)],
+)
+def test_many_classes_hold_no_more_than_a_few_blocks_beyond_the_centroids(
+    classes: int, block: int, most: float
+) -> None:
+    """All cosines, or a copy of the centroids, would take twice as much as is allowed."""
+    assert _largest_temporary(classes, 128, 128, block) < most
 
 
-def _largest_temporary(classes: int, dim: int, batch: int) -> float:
+def _largest_temporary(classes: int, dim: int, batch: int, block: int) -> float:
     """Bytes of the live tensors at their peak, counted by watching every allocation of the profiler."""
     centroids = torch.randn(classes, dim, generator=seeded(0))
-    loss = DiscriminativeLoss(centroids / centroids.norm(dim=1, keepdim=True), chunk_classes=65_536)
+    loss = DiscriminativeLoss(centroids / centroids.norm(dim=1, keepdim=True), chunk_classes=block)
     del centroids
     embeddings = torch.randn(batch, dim, generator=seeded(1), requires_grad=True)
     labels = torch.randint(classes, (batch,), generator=seeded(2))
@@ -329,5 +334,5 @@ def _largest_temporary(classes: int, dim: int, batch: int) -> float:
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    assert peak > 128 * 65_536 * 4  # the block itself was seen
+    assert peak > batch * block * 4  # the block itself was seen
     return peak

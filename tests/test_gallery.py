@@ -5,11 +5,10 @@ import io
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -426,23 +425,26 @@ def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     assert label_of(tmp_path / "a.png", [tmp_path]) == ""
 
 
-def killed_while_indexing(run: Path, folder: Path, gallery: Path, after: float) -> bool:
-    """Start, kill after so many seconds from the first sign of work; whether it was still running."""
-    words = [sys.executable, "-c", "from tammes.cli import main; main()", "index", str(run), str(folder), "--gallery"]
-    started = subprocess.Popen([*words, str(gallery)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def killed_at_work(process: BaseProcess, gallery: Path, after: float) -> bool:
+    """Kill after so many seconds from the first sign of work; whether it was still running."""
     until = time.monotonic() + 60
-    while not gallery.exists() and started.poll() is None and time.monotonic() < until:
+    while not gallery.exists() and process.is_alive() and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(after)
-    running = started.poll() is None
-    started.send_signal(signal.SIGKILL)
-    started.wait()
+    running = process.is_alive()
+    process.kill()
+    process.join()
     return running
 
 
+@pytest.mark.xdist_group("killed")
 @pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
-    moments: int, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    moments: int,
+    run: Path,
+    started: Callable[..., BaseProcess],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, rng = tmp_path / "many", np.random.default_rng(8)
     for number in range(10):
@@ -452,7 +454,8 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     pause, running = np.random.default_rng(moments), 0
     for moment in range(moments):
         gallery = tmp_path / f"g{moment % 3}"  # a gallery is killed more than once
-        running += killed_while_indexing(run, folder, gallery, float(pause.uniform(0, 2.0)))
+        process = started("index", str(run), str(folder), "--gallery", str(gallery))
+        running += killed_at_work(process, gallery, float(pause.uniform(0, 2.0)))
         if not gallery.exists():
             continue
         try:

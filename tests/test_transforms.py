@@ -8,7 +8,8 @@ from numpy import ndarray
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from tammes.transforms import Places, centre_places, crop_each, crop_stack, random_places, resized, resized_size
+from tammes.datasets.pictures import resized, resized_size
+from tammes.transforms import Places, centre_places, crop_each, crop_stack, random_places
 
 
 def noise(*shape: int) -> ndarray:

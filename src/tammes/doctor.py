@@ -15,10 +15,9 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
-from tammes.datasets.pictures import in_mode
+from tammes.datasets.pictures import in_mode, resized_size
 from tammes.errors import UserError
 from tammes.splits import Split, split
-from tammes.transforms import resized_size
 
 HUGE_PIXELS = 50_000_000  # slow to decode, and no better once it is scaled down
 TINY_SIDE = 32  # of the shorter side: what is smaller is mostly invented when it is scaled up

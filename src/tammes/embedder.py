@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from tammes.backbones import backbone
 from tammes.backbones.pools import Pool
 from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import in_mode, open_picture
+from tammes.datasets.pictures import centre, open_picture
 from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.runtime import images_at_once, write_atomically
-from tammes.transforms import resized
 
 Embedding = Literal["penultimate", "last"]
 
@@ -160,10 +159,7 @@ class Embedder(nn.Module):
     def prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
         opened = picture if isinstance(picture, Image.Image) else open_picture(picture)
-        pixels = np.asarray(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side))
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        top, left = (pixels.shape[1] - self.size) // 2, (pixels.shape[2] - self.size) // 2
-        return np.ascontiguousarray(pixels[:, top : top + self.size, left : left + self.size])
+        return centre(opened, self.mode, shorter_side=self.shorter_side, size=self.size)
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""

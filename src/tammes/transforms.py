@@ -1,4 +1,4 @@
-"""What is done to an image between its file and the network: resize once, then crop and mirror for each batch.
+"""What is done to a decoded image before the network: cropped and mirrored for each batch.
 
 The place of a crop is decided by (seed, epoch, image, repeat) alone, so it is the same whatever the batch size, the
 order of the images or the number of processes.
@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from numpy.lib.stride_tricks import sliding_window_view
-from PIL import Image
 from torch import Tensor
 
 
@@ -22,26 +21,6 @@ class Places(NamedTuple):
     tops: Int64[ndarray, " batch"]
     lefts: Int64[ndarray, " batch"]
     mirrored: Bool[ndarray, " batch"]
-
-
-def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
-    """The picture with its shorter side that long, its shape kept; or of exactly (height, width); or as it is."""
-    new_size = resized_size(image.size, shorter_side=shorter_side, size=size)
-    return image if new_size == image.size else image.resize(new_size, Image.Resampling.LANCZOS)
-
-
-def resized_size(
-    old: tuple[int, int], *, shorter_side: int | None = None, size: tuple[int, int] | None = None
-) -> tuple[int, int]:
-    """(width, height), as Pillow has them, of a picture of the old (width, height) when it is resized."""
-    if size is not None and shorter_side is not None:
-        raise ValueError("give shorter_side or size, not both")
-    if size is not None:
-        return size[1], size[0]
-    if shorter_side is None:
-        return old
-    scale = shorter_side / min(old)
-    return max(shorter_side, round(old[0] * scale)), max(shorter_side, round(old[1] * scale))
 
 
 def random_places(

@@ -246,9 +246,23 @@ def test_round_trip_through_state_dict(name: str) -> None:
     assert other(embeddings, labels) == loss(embeddings, labels)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
+# Tracing and the derived backward are what a loss can break; the C++ that torch writes from them takes its time, and
+# tests/test_as_users_run_it.py has it of one loss in every run.
+BACKENDS = [
+    "aot_eager",
+    pytest.param(
+        "inductor",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)"),
+        ],
+    ),
+]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
-def test_torch_compile_gives_the_same_loss_and_gradient(either: tuple[nn.Module, Tensor]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_compile_gives_the_same_loss_and_gradient(either: tuple[nn.Module, Tensor], backend: str) -> None:
     loss, centroids = either
     embeddings, labels = torch.randn(9, centroids.shape[1], generator=seeded(0)), torch.arange(9) % 4
     head = nn.Linear(centroids.shape[1], centroids.shape[1])
@@ -258,7 +272,7 @@ def test_torch_compile_gives_the_same_loss_and_gradient(either: tuple[nn.Module,
         return 2 * value
 
     results = []
-    for run in (step, torch.compile(step)):
+    for run in (step, torch.compile(step, backend=backend)):
         z = embeddings.clone().requires_grad_()
         value = run(z)
         value.backward()
@@ -266,14 +280,15 @@ def test_torch_compile_gives_the_same_loss_and_gradient(either: tuple[nn.Module,
     torch.testing.assert_close(results[0], results[1])
 
 
-def _train_on_a_share(rank: int, folder: Path, name: str) -> None:
+def _train_on_a_share(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    network = DistributedDataParallel(_network())
     embeddings, labels = torch.randn(8, 3, generator=seeded(0)), torch.arange(8) % 4
-    LOSSES[name](CORNERS)(network(embeddings[rank::2]), labels[rank::2]).backward()
-    if rank == 0:
-        torch.save([parameter.grad for parameter in network.parameters()], folder / "gradients.pt")
+    for name in LOSSES:
+        network = DistributedDataParallel(_network())
+        LOSSES[name](CORNERS)(network(embeddings[rank::2]), labels[rank::2]).backward()
+        if rank == 0:
+            torch.save([parameter.grad for parameter in network.parameters()], folder / f"{name}.pt")
     dist.destroy_process_group()
 
 
@@ -282,9 +297,17 @@ def _network() -> nn.Module:
     return nn.Linear(3, 3)
 
 
-def test_two_processes_have_the_gradient_of_one(name: str, tmp_path: Path) -> None:
-    spawn(_train_on_a_share, (tmp_path, name), nprocs=2)
-    together = torch.load(tmp_path / "gradients.pt", weights_only=True)
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The gradients of each loss, from two processes that are started once for all of them."""
+    folder = tmp_path_factory.mktemp("processes")
+    spawn(_train_on_a_share, (folder,), nprocs=2)
+    return folder
+
+
+@pytest.mark.xdist_group("two processes")
+def test_two_processes_have_the_gradient_of_one(name: str, of_two_processes: Path) -> None:
+    together = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
     network = _network()
     embeddings, labels = torch.randn(8, 3, generator=seeded(0)), torch.arange(8) % 4
     LOSSES[name](CORNERS)(network(embeddings), labels).backward()

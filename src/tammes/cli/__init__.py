@@ -27,6 +27,7 @@ from tammes.cli.losses import Losses, losses
 from tammes.cli.report import Report, report
 from tammes.cli.runs import Runs, runs
 from tammes.cli.search import Search, search
+from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, unknown_name
 
@@ -40,6 +41,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "search": (Search, search),
     "label": (Label, label),
     "duplicates": (Duplicates, duplicates),
+    "serve": (Serve, serve),
     "runs": (Runs, runs),
     "data": (Data, data),
     "doctor": (Doctor, doctor),

@@ -1,72 +1,11 @@
-"""What the commands about galleries share: the gallery with the model that made it, and images to ask with."""
+"""Vectors to ask a gallery with, from a file."""
 
-from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy import ndarray
 
-from tammes.embedder import Embedder, load
 from tammes.errors import UserError
-from tammes.gallery import open_gallery
-from tammes.runs import Run, open_finished
-from tammes.runtime import device
-
-if TYPE_CHECKING:
-    from tammes.gallery.store import Store
-
-
-def model_digest(run: Run) -> str:
-    """A text that changes with the model of a run."""
-    found = sha256()
-    for name in ("embedder.json", "embedder.safetensors"):
-        file = run.folder / name
-        if not file.exists():
-            raise UserError(
-                f"{run.folder} has no model of images: {name} is missing. A gallery is made by a run of images."
-            )
-        found.update(file.read_bytes())
-    return found.hexdigest()[:32]
-
-
-class Opened:
-    """A gallery, the run that made it, and its model."""
-
-    def __init__(self, uri: str, model: Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
-        self.store: Store = open_gallery(uri)
-        made_by = Path(self.store.about.run)
-        if model is None and not made_by.exists():
-            raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: --model RUN"
-            )
-        self.run = open_finished(model or made_by)
-        if model_digest(self.run) != self.store.about.model:
-            raise UserError(
-                f"{uri} was made by another model than that of {self.run.folder}: their vectors cannot be compared."
-                f" Make it anew: tammes index {self.run.folder} FOLDER --gallery {uri} --rebuild"
-            )
-        self._on: Literal["auto", "cpu"] = on
-        self._embedder: Embedder | None = None
-
-    @property
-    def embedder(self) -> Embedder:
-        """Loaded when it is first needed: a search by vector needs none."""
-        if self._embedder is None:
-            self._embedder = load(self.run.folder).to(device(self._on))
-        return self._embedder
-
-    @cached_property
-    def threshold(self) -> float | None:
-        """Up to which distance two images are taken for the same class, where the run is calibrated."""
-        kept = self.run.read("calibration")
-        return None if kept is None else float(kept["threshold"])
-
-    @property
-    def trained_on(self) -> list[str]:
-        """The names of the classes that the model was trained on."""
-        return list((self.run.read("classes") or {}).get("train", ()))
 
 
 def vectors_in(file: Path, dim: int) -> ndarray:

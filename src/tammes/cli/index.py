@@ -59,10 +59,10 @@ def index(config: Index) -> None:
         raise UserError(f"which images? For example: tammes index {config.run} photos/ --gallery {config.gallery}")
     from datetime import UTC, datetime
 
-    from tammes.cli.gallery import model_digest
     from tammes.embedder import load
     from tammes.gallery import open_gallery, rebuild
     from tammes.gallery.indexing import whole_path
+    from tammes.gallery.opened import model_digest
     from tammes.gallery.store import About
     from tammes.runs import open_finished
     from tammes.runtime import device

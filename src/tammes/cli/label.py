@@ -62,9 +62,9 @@ def label(config: Label) -> None:
         raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
     if config.out is not None and not config.out.absolute().parent.is_dir():
         raise UserError(f"--out {config.out}: there is no folder {config.out.parent}. Make it first.")
-    from tammes.cli.gallery import Opened
     from tammes.datasets.folder import images_below
     from tammes.gallery.indexing import vectors_of, whole_path
+    from tammes.gallery.opened import Opened
     from tammes.gallery.proposals import propose, threshold_for
     from tammes.runtime import write_atomically
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-    from tammes.cli.gallery import Opened
+    from tammes.gallery.opened import Opened
     from tammes.gallery.store import Hit
 
 
@@ -63,7 +63,7 @@ def search(config: Search) -> None:
         raise UserError("standard input holds one image: give - once.")
     if config.sheet is not None and config.vector is not None:
         raise UserError("--sheet shows the queries, and vectors have no pictures: leave one out.")
-    from tammes.cli.gallery import Opened
+    from tammes.gallery.opened import Opened
 
     opened = Opened(config.gallery, config.model, config.device)
     names, pictures, vectors = _queries(config, opened)

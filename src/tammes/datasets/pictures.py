@@ -1,4 +1,4 @@
-"""Reading one image by its content, whatever its name says, and bringing it to grey or RGB."""
+"""Reading one image by its content, whatever its name says, and bringing it to grey or RGB, and to size."""
 
 import struct
 import zlib
@@ -16,6 +16,8 @@ from tammes.errors import UserError
 Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
 
+LONGEST = 50  # times as long as wide
+
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -30,11 +32,12 @@ _UPRIGHT = {
 _BROKEN = (SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, struct.error, zlib.error)
 
 
-def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
+def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[str, ...] | None = None) -> Image.Image:
     """The picture in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
 
     Args:
         name: what to call it in an error, where the file has no name of its own.
+        formats: the kinds of image that it may be, by Pillow's names; None: any that Pillow reads.
 
     Raises:
         UserError: the file is missing, broken, truncated, no image, or has too many pixels to open safely.
@@ -43,7 +46,7 @@ def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
     if isinstance(file, Path) and file.is_dir():
         raise UserError(f"cannot read {called}: it is a folder.")
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=formats) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
                 raise Image.DecompressionBombError
             image.load()
@@ -80,6 +83,49 @@ def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
         return image.convert(mode) if image.mode in ("1", "L", "RGB") else image.convert("RGB").convert(mode)
     except ValueError as error:  # La, for one, has no conversion
         raise UserError(f"cannot turn an image of mode {image.mode} into {mode}.") from error
+
+
+def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
+    """The picture with its shorter side that long, its shape kept; or of exactly (height, width); or as it is."""
+    new_size = resized_size(image.size, shorter_side=shorter_side, size=size)
+    return image if new_size == image.size else image.resize(new_size, Image.Resampling.LANCZOS)
+
+
+def resized_size(
+    old: tuple[int, int], *, shorter_side: int | None = None, size: tuple[int, int] | None = None
+) -> tuple[int, int]:
+    """(width, height), as Pillow has them, of a picture of the old (width, height) when it is resized."""
+    if size is not None and shorter_side is not None:
+        raise ValueError("give shorter_side or size, not both")
+    if size is not None:
+        return size[1], size[0]
+    if shorter_side is None:
+        return old
+    scale = shorter_side / min(old)
+    return max(shorter_side, round(old[0] * scale)), max(shorter_side, round(old[1] * scale))
+
+
+def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> UInt8[ndarray, "channels height width"]:
+    """The picture as a network sees it: in its mode, scaled, the square in the middle of it."""
+    pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side))
+    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
+    return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
+
+
+def small(image: Image.Image, longer_side: int) -> bytes:
+    """A small picture of it to look at, as a WebP file."""
+    shown = in_mode(image, "RGB").copy()
+    shown.thumbnail((longer_side, longer_side))
+    content = BytesIO()
+    shown.save(content, format="WEBP", quality=75)
+    return content.getvalue()
+
+
+def check_shape(image: Image.Image) -> None:
+    """An error for a picture that is so long that it would not fit into memory when its shorter side is scaled up."""
+    if max(image.size) > LONGEST * min(image.size):
+        raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:

@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
-from PIL import Image
 
 from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import in_mode, open_picture
+from tammes.datasets.pictures import check_shape, open_picture, small
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.gallery.store import Row, Store
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
 _THUMBNAIL = 160  # its longer side, in pixels
-_LONGEST = 50  # times as long as wide: scaled to its shorter side, such an image would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -199,11 +197,8 @@ def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
         return _Picture(file, fingerprint, None)
     try:
         image = open_picture(BytesIO(content), name=fspath(file))
-        if max(image.size) > _LONGEST * min(image.size):
-            raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
-        small = in_mode(image, "RGB").copy()
-        small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-        return _Picture(file, fingerprint, embedder.prepared(image), *image.size, _packed(small))
+        check_shape(image)
+        return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, _THUMBNAIL))
     except (OSError, UserError) as error:
         said = str(error)
         return _Picture(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
@@ -278,12 +273,6 @@ def _ahead(
         for file in islice(rest, 1):
             waiting.append(pool.submit(read, file))
         yield found
-
-
-def _packed(picture: Image.Image) -> bytes:
-    content = BytesIO()
-    picture.save(content, format="WEBP", quality=75)
-    return content.getvalue()
 
 
 def _state(file: Path) -> str:

@@ -197,6 +197,9 @@ class LanceGallery:
         self._synchronise()
         return Order(rows, indexed, self._recall(rows) if indexed else None, removed)
 
+    def version(self) -> str:
+        return f"{self._name} {self._do(lambda: self._items.version)}"
+
     def replaced(self) -> bool:
         return bool(_current(self.uri, self._database)["items"] != self._name)
 

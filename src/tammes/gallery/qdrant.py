@@ -7,6 +7,7 @@ A rebuild fills another collection; moving the alias puts it in the place of the
 """
 
 import json
+import time
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -180,6 +181,10 @@ class QdrantGallery:
         removed, rows = self._remove_what_is_left(rest), self.count()
         indexed = self._indexed()
         return Order(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
+
+    def version(self) -> str:
+        """Qdrant counts no versions: besides the number of rows, every half minute makes another."""
+        return f"{self._collection} {self.count()} {int(time.time()) // 30}"
 
     def replaced(self) -> bool:
         return bool(self._do(lambda: _current(self._client, self._name)) != self._collection)

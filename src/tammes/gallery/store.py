@@ -177,6 +177,9 @@ class Store(Protocol):
             rest: how long replaced and abandoned rebuilds are kept.
         """
 
+    def version(self) -> str:
+        """A text that changes when rows do; it may change now and then without."""
+
     def replaced(self) -> bool:
         """Whether another gallery has taken the place of this one since it was opened."""
 

@@ -24,10 +24,9 @@ from PIL import Image
 
 from tammes.cache import PARTIAL, check_room, no_room
 from tammes.datasets.dataset import Dataset
-from tammes.datasets.pictures import Mode, in_mode
+from tammes.datasets.pictures import Mode, in_mode, resized, resized_size
 from tammes.errors import UserError
 from tammes.runtime import cache_folder
-from tammes.transforms import resized, resized_size
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,365 @@
+"""The JSON API. Its document is at /openapi.json, with examples for the command line at /api."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Path, Query, Request
+from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tammes import __version__
+from tammes.web.catalogue import Item
+from tammes.web.gallery import unit
+from tammes.web.map import Map
+from tammes.web.refusals import CODES, RefusedError
+from tammes.web.site import Neighbour, Site, Upload
+from tammes.web.telemetry import CONTENT_TYPE
+from tammes.web.uploads import FIELD, picture_in
+
+_SCALE = 10_000  # of the map's coordinates, which are whole numbers
+_LASTING = "private, max-age=31536000, immutable"  # an address that names what it shows, for ever
+
+
+class Wrong(BaseModel):
+    """Why a request was not granted."""
+
+    error: str = Field(examples=["not_found"], description="For a program.")
+    message: str = Field(examples=["the gallery has no item '00'."], description="For a person.")
+
+
+class ItemModel(BaseModel):
+    """An image of the gallery."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str = Field(examples=["2f1c88a0b7d3e945"])
+    name: str = Field(description="Its path below the folder that was indexed.", examples=["cats/1.jpg"])
+    label: str = Field(description="Its class; empty if it has none.", examples=["cats"])
+    width: int
+    height: int
+    thumbnail: str = Field(description="Where a small picture of it is.")
+
+
+class FoundModel(ItemModel):
+    """An image that is near."""
+
+    distance: float = Field(description="Euclidean, between vectors of length 1: 0 to 2.")
+    same: bool | None = Field(
+        description="Whether the distance is within the threshold of `tammes calibrate`; null without one."
+    )
+
+
+class QueryModel(BaseModel):
+    """What was searched with."""
+
+    kind: Literal["item", "picture", "vector"]
+    id: str | None = Field(description="Of the item, or of the picture while it is kept in memory.")
+    label: str | None = Field(description="The item's class.")
+    width: int | None
+    height: int | None
+
+
+class SearchModel(BaseModel):
+    """The nearest images, nearest first."""
+
+    query: QueryModel
+    threshold: float | None
+    found: list[FoundModel]
+
+
+class VectorModel(BaseModel):
+    """A vector to search with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    vector: list[float] = Field(
+        description="As many numbers as the gallery's vectors have; brought to length 1.",
+        min_length=1,
+        max_length=65536,
+    )
+    k: int = Field(8, ge=1, le=200)
+    label: str | None = Field(None, description="Among images of this class only.")
+    exact: bool = Field(False, description="Compare with every image, also where there is an index.")
+
+
+class ClassModel(BaseModel):
+    """A class of the gallery."""
+
+    label: str
+    items: int
+
+
+class ClassesModel(BaseModel):
+    """Classes, in natural order."""
+
+    total: int
+    classes: list[ClassModel]
+
+
+class ItemsModel(BaseModel):
+    """Items, in natural order."""
+
+    total: int
+    items: list[ItemModel]
+
+
+class CountModel(BaseModel):
+    """How much there is."""
+
+    items: int
+    classes: int
+
+
+class HealthModel(BaseModel):
+    """That the server answers."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class GalleryModel(BaseModel):
+    """What is served."""
+
+    name: str
+    items: int
+    classes: int
+    dim: int
+    threshold: float | None
+    model: str
+    created: str
+
+
+class MapModel(BaseModel):
+    """A place for each item."""
+
+    way: Literal["tsne", "pca"]
+    working: bool = Field(description="Whether a better map is on its way: ask again.")
+    scale: int = Field(description="Coordinates are 0 to this.")
+    x: list[int]
+    y: list[int]
+    label: list[int] = Field(description="The class of each, as its place in `classes`.")
+    ids: list[str]
+    marks: list[str] = Field(description="Of each thumbnail: it is at /api/items/ID/thumbnail?v=MARK.")
+    classes: list[str]
+
+
+K = Annotated[int, Query(ge=1, le=200, description="How many neighbours.")]
+Label = Annotated[str | None, Query(description="Among images of this class only.", max_length=1000)]
+Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
+Limit = Annotated[int, Query(ge=1, le=500)]
+Offset = Annotated[int, Query(ge=0, le=10**9)]
+Id = Annotated[str, Path(description="Of an item.", pattern="^[0-9a-f]{16}$", examples=["2f1c88a0b7d3e945"])]
+Name = Annotated[str, Path(description="Of a picture that was searched with.", pattern="^[A-Za-z0-9_-]{16}$")]
+
+_PICTURE = {
+    "requestBody": {
+        "required": True,
+        "description": "A picture: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {FIELD: {"type": "string", "format": "binary"}},
+                }
+            },
+            "image/jpeg": {"schema": {"type": "string", "format": "binary"}},
+            "image/png": {"schema": {"type": "string", "format": "binary"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+_IMAGE = {"content": {"image/webp": {}}, "description": "A WebP file."}
+
+
+def wrong(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for its document: its own, and those that the guard may give to any."""
+    return {status: {"model": Wrong, "description": CODES[status]} for status in (*statuses, 401, 413, 421, 422, 429)}
+
+
+def item_model(item: Item) -> ItemModel:
+    return ItemModel(**_described(item))
+
+
+def found_model(each: Neighbour) -> FoundModel:
+    return FoundModel(**_described(each.item), distance=each.distance, same=each.same)
+
+
+def thumbnail_address(item: Item) -> str:
+    return f"/api/items/{item.id}/thumbnail?v={item.mark}"
+
+
+def routes(site: Site) -> APIRouter:
+    """The routes below /api."""
+    api = APIRouter()
+
+    @api.get("/api/health", tags=["server"], responses=wrong())
+    async def health() -> HealthModel:
+        """Whether the server answers. Needs no token."""
+        return HealthModel(version=__version__)
+
+    @api.get("/metrics", tags=["server"], responses={**wrong(), 200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(site.telemetry.text(), media_type=CONTENT_TYPE)
+
+    if not site.has_gallery:
+        return api
+
+    @api.get("/api/gallery", tags=["gallery"], responses=wrong())
+    async def about() -> GalleryModel:
+        """What is served, and what made it."""
+        gallery = site.gallery
+        about, catalogue = gallery.opened.store.about, gallery.catalogue
+        return GalleryModel(
+            name=gallery.name, items=len(catalogue), classes=len(catalogue.class_names), dim=about.dim,
+            threshold=gallery.opened.threshold, model=about.model, created=about.created,
+        )  # fmt: skip
+
+    @api.get("/api/count", tags=["gallery"], responses=wrong(404))
+    async def count(label: Label = None) -> CountModel:
+        """How many images there are, or of a class."""
+        classes = site.gallery.catalogue.classes
+        if label is None:
+            return CountModel(items=len(site.gallery.catalogue), classes=len(classes))
+        _check_label(site, label)
+        return CountModel(items=classes[label], classes=1)
+
+    @api.get("/api/classes", tags=["gallery"], responses=wrong())
+    async def classes(
+        q: Annotated[str, Query(description="Names that hold this text.", max_length=200)] = "",
+        limit: Limit = 100,
+        offset: Offset = 0,
+    ) -> ClassesModel:
+        """The classes and how many images each has."""
+        names = classes_with(site, q)
+        return ClassesModel(
+            total=len(names),
+            classes=[ClassModel(label=name, items=number) for name, number in names[offset : offset + limit]],
+        )
+
+    @api.get("/api/items", tags=["gallery"], responses=wrong(404))
+    async def items(label: Label = None, limit: Limit = 100, offset: Offset = 0) -> ItemsModel:
+        """The images of the gallery, or of a class."""
+        catalogue = site.gallery.catalogue
+        if label is not None:
+            _check_label(site, label)
+        members = await asyncio.to_thread(catalogue.members, label)
+        return ItemsModel(
+            total=len(members),
+            items=[item_model(catalogue.item(number)) for number in members[offset : offset + limit]],
+        )
+
+    @api.get("/api/items/{item}", tags=["gallery"], responses=wrong(404))
+    async def item(item: Id) -> ItemModel:
+        """One image."""
+        catalogue, number = site.found(item)
+        return item_model(catalogue.item(number))
+
+    @api.get(
+        "/api/items/{item}/thumbnail", tags=["pictures"], response_class=Response,
+        responses={**wrong(404), 200: _IMAGE},
+    )  # fmt: skip
+    async def thumbnail(item: Id, v: Annotated[str, Query(max_length=40)] = "") -> Response:
+        """A small picture of an image, up to 160 pixels."""
+        catalogue, number = site.found(item)
+        content = await asyncio.to_thread(site.gallery.thumbnail, catalogue, number)
+        lasting = v == catalogue.item(number).mark
+        return Response(
+            content, media_type="image/webp", headers={"Cache-Control": _LASTING if lasting else "no-cache"}
+        )
+
+    @api.get(
+        "/api/items/{item}/image", tags=["pictures"], response_class=FileResponse,
+        responses={**wrong(403, 404, 415), 200: {"content": {"image/*": {}}, "description": "The file as it is."}},
+    )  # fmt: skip
+    async def image(item: Id) -> FileResponse:
+        """The image's file, if it still lies in a folder that was indexed."""
+        catalogue, number = site.found(item)
+        file, kind = await asyncio.to_thread(site.gallery.file, catalogue.paths[number])
+        headers = {"Cache-Control": "private, max-age=60", "Content-Security-Policy": "default-src 'none'; sandbox"}
+        return FileResponse(file, media_type=kind, headers=headers)
+
+    @api.get("/api/items/{item}/neighbours", tags=["search"], responses=wrong(404))
+    async def by_item(item: Id, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+        """Search by an image of the gallery: the nearest others."""
+        catalogue, number = site.found(item)
+        known = catalogue.item(number)
+        vector = await asyncio.to_thread(site.gallery.vector, number)
+        found = await site.neighbours(vector, k, label, leave_out=catalogue.paths[number], exact=exact)
+        query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
+        return _answer(site, query, found)
+
+    @api.post("/api/search", tags=["search"], responses=wrong(400, 404, 408, 415, 503), openapi_extra=_PICTURE)
+    async def by_picture(request: Request, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+        """Search by a picture. It is kept in memory for a while under the id of the answer, and never on disk."""
+        async with site.place():
+            upload = await site.embedded(await picture_in(request))
+        return _answer(site, _uploaded(upload), await site.neighbours(upload.vector, k, label, exact=exact))
+
+    @api.post("/api/search/vector", tags=["search"], responses=wrong(404, 408))
+    async def by_vector(asked: Annotated[VectorModel, Body()]) -> SearchModel:
+        """Search by a vector of the gallery's model."""
+        vector = unit(asked.vector, site.gallery.opened.store.about.dim)
+        query = QueryModel(kind="vector", id=None, label=None, width=None, height=None)
+        return _answer(site, query, await site.neighbours(vector, asked.k, asked.label, exact=asked.exact))
+
+    @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=wrong(404))
+    async def by_kept_picture(picture: Name, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+        """Search again by a picture that was searched with a short while ago."""
+        upload = site.upload(picture)
+        return _answer(site, _uploaded(upload), await site.neighbours(upload.vector, k, label, exact=exact))
+
+    @api.get(
+        "/api/pictures/{picture}/thumbnail", tags=["pictures"], response_class=Response,
+        responses={**wrong(404), 200: _IMAGE},
+    )  # fmt: skip
+    async def picture_thumbnail(picture: Name) -> Response:
+        """A small picture of what was searched with, up to 480 pixels."""
+        return Response(site.upload(picture).shown, media_type="image/webp", headers={"Cache-Control": _LASTING})
+
+    @api.get("/api/map", tags=["gallery"], responses=wrong())
+    async def the_map() -> MapModel:
+        """A place for each image, so that near ones are near; of a large gallery for some, drawn at random."""
+        found: Map = await site.cartographer.map(site.gallery.catalogue)
+        return await asyncio.to_thread(_map_model, found, site.cartographer.working)
+
+    return api
+
+
+def classes_with(site: Site, text: str) -> list[tuple[str, int]]:
+    """The classes whose names hold a text, and how many items they have."""
+    wanted = text.strip().lower()
+    return [(name, number) for name, number in site.gallery.catalogue.classes.items() if wanted in name.lower()]
+
+
+def _check_label(site: Site, label: str) -> None:
+    if label not in site.gallery.catalogue.real_label:
+        raise RefusedError(404, f"the gallery has no class {label!r}. GET /api/classes lists those that there are.")
+
+
+def _described(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id, "name": item.name, "label": item.label, "width": item.width, "height": item.height,
+        "thumbnail": thumbnail_address(item),
+    }  # fmt: skip
+
+
+def _uploaded(upload: Upload) -> QueryModel:
+    return QueryModel(kind="picture", id=upload.id, label=None, width=upload.width, height=upload.height)
+
+
+def _answer(site: Site, query: QueryModel, found: list[Neighbour]) -> SearchModel:
+    limit = site.gallery.opened.threshold
+    return SearchModel(query=query, threshold=limit, found=[found_model(each) for each in found])
+
+
+def _map_model(found: Map, working: bool) -> MapModel:
+    places = (found.places * _SCALE).round().astype(int)
+    catalogue = found.catalogue
+    items = [catalogue.item(number) for number in found.numbers.tolist()]
+    return MapModel(
+        way=found.way, working=working, scale=_SCALE, x=places[:, 0].tolist(), y=places[:, 1].tolist(),
+        label=catalogue.codes[found.numbers].tolist(), ids=[item.id for item in items],
+        marks=[item.mark for item in items], classes=list(catalogue.classes),
+    )  # fmt: skip

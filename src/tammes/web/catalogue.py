@@ -1,0 +1,175 @@
+"""Every item of a gallery in memory: who it is, its class, and, of a gallery that is not too large, its vector."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import PurePath
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from tammes.datasets.folder import natural
+from tammes.gallery import Hit, Store
+from tammes.gallery.ranking import Block, Found, ranked
+from tammes.gallery.store import EXACT_UP_TO
+
+_BATCH = 8192  # rows that are read at a time
+_MAPPED = 12_000  # items whose vectors are kept for the map, where there are too many to keep all
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item as clients know it: by its id, never by where its file is.
+
+    Attributes:
+        name: its path below the folder that was indexed.
+        label: its class, empty where it has none.
+        mark: changes when its picture does.
+    """
+
+    id: str
+    name: str
+    label: str
+    width: int
+    height: int
+    mark: str
+
+
+class Catalogue:
+    """The items of a gallery as they were at one moment, in the order of their paths."""
+
+    def __init__(self, store: Store, *, exact_up_to: int = EXACT_UP_TO) -> None:
+        self.version = store.version()
+        count = store.count()
+        self._keep_all = count <= exact_up_to
+        drawn = np.ones(count, dtype=bool) if self._keep_all else _drawn(count)
+        paths: list[str] = []
+        labels: list[str] = []
+        sizes: list[tuple[int, int]] = []
+        marks: list[str] = []
+        kept: list[int] = []
+        vectors: list[ndarray] = []
+        for rows in store.rows(_BATCH):
+            for row in rows:
+                number = len(paths)
+                if number >= len(drawn) or drawn[number]:  # more than were counted: somebody writes
+                    kept.append(number)
+                    vectors.append(row.vector)
+                paths.append(row.path)
+                labels.append(row.label)
+                sizes.append((row.width, row.height))
+                marks.append(blake2b(row.fingerprint.encode(errors="surrogatepass"), digest_size=6).hexdigest())
+        order = sorted(range(len(paths)), key=paths.__getitem__)  # equally near items come in this order
+        self.paths = [paths[number] for number in order]
+        self._sizes, self._marks = [sizes[number] for number in order], [marks[number] for number in order]
+        self.dim = store.about.dim
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        whole = np.stack(vectors) if vectors else np.zeros((0, self.dim), dtype=np.float32)
+        by_place = np.argsort(place[kept])
+        self.drawn: Int64[ndarray, " drawn"] = place[kept][by_place]
+        self.drawn_vectors: Float32[ndarray, "drawn dim"] = np.ascontiguousarray(whole[by_place])
+        self._squares = np.square(self.drawn_vectors).sum(axis=1)  # (drawn,)
+
+        self._labels = [labels[number] for number in order]
+        self.class_names = sorted(set(self._labels), key=natural)
+        self.real_label = {shown(name): name for name in self.class_names}
+        """The class as the store knows it, by its name as it is shown."""
+        code = {name: number for number, name in enumerate(self.class_names)}
+        self.codes: Int64[ndarray, " items"] = np.array([code[name] for name in self._labels], dtype=np.int64)
+        grouped = np.argsort(self.codes, kind="stable")
+        ends = np.cumsum(np.bincount(self.codes, minlength=len(code)))
+        self._members = np.split(grouped, ends[:-1]) if len(code) else []
+        self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
+        self.ids = [blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest() for path in self.paths]
+        self._numbers = {each: number for number, each in enumerate(self.ids)}
+        self._in_order = lru_cache(64)(self._in_natural_order)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every vector is in memory, and searches need not ask the store."""
+        return len(self.drawn) == len(self.paths)
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """How many items each class has, by its name as it is shown."""
+        return {shown(name): len(numbers) for name, numbers in zip(self.class_names, self._members, strict=True)}
+
+    def number(self, item: str) -> int | None:
+        """Where the item of that id stands."""
+        return self._numbers.get(item)
+
+    def number_of_path(self, path: str) -> int | None:
+        return self.number(blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest())
+
+    def item(self, number: int) -> Item:
+        width, height = self._sizes[number]
+        return Item(
+            self.ids[number], self._name(number), shown(self._labels[number]), width, height, self._marks[number]
+        )
+
+    def members(self, label: str | None) -> Sequence[int]:
+        """The items of a class, or all, in the natural order of their names."""
+        return self._in_order(label)
+
+    def _in_natural_order(self, label: str | None) -> Sequence[int]:
+        if label is None:
+            numbers: Sequence[int] = [int(each) for name in self.class_names for each in self.members(shown(name))]
+            return numbers
+        found = self._members[self.class_names.index(self.real_label[label])].tolist()
+        return sorted(found, key=lambda number: natural(self.paths[number]))
+
+    def nearest(
+        self, vector: Float32[ndarray, " dim"], k: int, *, label: str | None = None, leave_out: str | None = None
+    ) -> list[Hit]:
+        """As `Store.search` for one query, without the store; for a catalogue that is complete.
+
+        Args:
+            label: the name of a class as the store knows it.
+        """
+        members = None if label is None else self._members[self.class_names.index(label)]
+        vectors = self.drawn_vectors if members is None else self.drawn_vectors[members]
+        squares = self._squares if members is None else self._squares[members]
+        if not len(vectors):
+            return []
+        own = float(vector @ vector)
+        squared = squares - 2 * (vectors @ vector) + own  # (rows,)
+        # What products in float32 can be wrong by; `ranked` compares the candidates exactly.
+        error = (self.dim + 16) * 2.0**-22 * (own + float(squares.max()))
+
+        def fetch(number: int) -> Found:
+            if number < len(squared):
+                places = np.argpartition(squared, number - 1)[:number]
+                # The store has returned what it thinks nearest: nothing else is nearer than this.
+                reach = float(np.sqrt(max(0.0, float(squared[places].max()) - error)))
+            else:
+                places, reach = np.arange(len(squared)), np.inf
+            rows = places if members is None else members[places]
+            block = Block([self.paths[row] for row in rows], [self._labels[row] for row in rows], vectors[places])
+            return Found(block, reach)
+
+        return ranked(vector, fetch, k, leave_out, complete=True)
+
+    def _name(self, number: int) -> str:
+        path = PurePath(self.paths[number])
+        root = next((root for root in self._roots if path.is_relative_to(root)), None)
+        if root is None:
+            return shown(path.name)
+        below = path.relative_to(root)
+        return shown(str(below if len(self._roots) == 1 else PurePath(root.name) / below))
+
+
+def shown(text: str) -> str:
+    """The text as a page or a JSON answer can hold it: bytes of a file's name that are no characters are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _drawn(count: int) -> ndarray:
+    result = np.zeros(count, dtype=bool)
+    result[np.random.default_rng(0).permutation(count)[:_MAPPED]] = True
+    return result

@@ -1,0 +1,160 @@
+"""Uploads become pixels in processes of their own; see `decoder` for what they promise."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, LifoQueue
+from threading import Lock, Timer
+from typing import IO, cast
+
+import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
+
+from tammes.datasets.pictures import Mode
+from tammes.web.limits import Limits
+from tammes.web.refusals import RefusedError
+
+_RENEWED_AFTER = 500  # pictures; whatever a library may leak goes with its process
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A picture that was uploaded.
+
+    Attributes:
+        pixels: as the network sees it.
+        shown: a small picture of it, as a WebP file.
+    """
+
+    pixels: UInt8[ndarray, "channels height width"]
+    width: int
+    height: int
+    shown: bytes
+
+
+@dataclass(frozen=True)
+class View:
+    """What a network wants to see of a picture; as in `Embedder`."""
+
+    mode: Mode
+    shorter_side: int
+    size: int
+
+
+class Decoders:
+    """Processes that decode, as many as may work at the same time. To be closed."""
+
+    def __init__(self, limits: Limits, number: int = 2) -> None:
+        self._limits = limits
+        self._free: LifoQueue[_Decoder] = LifoQueue()
+        self._all = [_Decoder(limits) for _ in range(number)]
+        for each in self._all:
+            self._free.put(each)
+
+    def decode(self, content: bytes, view: View) -> Decoded:
+        """The picture in a file's content, or a refusal. To be called in a thread of its own."""
+        try:
+            decoder = self._free.get(timeout=self._limits.wait_seconds)
+        except Empty:
+            raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
+        try:
+            return decoder.decode(content, view)
+        finally:
+            self._free.put(decoder)
+
+    def close(self) -> None:
+        for each in self._all:
+            each.end()
+
+
+class _Decoder:
+    """One process, started when it is needed and again when it has ended."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._done = 0
+        self._lock = Lock()
+        self._closed = False
+
+    def decode(self, content: bytes, view: View) -> Decoded:
+        process = self._running()
+        too_slow = Timer(self._limits.decode_seconds, process.kill)
+        too_slow.start()
+        try:
+            asked = {"bytes": len(content), "mode": view.mode, "shorter_side": view.shorter_side, "size": view.size}
+            said, pixels, shown = _exchange(process, json.dumps(asked).encode() + b"\n", content)
+        except (OSError, EOFError):
+            slow = not too_slow.is_alive()
+            self._end()
+            why = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds" if slow else "it is broken"
+            raise RefusedError(422, f"cannot read the picture: {why}.") from None
+        finally:
+            too_slow.cancel()
+        self._done += 1
+        if "error" in said:
+            raise RefusedError(_status(str(said["error"])), str(said["error"]))
+        shape = tuple(cast(list[int], said["shape"]))
+        found = np.frombuffer(bytearray(pixels), dtype=np.uint8).reshape(shape)
+        return Decoded(found, cast(int, said["width"]), cast(int, said["height"]), shown)
+
+    def end(self) -> None:
+        """For good."""
+        self._closed = True
+        self._end()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._closed:
+                raise RefusedError(503, "the server is stopping.", again_in=10)
+            if self._process is not None and (self._process.poll() is not None or self._done >= _RENEWED_AFTER):
+                self._end_process()
+            if self._process is None:
+                limits = (str(self._limits.decode_bytes), str(self._limits.upload_pixels))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tammes.web.decoder", *limits],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,  # where libraries complain about files
+                    start_new_session=True,  # Ctrl-C is for the server, which lets what is under way finish
+                )
+                self._done = 0
+            return self._process
+
+    def _end(self) -> None:
+        with self._lock:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was left to write has nowhere to go
+                cast(IO[bytes], stream).close()
+        self._process.wait()
+        self._process = None
+
+
+def _exchange(
+    process: "subprocess.Popen[bytes]", head: bytes, content: bytes
+) -> tuple[dict[str, object], bytes, bytes]:
+    sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    sink.write(head + content)
+    sink.flush()
+    line = source.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    said = json.loads(line)
+    parts = [source.read(said[name]) for name in ("pixels", "shown")]
+    if any(len(part) != said[name] for part, name in zip(parts, ("pixels", "shown"), strict=True)):
+        raise EOFError
+    return said, parts[0], parts[1]
+
+
+def _status(error: str) -> int:
+    """415 for what is no image at all, 422 for an image that cannot be used."""
+    return 415 if "not an image" in error or "is empty" in error else 422

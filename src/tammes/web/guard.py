@@ -1,0 +1,223 @@
+"""What every request passes before it is answered, and what every answer carries.
+
+An ASGI application around another: it looks at the host, the token, the number of requests of a client and the size of
+a body before anything of it is read, bounds the time, and turns whatever goes wrong into a clear answer.
+"""
+
+import asyncio
+import hmac
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from http.cookies import CookieError, SimpleCookie
+from time import monotonic, perf_counter
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tammes.web.limits import Limits
+from tammes.web.refusals import FAULT, RefusedError
+from tammes.web.telemetry import Telemetry
+
+COOKIE = "tammes_token"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+    " trusted-types 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+_CHEAP = ("/static/", "/api/health")  # and pictures: a page shows many of them
+_CHEAP_COST = 0.05
+_CLIENTS = 10_000  # whose requests are counted
+_OPEN = ("/api/health", "/static/", "/login")  # to be reached without a token
+
+
+class Guard:
+    """The site's door."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        telemetry: Telemetry,
+        *,
+        token: str | None = None,
+        hosts: Iterable[str] | None = None,
+        respond: Callable[[Request, RefusedError], Response],
+    ) -> None:
+        """Args:
+        hosts: the names that the server may be called by; None: any. A page of somebody else, opened in a browser
+            on this machine, could otherwise have its own name point here and read what is served.
+        respond: what a client is told, a program in JSON, a person on a page.
+        """
+        self._app, self._limits, self._telemetry, self._token = app, limits, telemetry, token
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._respond = respond
+        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        request = Request(scope)
+        answer = _Answer(send)
+        self._telemetry.under_way.inc()
+        try:
+            try:
+                self._check(request)
+                body = _Body(receive, request.headers, self._limits)
+                async with asyncio.timeout(self._limits.seconds + self._limits.upload_seconds):
+                    await self._app(scope, body.receive, answer.send)
+            except RefusedError as error:
+                await self._refuse(request, answer, error)
+            except TimeoutError:
+                seconds = f"{self._limits.seconds:g}"
+                await self._refuse(
+                    request, answer, RefusedError(504, f"this took longer than {seconds} seconds.", again_in=5)
+                )
+            except ClientDisconnect:
+                pass  # nobody is there to be told
+            except Exception:  # a fault of ours: told to whoever runs the server, not to the client
+                traceback.print_exc(file=sys.stderr)
+                if not answer.started:
+                    await self._refuse(request, answer, RefusedError(500, FAULT))
+        finally:
+            self._telemetry.under_way.dec()
+            route = getattr(scope.get("route"), "path", "other")
+            method = request.method if request.method in _METHODS else "other"
+            self._telemetry.requests.labels(route, method, str(answer.status)).inc()
+            self._telemetry.seconds.labels(route).observe(perf_counter() - began)
+
+    def _check(self, request: Request) -> None:
+        path = request.url.path
+        if self._hosts is not None and _host(request) not in self._hosts:
+            raise RefusedError(421, "this server is not known by that name. Use the address that it printed.")
+        if self._token is not None and not path.startswith(_OPEN) and not self._knows(request):
+            raise RefusedError(
+                401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
+            )
+        cheap = path.startswith(_CHEAP) or path.endswith(("/thumbnail", "/image"))
+        self._count(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
+
+    def _knows(self, request: Request) -> bool:
+        assert self._token is not None
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and same_token(given.strip(), self._token):
+            return True
+        try:
+            kept = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return kept is not None and same_token(kept.value, cookie_of(self._token))
+
+    def _count(self, client: str, cost: float) -> None:
+        """A bucket for each client that fills at the rate and that a request takes from."""
+        rate = self._limits.rate
+        if not rate:
+            return
+        now, most = monotonic(), rate * self._limits.burst
+        left, since = self._clients.pop(client, (most, now))
+        left = min(most, left + (now - since) * rate)
+        enough = left >= cost
+        self._clients[client] = (left - cost if enough else left, now)
+        if len(self._clients) > _CLIENTS:
+            self._clients.popitem(last=False)
+        if not enough:
+            raise RefusedError(
+                429, f"more than {rate:g} requests a second from one client. Try again in a moment.", again_in=1
+            )
+
+    async def _refuse(self, request: Request, answer: "_Answer", error: RefusedError) -> None:
+        if answer.started:  # half of it is out: the client sees that it was cut off
+            raise ConnectionAbortedError(error.message)
+        response = self._respond(request, error)
+        await response(request.scope, _nothing, answer.send)
+
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+
+
+class _Answer:
+    """What is sent: its status is remembered, and its headers are made safe."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("Cache-Control", "no-store")
+        await self._send(message)
+
+
+class _Body:
+    """The body of a request, which may be so large and take so long."""
+
+    def __init__(self, receive: Receive, headers: Headers, limits: Limits) -> None:
+        self._receive, self._limits = receive, limits
+        self._bytes = 0
+        self._until: float | None = None
+        said = headers.get("content-length")
+        if said is not None and said.isdecimal() and int(said) > limits.upload_bytes:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        if self._until is None:
+            self._until = monotonic() + self._limits.upload_seconds
+        try:
+            async with asyncio.timeout(max(0.0, self._until - monotonic())) as limit:
+                message = await self._receive()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            seconds = f"{self._limits.upload_seconds:g}"
+            raise RefusedError(408, f"the body of the request took longer than {seconds} seconds to arrive.") from None
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self._limits.upload_bytes:
+            raise self._too_large()
+        if not message.get("more_body", False):
+            self._until = float("inf")  # what is received from here on is that the client has gone
+        return message
+
+    def _too_large(self) -> RefusedError:
+        return RefusedError(
+            413, f"a request may have up to {self._limits.upload_bytes / 1e6:g} MB. Make the picture smaller."
+        )
+
+
+def same_token(given: str, token: str) -> bool:
+    """Compared in the same time whatever is given."""
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def cookie_of(token: str) -> str:
+    """What a browser keeps: nothing that the token could be told from."""
+    return hmac.new(token.encode(), b"tammes-cookie", "sha256").hexdigest()
+
+
+def _host(request: Request) -> str:
+    try:
+        return (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,141 @@
+"""The map of a gallery: a place for each item, at once by its two main directions, then by t-SNE when that is done.
+
+t-SNE runs in a process of its own, one core, after everything else: searches do not wait for it. What it found is kept
+in the cache folder for the next start.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+from numpy import ndarray
+
+from tammes.report.flat import Way, flat
+from tammes.runtime import cache_folder, write_atomically
+from tammes.web.catalogue import Catalogue
+
+MOST = 12_000  # items; t-SNE of more takes minutes
+
+
+@dataclass(frozen=True)
+class Map:
+    """Where each item stands.
+
+    Attributes:
+        way: how it was found.
+        numbers: the items, by their place in the catalogue.
+        places: within 0..1.
+    """
+
+    way: Way
+    catalogue: Catalogue
+    numbers: Int64[ndarray, " items"]
+    places: Float64[ndarray, "items 2"]
+
+
+class Cartographer:
+    """Makes the map of the newest catalogue that it was shown."""
+
+    def __init__(self) -> None:
+        self._map: Map | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def working(self) -> bool:
+        """Whether a better map is on its way."""
+        return self._task is not None and not self._task.done()
+
+    async def map(self, catalogue: Catalogue) -> Map:
+        """The best map there is by now; asks for a better one."""
+        if self._map is None or self._map.catalogue is not catalogue:
+            self.close()
+            numbers, vectors = _shown(catalogue)
+            kept = _kept(vectors)
+            if kept is not None:
+                self._map = Map("tsne", catalogue, numbers, kept)
+            else:
+                places = await asyncio.to_thread(_by_pca, vectors)
+                self._map = Map("pca", catalogue, numbers, places)
+                if len(numbers) > 10:
+                    self._task = asyncio.create_task(self._improve(catalogue, numbers, vectors))
+        return self._map
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            self._process = None
+
+    async def _improve(self, catalogue: Catalogue, numbers: ndarray, vectors: Float32[ndarray, "items dim"]) -> None:
+        content = BytesIO()
+        np.save(content, vectors)
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = await asyncio.create_subprocess_exec(
+            "/usr/bin/env", *(f"{name}={value}" for name, value in one_thread.items()),
+            sys.executable, "-m", "tammes.web.map",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        found, _ = await self._process.communicate(content.getvalue())
+        if self._process is None or self._process.returncode != 0:
+            return
+        places = np.load(BytesIO(found), allow_pickle=False)
+        _keep(vectors, places)
+        if self._map is not None and self._map.catalogue is catalogue:
+            self._map = Map("tsne", catalogue, numbers, places)
+
+
+def main() -> None:
+    """From vectors on standard input to places on standard output."""
+    if hasattr(os, "nice"):
+        os.nice(19)
+    places = flat(np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False), "tsne")
+    np.save(sys.stdout.buffer, places)
+
+
+def _shown(catalogue: Catalogue) -> tuple[ndarray, ndarray]:
+    chosen = np.arange(len(catalogue.drawn))
+    if len(chosen) > MOST:
+        chosen = np.sort(np.random.default_rng(0).permutation(len(chosen))[:MOST])
+    return catalogue.drawn[chosen], catalogue.drawn_vectors[chosen]
+
+
+def _by_pca(vectors: ndarray) -> ndarray:
+    return flat(vectors, "pca") if len(vectors) else np.zeros((0, 2))
+
+
+def _file(vectors: ndarray) -> Path:
+    digest = blake2b(vectors.tobytes(), digest_size=16).hexdigest()
+    return cache_folder() / "maps" / f"{digest}.npy"
+
+
+def _kept(vectors: ndarray) -> ndarray | None:
+    try:
+        places = np.load(_file(vectors), allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return places if places.shape == (len(vectors), 2) and np.isfinite(places).all() else None
+
+
+def _keep(vectors: ndarray, places: ndarray) -> None:
+    content = BytesIO()
+    np.save(content, places)
+    try:
+        _file(vectors).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_file(vectors), content.getvalue())
+    except OSError:  # a cache that cannot be written costs the next start a minute
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Answers to requests that cannot be granted: a number for the program, a sentence for the person."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+# What each status is called in the JSON answer.
+CODES = {
+    400: "bad_request",
+    401: "token_needed",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "too_slow",
+    411: "length_required",
+    413: "too_large",
+    415: "not_an_image",
+    421: "wrong_host",
+    422: "not_valid",
+    429: "too_many_requests",
+    500: "fault",
+    503: "busy",
+    504: "took_too_long",
+}
+
+
+class RefusedError(Exception):
+    """A request that gets an error for an answer.
+
+    Attributes:
+        status: of HTTP.
+        message: what was wrong, what is right.
+        again_in: seconds after which it may be worth another try.
+    """
+
+    def __init__(self, status: int, message: str, *, again_in: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.again_in = status, message, again_in
+
+
+FAULT = "something went wrong on the server; its log says what."
+
+
+def headers_of(request: Request, error: RefusedError) -> dict[str, str]:
+    """What goes with the answer, whatever its form."""
+    headers = {"Cache-Control": "no-store"}
+    if error.again_in is not None:
+        headers["Retry-After"] = str(error.again_in)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if request.method not in ("GET", "HEAD"):
+        headers["Connection"] = "close"  # whatever is left of its body is not read
+    return headers
+
+
+def as_json(request: Request, error: RefusedError) -> Response:
+    content = {"error": CODES.get(error.status, "error"), "message": error.message}
+    return JSONResponse(content, error.status, headers_of(request, error))
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a person looks at the answer: a browser that opens an address, not a script that asks."""
+    path = request.url.path
+    return not path.startswith(("/api/", "/static/", "/metrics")) and "text/html" in request.headers.get("accept", "")
+
+
+def in_words(errors: Any) -> str:
+    """What pydantic found wrong with a request, in one sentence."""
+    said = []
+    for error in errors:
+        where = ".".join(str(part) for part in error["loc"] if part not in ("query", "body", "path"))
+        said.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
+    return "; ".join(said[:5]) + "."

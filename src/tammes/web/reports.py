@@ -1,0 +1,105 @@
+"""The reports of runs and benchmarks in a folder, by their names; nothing else of the folder can be reached."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tammes.report.page import script_digest
+from tammes.runs import Run, is_run, listed
+from tammes.web.catalogue import shown
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run or a benchmark.
+
+    Attributes:
+        name: its folder, below the one that is served.
+        file: its report; None where there is none yet.
+        current: whether the report was written by this version: the script of another is not allowed to run.
+        config, results: what the run has written down; empty for a benchmark.
+    """
+
+    name: str
+    file: Path | None
+    current: bool
+    kind: str
+    title: str
+    state: str
+    config: dict[str, Any]
+    results: dict[str, Any]
+
+
+def reports_in(roots: Sequence[Path]) -> dict[str, Report]:
+    """All runs and benchmarks at or below these folders that can be looked at, the newest first."""
+    found: dict[str, Report] = {}
+    for root in roots:
+        for run in reversed(listed(root)):
+            _add(found, root, run.folder, _of_run(run, _name(root, run.folder)))
+        for plan in sorted(root.glob("**/plan.json")):
+            report = _of_benchmark(plan.parent, _name(root, plan.parent))
+            if report is not None:
+                _add(found, root, plan.parent, report)
+    return found
+
+
+def has_reports(folder: Path) -> bool:
+    """Whether a folder is a run, a benchmark, or holds some."""
+    return folder.is_dir() and (is_run(folder) or (folder / "plan.json").exists() or bool(listed(folder)))
+
+
+def policy() -> str:
+    """What a report may do: run the script of this version, show what is in it, and know nothing of this site."""
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_digest()}';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " sandbox allow-scripts allow-popups allow-top-navigation-by-user-activation"
+    )
+
+
+def _add(found: dict[str, Report], root: Path, folder: Path, report: Report) -> None:
+    # A report that leads out of the folder that is served is none of it.
+    if folder.resolve().is_relative_to(root.resolve()):
+        found.setdefault(report.name, report)
+
+
+def _name(root: Path, folder: Path) -> str:
+    below = folder.relative_to(root)
+    return shown(str(below) if below.parts else root.resolve().name)
+
+
+def _of_run(run: Run, name: str) -> Report:
+    config, results = _json(run.folder / "config.json"), _json(run.folder / "results.json")
+    file = _report(run.folder)
+    return Report(name, file, _is_current(file), "run", name, run.state, config, results)
+
+
+def _of_benchmark(folder: Path, name: str) -> Report | None:
+    results, file = _json(folder / "results.json"), _report(folder)
+    if file is None:
+        return None
+    return Report(name, file, _is_current(file), "benchmark", str(results.get("title", name)), "", {}, {})
+
+
+def _report(folder: Path) -> Path | None:
+    file = folder / "report.html"
+    return file if file.is_file() and file.resolve().parent == folder.resolve() else None
+
+
+def _is_current(file: Path | None) -> bool:
+    """By the digest in its head: the file may have megabytes."""
+    if file is None:
+        return False
+    with file.open("rb") as content:
+        head = content.read(2000).decode(errors="replace")
+    return script_digest() in head
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

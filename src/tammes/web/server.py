@@ -1,0 +1,158 @@
+"""From a site to a process that listens, and that stops when it is told to, after the answers that are under way."""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tammes.errors import UserError
+from tammes.web.app import application
+from tammes.web.limits import Limits
+from tammes.web.site import Site
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SHORTEST_TOKEN = 12
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach a server there."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Refuse to serve others without a token."""
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise UserError(
+            f"a token of {len(token)} characters can be guessed: it must have {_SHORTEST_TOKEN} or more."
+            " For example: --token $(openssl rand -hex 16)"
+        )
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
+    if token is None and not is_loopback(host):
+        raise UserError(
+            f"--host {host} lets others in: that needs a token. For example:"
+            f" --host {host} --token $(openssl rand -hex 16)"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes any that is free."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port must be 0 to 65535, got {port}.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen at {host}, port {port}: {error.strerror or error}. Choose another: --port 0 takes one that"
+            " is free."
+        ) from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], None] = lambda: None) -> int:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished first. The signal that ended it.
+
+    Args:
+        ready: called when requests are answered.
+    """
+    hosts = {*_LOOPBACK, host} if is_loopback(host) else None
+    config = uvicorn.Config(
+        application(site, hosts=hosts),
+        http=_protocol(site.limits),
+        ws="none",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=site.limits.connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=int(site.limits.seconds + site.limits.upload_seconds),
+    )
+    server = _Server(config, ready)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise UserError("the server could not start; what is above says why.")
+    return server.signal
+
+
+class _Server(uvicorn.Server):
+    """Tells when it is ready, and ends with a code of its own in place of the signal's."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self.signal = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: Any) -> None:
+            self.signal = self.signal or number
+            self.handle_exit(number, frame)  # the second Ctrl-C does not wait
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _protocol(limits: Limits) -> type[H11Protocol]:
+    class Protocol(H11Protocol):
+        """A connection that may take so long to say what it wants, and no longer."""
+
+        _silent: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._calm()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
+                self._calm()
+            elif self._silent is None:
+                self._silent = self.loop.call_later(limits.header_seconds, self._give_up)
+
+        def _calm(self) -> None:
+            if self._silent is not None:
+                self._silent.cancel()
+                self._silent = None
+
+        def _give_up(self) -> None:
+            self._silent = None
+            if not self.transport.is_closing():
+                self.transport.close()
+
+    return Protocol

@@ -1,0 +1,197 @@
+"""What the handlers of a site share: the gallery, the decoders, the pictures that were searched with, the reports."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_urlsafe
+from time import monotonic
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from tammes.gallery import Hit
+from tammes.web.catalogue import Catalogue, Item
+from tammes.web.decoding import Decoders
+from tammes.web.gallery import Gallery, Watched
+from tammes.web.limits import Limits
+from tammes.web.map import Cartographer
+from tammes.web.memory import Memory
+from tammes.web.refusals import RefusedError
+from tammes.web.reports import Report, reports_in
+from tammes.web.telemetry import Telemetry
+
+_REMEMBERED_BYTES = 64_000_000
+_LOOKED_EVERY = 2.0  # seconds, for changes of the gallery
+_REPORTS_LAST = 5.0  # seconds, until the folder is looked at again
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A picture that was searched with; kept in memory for a while, never on disk.
+
+    Attributes:
+        id: cannot be guessed: whoever has not been given it does not see the picture.
+        shown: a small picture of it, as a WebP file.
+    """
+
+    id: str
+    vector: Float32[ndarray, " dim"]
+    model: str
+    width: int
+    height: int
+    shown: bytes
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An item that was found; `same`: whether its distance is within the calibrated threshold, where there is one."""
+
+    item: Item
+    number: int
+    distance: float
+    same: bool | None
+
+
+class Site:
+    """Everything that is served. To be started and closed in the same event loop."""
+
+    def __init__(
+        self,
+        gallery: Watched | None,
+        folders: Sequence[Path] = (),
+        limits: Limits | None = None,
+        *,
+        token: str | None = None,
+        decoders: int = 2,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.token = token
+        self.telemetry = Telemetry()
+        self.cartographer = Cartographer()
+        self._watched = gallery
+        self._folders = tuple(folders)
+        self._decoders = Decoders(self.limits, decoders) if gallery is not None else None
+        self._uploads: Memory[str, Upload] = Memory(
+            _REMEMBERED_BYTES, lambda upload: len(upload.shown) + upload.vector.nbytes, self.limits.remembered
+        )
+        self._places = asyncio.Semaphore(self.limits.uploads_at_once)
+        self._reports: dict[str, Report] = {}
+        self._reports_at = float("-inf")
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._watched is not None:
+            self.telemetry.items.set(len(self.gallery.catalogue))
+            self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """After the last request was answered."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        self.cartographer.close()
+        if self._watched is not None and self._decoders is not None:
+            await asyncio.to_thread(self._decoders.close)
+            await asyncio.to_thread(self._watched.now.close)
+
+    @property
+    def has_gallery(self) -> bool:
+        return self._watched is not None
+
+    @property
+    def has_reports(self) -> bool:
+        return bool(self._folders)
+
+    @property
+    def gallery(self) -> Gallery:
+        if self._watched is None:
+            raise RefusedError(404, "no gallery is served here, only reports: tammes serve GALLERY serves one.")
+        return self._watched.now
+
+    async def reports(self) -> dict[str, Report]:
+        if monotonic() - self._reports_at > _REPORTS_LAST:
+            self._reports = await asyncio.to_thread(reports_in, self._folders)
+            self._reports_at = monotonic()
+        return self._reports
+
+    def found(self, item: str) -> tuple[Catalogue, int]:
+        """The catalogue that knows an item, and where it stands in it."""
+        catalogue = self.gallery.catalogue
+        number = catalogue.number(item)
+        if number is None:
+            raise RefusedError(404, f"the gallery has no item {item!r}.")
+        return catalogue, number
+
+    def upload(self, name: str) -> Upload:
+        """A picture that was searched with."""
+        kept = self._uploads.get(name)
+        if kept is None or kept.model != self.gallery.opened.store.about.model:
+            raise RefusedError(404, "this picture is not kept any more. Search with it again.")
+        return kept
+
+    def place(self) -> "_Place":
+        """A place for one upload, to be held while its body is read and looked at."""
+        return _Place(self._places, self.limits.wait_seconds)
+
+    async def embedded(self, content: bytes) -> Upload:
+        """A file's content as a picture to search with, which is then kept for a while."""
+        assert self._decoders is not None
+        gallery = self.gallery
+        if not content:
+            raise RefusedError(400, "the body is empty: send the picture's file.")
+        self.telemetry.upload_bytes.inc(len(content))
+        with self.telemetry.decode_seconds.time():
+            decoded = await asyncio.to_thread(self._decoders.decode, content, gallery.view)
+        with self.telemetry.embed_seconds.time():
+            vector = await asyncio.wrap_future(gallery.embedding.vector(decoded.pixels))
+        upload = Upload(
+            token_urlsafe(12), vector, gallery.opened.store.about.model, decoded.width, decoded.height, decoded.shown
+        )
+        self._uploads.put(upload.id, upload)
+        return upload
+
+    async def neighbours(
+        self, vector: Float32[ndarray, " dim"], k: int, label: str | None, *, leave_out: str | None = None,
+        exact: bool = False,
+    ) -> list[Neighbour]:  # fmt: skip
+        """The nearest items to a vector; those that have come since the catalogue was read are not among them."""
+        gallery = self.gallery
+        catalogue = gallery.catalogue
+        with self.telemetry.search_seconds.time():
+            hits: list[Hit] = await asyncio.to_thread(
+                gallery.search, np.asarray(vector, dtype=np.float32), k, label=label, leave_out=leave_out, exact=exact
+            )
+        limit = gallery.opened.threshold
+        known = [(hit, catalogue.number_of_path(hit.path)) for hit in hits]
+        return [
+            Neighbour(catalogue.item(number), number, hit.distance, None if limit is None else hit.distance <= limit)
+            for hit, number in known
+            if number is not None
+        ]
+
+    async def _watch(self) -> None:
+        assert self._watched is not None
+        while True:
+            await asyncio.sleep(_LOOKED_EVERY)
+            if await asyncio.to_thread(self._watched.renew):
+                self.telemetry.renewed.inc()
+                self.telemetry.items.set(len(self.gallery.catalogue))
+
+
+class _Place:
+    def __init__(self, places: asyncio.Semaphore, seconds: float) -> None:
+        self._places, self._seconds = places, seconds
+
+    async def __aenter__(self) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
+
+    async def __aexit__(self, *_: object) -> None:
+        self._places.release()
