@@ -155,10 +155,12 @@ class Data:
     tammes data cars196 --to data/cars196
 
     tammes data sop --to data/sop --from /mnt/archives
+
+    tammes data glyphs --to data/glyphs
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """cub, cars196, sop, inshop or omniglot."""
+    """cub, cars196, sop, inshop or omniglot; or glyphs, the characters that come with tammes, as files."""
     to: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """The folder to put it in; made if need be."""
     from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="ADDRESS|FOLDER", help_behavior_hint="")] = None
@@ -169,8 +171,11 @@ class Data:
 
 def data(config: Data) -> None:
     """Get, check, unpack, show."""
+    if config.name.lower() == "glyphs":
+        _draw_glyphs(config)
+        return
     if config.name.lower() not in DATASETS:
-        raise unknown_name("data set", config.name, DATASETS)
+        raise unknown_name("data set", config.name, [*DATASETS, "glyphs"])
     name, known = config.name.lower(), DATASETS[config.name.lower()]
     if config.to.exists() and not config.to.is_dir():
         raise UserError(f"--to must be a folder; {config.to} is a file.")
@@ -217,6 +222,35 @@ def data(config: Data) -> None:
     for file in left_over:
         print(f"{file} ({in_words(file.stat().st_size)}) is no longer needed.")
     print(f"Next: {command}")
+
+
+def _draw_glyphs(config: Data) -> None:
+    """The embedded characters as a folder for each: to look at, to index, to search with."""
+    from tammes.datasets import glyphs
+
+    if config.from_ is not None:
+        raise UserError("--from is for data sets that are downloaded; glyphs are drawn here.")
+    if config.to.exists() and not config.to.is_dir():
+        raise UserError(f"--to must be a folder; {config.to} is a file.")
+    dataset = glyphs()
+    with progress("drawing") as on_progress:
+        for number, key in enumerate(dataset.keys):
+            folder = config.to / dataset.class_names[dataset.labels[number]]
+            file = folder / f"{'-'.join(key.split('/')[1:])}.png"
+            if not file.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                partial = file.with_suffix(".partial")
+                dataset.read(number).save(partial, format="PNG")
+                partial.replace(file)
+            on_progress(number + 1, len(dataset))
+    command = f"tammes index RUN {shlex.quote(str(config.to))} --gallery GALLERY"
+    if config.json:
+        print_json({
+            "data": "glyphs", "folder": str(config.to), "images": len(dataset), "classes": dataset.num_classes,
+            "next": command,
+        })  # fmt: skip
+        return
+    print(f"glyphs in {config.to}: {len(dataset):,} images of {dataset.num_classes:,} classes\nNext: {command}")
 
 
 def _whole(name: str, known: Known, folder: Path) -> "Dataset | None":

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -73,7 +74,7 @@ def serve(config: Serve) -> None:
     token = _token(config)
     check_address(config.host, token)
     limits = Limits(
-        upload_bytes=int(config.max_upload * 1e6), upload_pixels=int(config.max_pixels * 1e6), rate=config.rate
+        upload_bytes=_millions(config.max_upload), upload_pixels=_millions(config.max_pixels), rate=config.rate
     )
     listening = listen(config.host, config.port)
     try:
@@ -114,6 +115,10 @@ def _sorted_out(config: Serve) -> "tuple[Watched | None, list[Path]]":
     if not any(run.resolve().is_relative_to(folder.resolve()) for folder in folders) and (run / "report.html").exists():
         folders.append(run)  # the model that searches has a report: it belongs to it
     return watched, folders
+
+
+def _millions(number: float) -> int:
+    return int(number * 1e6) if isfinite(number) else 0
 
 
 def _token(config: Serve) -> str | None:

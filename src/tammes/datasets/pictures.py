@@ -17,6 +17,8 @@ Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
 
 LONGEST = 50  # times as long as wide
+_BAND = 2**20  # pixels that are brought to a mode at a time: steps in between of a large picture fill no memory
+_PROFILE = 4096  # bytes of a colour profile that goes with a small picture; those of screens and cameras have less
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -72,17 +74,16 @@ def to_mode(image: Image.Image, mode: Mode) -> UInt8[ndarray, "height width chan
 
 def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
     """The same picture, grey or RGB. 16 bits are scaled by their full range; what is transparent becomes white."""
-    image = _in_eight_bits(image)
     if image.mode == mode and "transparency" not in image.info:
         return image
-    try:
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-        # Grey goes straight to grey: through RGB it would come out the same, three times as slowly.
-        return image.convert(mode) if image.mode in ("1", "L", "RGB") else image.convert("RGB").convert(mode)
-    except ValueError as error:  # La, for one, has no conversion
-        raise UserError(f"cannot turn an image of mode {image.mode} into {mode}.") from error
+    if image.width * image.height <= _BAND:
+        return _band_in_mode(image, mode)
+    found = Image.new(mode, image.size)
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        found.paste(_band_in_mode(band, mode), (0, top))
+    return found
 
 
 def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
@@ -117,8 +118,10 @@ def small(image: Image.Image, longer_side: int) -> bytes:
     """A small picture of it to look at, as a WebP file."""
     shown = in_mode(image, "RGB").copy()
     shown.thumbnail((longer_side, longer_side))
+    profile = image.info.get("icc_profile") or b""
+    kept = len(profile) <= _PROFILE and image.mode in ("RGB", "RGBA", "P")  # that of CMYK is not that of its RGB
     content = BytesIO()
-    shown.save(content, format="WEBP", quality=75)
+    shown.save(content, format="WEBP", quality=75, icc_profile=profile if kept else None)
     return content.getvalue()
 
 
@@ -126,6 +129,20 @@ def check_shape(image: Image.Image) -> None:
     """An error for a picture that is so long that it would not fit into memory when its shorter side is scaled up."""
     if max(image.size) > LONGEST * min(image.size):
         raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
+
+
+def _band_in_mode(image: Image.Image, mode: Mode) -> Image.Image:
+    image = _in_eight_bits(image)
+    if image.mode == mode and "transparency" not in image.info:
+        return image
+    try:
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        # Grey goes straight to grey: through RGB it would come out the same, three times as slowly.
+        return image.convert(mode) if image.mode in ("1", "L", "RGB") else image.convert("RGB").convert(mode)
+    except ValueError as error:  # La, for one, has no conversion
+        raise UserError(f"cannot turn an image of mode {image.mode} into {mode}.") from error
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:

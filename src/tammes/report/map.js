@@ -9,7 +9,7 @@ const wander = (place, data, { fill, open, picture }) => {
   const count = data.x.length;
   const on = data.classes.map(() => true);
   const view = { zoom: 1, x: 0.5, y: 0.5 }; // what is in the middle
-  const cell = 74; // pixels, for one picture
+  const cell = innerWidth < 600 ? 56 : 72; // pixels, for one picture
   let width = 0, height = 0, hovered = -1, picked = -1, waiting = false, pictures = Boolean(picture);
 
   // Hues a golden angle apart: neighbours in the list differ, however many there are.
@@ -33,7 +33,7 @@ const wander = (place, data, { fill, open, picture }) => {
     const free = (x, y, column, row) => {
       for (let i = column - 1; i <= column + 1; i += 1) for (let j = row - 1; j <= row + 1; j += 1) {
         for (const [otherX, otherY] of taken.get(i * 65536 + j) || []) {
-          if (Math.max(Math.abs(otherX - x), Math.abs(otherY - y)) < 1) return false;
+          if (Math.max(Math.abs(otherX - x), Math.abs(otherY - y)) < 0.86) return false;
         }
       }
       return true;
@@ -55,7 +55,7 @@ const wander = (place, data, { fill, open, picture }) => {
     if (x < -cell || y < -cell || x > width + cell || y > height + cell) return;
     const image = picture(number, redraw);
     if (!image) return;
-    const ratio = image.naturalWidth / image.naturalHeight || 1, longer = cell * 0.86;
+    const ratio = image.naturalWidth / image.naturalHeight || 1, longer = cell * 0.8;
     const wide = ratio > 1 ? longer : longer * ratio, tall = ratio > 1 ? longer / ratio : longer;
     const left = x - wide / 2, top = y - tall / 2;
     brush.fillStyle = colours[data.label[number]];

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tammes import __version__
 from tammes.web.catalogue import Item
-from tammes.web.gallery import unit
+from tammes.web.gallery import Gallery, unit
 from tammes.web.map import Map
 from tammes.web.refusals import CODES, RefusedError
 from tammes.web.site import Neighbour, Site, Upload
@@ -72,7 +72,7 @@ class VectorModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    vector: list[float] = Field(
+    vector: list[Annotated[float, Field(strict=True)]] = Field(
         description="As many numbers as the gallery's vectors have; brought to length 1.",
         min_length=1,
         max_length=65536,
@@ -174,7 +174,8 @@ _IMAGE = {"content": {"image/webp": {}}, "description": "A WebP file."}
 
 def wrong(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for its document: its own, and those that the guard may give to any."""
-    return {status: {"model": Wrong, "description": CODES[status]} for status in (*statuses, 401, 413, 421, 422, 429)}
+    of_any = (401, 413, 421, 422, 429, 500, 503, 504)
+    return {status: {"model": Wrong, "description": CODES[status]} for status in sorted({*statuses, *of_any})}
 
 
 def item_model(item: Item) -> ItemModel:
@@ -277,38 +278,48 @@ def routes(site: Site) -> APIRouter:
         """The image's file, if it still lies in a folder that was indexed."""
         catalogue, number = site.found(item)
         file, kind = await asyncio.to_thread(site.gallery.file, catalogue.paths[number])
-        headers = {"Cache-Control": "private, max-age=60", "Content-Security-Policy": "default-src 'none'; sandbox"}
+        headers = {
+            "Cache-Control": "private, max-age=60", "Content-Security-Policy": "default-src 'none'; sandbox",
+            "Accept-Ranges": "none",
+        }  # fmt: skip
         return FileResponse(file, media_type=kind, headers=headers)
 
     @api.get("/api/items/{item}/neighbours", tags=["search"], responses=wrong(404))
     async def by_item(item: Id, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
         """Search by an image of the gallery: the nearest others."""
-        catalogue, number = site.found(item)
+        gallery = site.gallery
+        catalogue, number = site.found(item, gallery)
         known = catalogue.item(number)
-        vector = await asyncio.to_thread(site.gallery.vector, number)
-        found = await site.neighbours(vector, k, label, leave_out=catalogue.paths[number], exact=exact)
+        vector = await asyncio.to_thread(gallery.vector, number, catalogue)
+        found = await site.neighbours(vector, k, label, leave_out=catalogue.paths[number], exact=exact, gallery=gallery)
         query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
-        return _answer(site, query, found)
+        return _answer(gallery, query, found)
 
-    @api.post("/api/search", tags=["search"], responses=wrong(400, 404, 408, 415, 503), openapi_extra=_PICTURE)
+    @api.post("/api/search", tags=["search"], responses=wrong(400, 404, 408, 415), openapi_extra=_PICTURE)
     async def by_picture(request: Request, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
         """Search by a picture. It is kept in memory for a while under the id of the answer, and never on disk."""
+        gallery = site.gallery
         async with site.place():
-            upload = await site.embedded(await picture_in(request))
-        return _answer(site, _uploaded(upload), await site.neighbours(upload.vector, k, label, exact=exact))
+            upload = await site.embedded(await picture_in(request), gallery)
+        found = await site.neighbours(upload.vector, k, label, exact=exact, gallery=gallery)
+        return _answer(gallery, _uploaded(upload), found)
 
-    @api.post("/api/search/vector", tags=["search"], responses=wrong(404, 408))
+    @api.post("/api/search/vector", tags=["search"], responses=wrong(400, 404, 408))
     async def by_vector(asked: Annotated[VectorModel, Body()]) -> SearchModel:
         """Search by a vector of the gallery's model."""
-        vector = unit(asked.vector, site.gallery.opened.store.about.dim)
+        gallery = site.gallery
+        vector = unit(asked.vector, gallery.opened.store.about.dim)
         query = QueryModel(kind="vector", id=None, label=None, width=None, height=None)
-        return _answer(site, query, await site.neighbours(vector, asked.k, asked.label, exact=asked.exact))
+        found = await site.neighbours(vector, asked.k, asked.label, exact=asked.exact, gallery=gallery)
+        return _answer(gallery, query, found)
 
     @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=wrong(404))
     async def by_kept_picture(picture: Name, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
         """Search again by a picture that was searched with a short while ago."""
-        upload = site.upload(picture)
-        return _answer(site, _uploaded(upload), await site.neighbours(upload.vector, k, label, exact=exact))
+        gallery = site.gallery
+        upload = site.upload(picture, gallery)
+        found = await site.neighbours(upload.vector, k, label, exact=exact, gallery=gallery)
+        return _answer(gallery, _uploaded(upload), found)
 
     @api.get(
         "/api/pictures/{picture}/thumbnail", tags=["pictures"], response_class=Response,
@@ -349,8 +360,8 @@ def _uploaded(upload: Upload) -> QueryModel:
     return QueryModel(kind="picture", id=upload.id, label=None, width=upload.width, height=upload.height)
 
 
-def _answer(site: Site, query: QueryModel, found: list[Neighbour]) -> SearchModel:
-    limit = site.gallery.opened.threshold
+def _answer(gallery: Gallery, query: QueryModel, found: list[Neighbour]) -> SearchModel:
+    limit = gallery.opened.threshold
     return SearchModel(query=query, threshold=limit, found=[found_model(each) for each in found])
 
 

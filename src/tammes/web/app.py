@@ -1,5 +1,6 @@
 """The application: a site's routes behind its guard."""
 
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -33,8 +34,10 @@ def application(site: Site, *, hosts: Iterable[str] | None = None) -> ASGIApp:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         await site.start()
-        yield
-        await site.close()
+        try:
+            yield
+        finally:
+            await site.close()
 
     app = FastAPI(
         title="Tammes", version=__version__, description=_DESCRIPTION, lifespan=life, docs_url=None, redoc_url=None
@@ -61,8 +64,15 @@ def _as_refusal(error: Exception) -> RefusedError:
     if isinstance(error, RequestValidationError):
         return RefusedError(422, in_words(error.errors()))
     if isinstance(error, HTTPException):
-        told = {404: "there is nothing at this address. /openapi.json lists the addresses there are."}
-        return RefusedError(error.status_code, told.get(error.status_code, f"{error.detail}."))
+        told = {
+            404: "there is nothing at this address. /openapi.json lists the addresses there are.",
+            405: "this address cannot be asked that way. /openapi.json lists how each can be.",
+        }
+        allowed = (error.headers or {}).get("Allow")
+        if allowed is not None and "GET" in allowed:
+            allowed += ", HEAD"  # which the guard answers
+        return RefusedError(error.status_code, told.get(error.status_code, f"{error.detail}."), allowed=allowed)
     if isinstance(error, UserError):
+        print(f"tammes: {error}", file=sys.stderr, flush=True)
         return RefusedError(503, "the gallery cannot be read at the moment; the server's log says why.", again_in=5)
     return RefusedError(500, FAULT)

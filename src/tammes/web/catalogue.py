@@ -75,13 +75,14 @@ class Catalogue:
 
         self._labels = [labels[number] for number in order]
         self.class_names = sorted(set(self._labels), key=natural)
-        self.real_label = {shown(name): name for name in self.class_names}
+        self._shown_names = _unlike_each_other([shown(name) for name in self.class_names])
+        self.real_label = dict(zip(self._shown_names, self.class_names, strict=True))
         """The class as the store knows it, by its name as it is shown."""
-        code = {name: number for number, name in enumerate(self.class_names)}
-        self.codes: Int64[ndarray, " items"] = np.array([code[name] for name in self._labels], dtype=np.int64)
+        self._code = {name: number for number, name in enumerate(self.class_names)}
+        self.codes: Int64[ndarray, " items"] = np.array([self._code[name] for name in self._labels], dtype=np.int64)
         grouped = np.argsort(self.codes, kind="stable")
-        ends = np.cumsum(np.bincount(self.codes, minlength=len(code)))
-        self._members = np.split(grouped, ends[:-1]) if len(code) else []
+        ends = np.cumsum(np.bincount(self.codes, minlength=len(self._code)))
+        self._members = np.split(grouped, ends[:-1]) if self._code else []
         self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
         self.ids = [blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest() for path in self.paths]
         self._numbers = {each: number for number, each in enumerate(self.ids)}
@@ -98,7 +99,7 @@ class Catalogue:
     @property
     def classes(self) -> dict[str, int]:
         """How many items each class has, by its name as it is shown."""
-        return {shown(name): len(numbers) for name, numbers in zip(self.class_names, self._members, strict=True)}
+        return {name: len(numbers) for name, numbers in zip(self._shown_names, self._members, strict=True)}
 
     def number(self, item: str) -> int | None:
         """Where the item of that id stands."""
@@ -109,9 +110,8 @@ class Catalogue:
 
     def item(self, number: int) -> Item:
         width, height = self._sizes[number]
-        return Item(
-            self.ids[number], self._name(number), shown(self._labels[number]), width, height, self._marks[number]
-        )
+        label = self._shown_names[self.codes[number]]
+        return Item(self.ids[number], self._name(number), label, width, height, self._marks[number])
 
     def members(self, label: str | None) -> Sequence[int]:
         """The items of a class, or all, in the natural order of their names."""
@@ -119,9 +119,9 @@ class Catalogue:
 
     def _in_natural_order(self, label: str | None) -> Sequence[int]:
         if label is None:
-            numbers: Sequence[int] = [int(each) for name in self.class_names for each in self.members(shown(name))]
+            numbers: Sequence[int] = [int(each) for name in self._shown_names for each in self.members(name)]
             return numbers
-        found = self._members[self.class_names.index(self.real_label[label])].tolist()
+        found = self._members[self._code[self.real_label[label]]].tolist()
         return sorted(found, key=lambda number: natural(self.paths[number]))
 
     def nearest(
@@ -132,7 +132,7 @@ class Catalogue:
         Args:
             label: the name of a class as the store knows it.
         """
-        members = None if label is None else self._members[self.class_names.index(label)]
+        members = None if label is None else self._members[self._code[label]]
         vectors = self.drawn_vectors if members is None else self.drawn_vectors[members]
         squares = self._squares if members is None else self._squares[members]
         if not len(vectors):
@@ -167,6 +167,18 @@ class Catalogue:
 def shown(text: str) -> str:
     """The text as a page or a JSON answer can hold it: bytes of a file's name that are no characters are escaped."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _unlike_each_other(names: list[str]) -> list[str]:
+    """The names; of some that are the same once they are escaped, all but the first with a number."""
+    result: dict[str, None] = {}
+    for name in names:
+        said, again = name, 1
+        while said in result or (again > 1 and said in names):
+            again += 1
+            said = f"{name} ({again})"
+        result[said] = None
+    return list(result)
 
 
 def _drawn(count: int) -> ndarray:

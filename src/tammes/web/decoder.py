@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -18,14 +19,15 @@ from tammes.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _SHOWN = 480  # longer side of what the page shows of an upload, in pixels
+_MESSAGE = 300  # characters; some quote the file
 
 
 def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[dict[str, Any], bytes, bytes]:
     """What is said of a picture, its pixels as a network sees it, and a small picture of it."""
-    image = open_picture(BytesIO(content), name="the picture", formats=FORMATS)
+    image = open_picture(BytesIO(content), name="the picture", formats=tuple(set(FORMATS) & set(Image.OPEN)))
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
-    return {"width": image.width, "height": image.height, "shape": pixels.shape}, pixels.tobytes(), small(image, _SHOWN)
+    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN)
 
 
 def main(most_bytes: int, most_pixels: int) -> None:
@@ -33,7 +35,9 @@ def main(most_bytes: int, most_pixels: int) -> None:
     Image.MAX_IMAGE_PIXELS = most_pixels
     warnings.simplefilter("ignore")  # about broken metadata; the picture decides
     Image.init()
-    _limit_memory(most_bytes)
+    for kind in set(Image.OPEN) - set(FORMATS):  # so that nothing can choose it: PostScript's starts a program
+        del Image.OPEN[kind]
+    _limit(most_bytes)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while line := source.readline():
         asked = json.loads(line)
@@ -42,24 +46,25 @@ def main(most_bytes: int, most_pixels: int) -> None:
         try:
             said, pixels, shown = decoded(content, asked["mode"], asked["shorter_side"], asked["size"])
         except UserError as error:
-            said = {"error": str(error)}
+            said = {"error": str(error)[:_MESSAGE]}
         except MemoryError:
             said = {"error": "cannot read the picture: it takes too much memory to open. Make it smaller."}
-        said |= {"pixels": len(pixels), "shown": len(shown)}
-        sink.write(json.dumps(said).encode() + b"\n" + pixels + shown)
+        except Exception:  # what a library did not expect of a file
+            said = {"error": "cannot read the picture: it is broken."}
+        sink.write(json.dumps(said | {"shown": len(shown)}).encode() + b"\n" + pixels + shown)
         sink.flush()
 
 
-def _limit_memory(more: int) -> None:
-    """Let this process grow by so many bytes from here on, where the system can hold it to that."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
+def _limit(more: int) -> None:
+    """Let this process grow by so many bytes from here on, and write no file, where the system can hold it to that."""
+    if sys.platform != "linux":
         return
-    with open("/proc/self/statm") if sys.platform == "linux" else BytesIO(b"0") as file:  # noqa: PTH123
-        pages = int(file.read().split()[0])
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     whole = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (whole, whole))
+    for kind, most in ((resource.RLIMIT_AS, whole), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(kind, (most, most))
 
 
 if __name__ == "__main__":

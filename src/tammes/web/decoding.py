@@ -4,9 +4,10 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import prod
 from queue import Empty, LifoQueue
-from threading import Lock, Timer
+from threading import Event, Lock, Timer
 from typing import IO, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from tammes.web.limits import Limits
 from tammes.web.refusals import RefusedError
 
 _RENEWED_AFTER = 500  # pictures; whatever a library may leak goes with its process
+_LINE, _SHOWN_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,27 @@ class _Decoder:
 
     def decode(self, content: bytes, view: View) -> Decoded:
         process = self._running()
-        too_slow = Timer(self._limits.decode_seconds, process.kill)
-        too_slow.start()
+        killed = Event()
+        timer = Timer(self._limits.decode_seconds, lambda: (killed.set(), process.kill()))
+        timer.start()
+        answer = None
         try:
-            asked = {"bytes": len(content), "mode": view.mode, "shorter_side": view.shorter_side, "size": view.size}
-            said, pixels, shown = _exchange(process, json.dumps(asked).encode() + b"\n", content)
-        except (OSError, EOFError):
-            slow = not too_slow.is_alive()
-            self._end()
-            why = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds" if slow else "it is broken"
-            raise RefusedError(422, f"cannot read the picture: {why}.") from None
+            answer = _exchange(process, content, view)
+        except Exception:  # it has ended, or was ended, or says what it never should: it is not used again
+            pass
         finally:
-            too_slow.cancel()
+            timer.cancel()
+            timer.join()
         self._done += 1
-        if "error" in said:
-            raise RefusedError(_status(str(said["error"])), str(said["error"]))
-        shape = tuple(cast(list[int], said["shape"]))
-        found = np.frombuffer(bytearray(pixels), dtype=np.uint8).reshape(shape)
-        return Decoded(found, cast(int, said["width"]), cast(int, said["height"]), shown)
+        if answer is None or killed.is_set():  # the time may have run out just when the answer had come
+            self._end()
+        if isinstance(answer, Decoded):
+            return answer
+        if answer is None and self._closed:
+            raise RefusedError(503, "the server is stopping.", again_in=10)
+        late = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
+        why = answer or f"cannot read the picture: {late if killed.is_set() else 'it is broken'}."
+        raise RefusedError(_status(why), why)
 
     def end(self) -> None:
         """For good."""
@@ -115,7 +120,7 @@ class _Decoder:
             if self._process is None:
                 limits = (str(self._limits.decode_bytes), str(self._limits.upload_pixels))
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tammes.web.decoder", *limits],
+                    [sys.executable, "-P", "-m", "tammes.web.decoder", *limits],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # where libraries complain about files
@@ -139,20 +144,24 @@ class _Decoder:
         self._process = None
 
 
-def _exchange(
-    process: "subprocess.Popen[bytes]", head: bytes, content: bytes
-) -> tuple[dict[str, object], bytes, bytes]:
+def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) -> Decoded | str:
+    """The picture, or why there is none. A file that took that process over gets no further: answers are bounded."""
     sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-    sink.write(head + content)
+    sink.write(json.dumps({"bytes": len(content), **asdict(view)}).encode() + b"\n")
+    sink.write(content)
     sink.flush()
-    line = source.readline()
+    line = source.readline(_LINE)
     if not line.endswith(b"\n"):
         raise EOFError
     said = json.loads(line)
-    parts = [source.read(said[name]) for name in ("pixels", "shown")]
-    if any(len(part) != said[name] for part, name in zip(parts, ("pixels", "shown"), strict=True)):
+    if "error" in said:
+        return str(said["error"])
+    shape = (len(view.mode), view.size, view.size)
+    pixels = np.frombuffer(bytearray(source.read(prod(shape))), dtype=np.uint8).reshape(shape)
+    shown = source.read(min(said["shown"], _SHOWN_BYTES))
+    if len(shown) != said["shown"]:
         raise EOFError
-    return said, parts[0], parts[1]
+    return Decoded(pixels, int(said["width"]), int(said["height"]), shown)
 
 
 def _status(error: str) -> int:

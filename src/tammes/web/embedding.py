@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 import torch
@@ -22,23 +22,26 @@ class Embedding:
         self._embedder = embedder
         self._waiting: SimpleQueue[tuple[ndarray, Future[ndarray]] | None] = SimpleQueue()
         self._closed = False
+        self._lock = Lock()  # nothing is put after the end
         self._thread = Thread(target=self._work, name="embedding", daemon=True)
         self._thread.start()
 
     def vector(self, pixels: UInt8[ndarray, "channels height width"]) -> "Future[Float32[ndarray, ' dim']]":
         """The unit vector of a picture, when its turn has come."""
-        if self._closed:
-            raise RefusedError(
-                503, "the server stops or its gallery was made anew. Try again in a moment.", again_in=1
-            )
         result: Future[ndarray] = Future()
-        self._waiting.put((pixels, result))
+        with self._lock:
+            if self._closed:
+                raise RefusedError(
+                    503, "the server stops or its gallery was made anew. Try again in a moment.", again_in=1
+                )
+            self._waiting.put((pixels, result))
         return result
 
     def close(self) -> None:
         """Finish what waits, and end."""
-        self._closed = True
-        self._waiting.put(None)
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
         self._thread.join()
 
     def _work(self) -> None:

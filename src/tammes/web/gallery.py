@@ -38,8 +38,8 @@ class Gallery:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self.embedder = opened.embedder
-        self.embedding = Embedding(self.embedder)
         self.catalogue = Catalogue(opened.store)
+        self.embedding = Embedding(self.embedder)  # last: it has a thread
         self._thumbnails: Memory[tuple[str, str], bytes] = Memory(_THUMBNAILS, len)
 
     @property
@@ -73,9 +73,9 @@ class Gallery:
             return catalogue.nearest(vector, k, label=real, leave_out=leave_out)
         return self.opened.store.search(vector[None], k, label=real, leave_out=[leave_out], exact=exact)[0]
 
-    def vector(self, number: int) -> Float32[ndarray, " dim"]:
-        """That of an item of the catalogue."""
-        catalogue = self.catalogue
+    def vector(self, number: int, catalogue: Catalogue | None = None) -> Float32[ndarray, " dim"]:
+        """That of an item of a catalogue; the newest unless another is given."""
+        catalogue = self.catalogue if catalogue is None else catalogue
         if catalogue.complete:
             return np.asarray(catalogue.drawn_vectors[number])
         return self.opened.store.get([catalogue.paths[number]])[0].vector
@@ -124,7 +124,7 @@ class Gallery:
                 raise RefusedError(403, "the file of this item lies outside the folders that were indexed.")
             with file.open("rb") as content:
                 kind = _kind(content.read(32))
-        except OSError:
+        except (OSError, RuntimeError):  # the latter is what a link in a circle raises
             raise gone from None
         if kind is None:
             raise RefusedError(415, "the file of this item is of a kind that browsers do not show; its thumbnail is.")
@@ -164,9 +164,10 @@ class Watched:
             self._at = monotonic()
             self._took = self._at - began
             return True
-        except UserError as error:
+        except Exception as error:  # also what a damaged file of a model makes others raise
             # What is served goes on being served; whoever runs the server is told once in a while.
-            print(f"tammes: cannot read the gallery anew: {error}", file=sys.stderr, flush=True)
+            said = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            print(f"tammes: cannot read the gallery anew: {said}", file=sys.stderr, flush=True)
             self._at, self._took = monotonic(), max(self._took, 1.0)
             return False
         finally:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
+from math import ceil
 from time import monotonic, perf_counter
 from urllib.parse import urlsplit
 
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tammes.web.limits import Limits
-from tammes.web.refusals import FAULT, RefusedError
+from tammes.web.refusals import FAULT, RefusedError, as_json
 from tammes.web.telemetry import Telemetry
 
 COOKIE = "tammes_token"
@@ -29,7 +29,7 @@ POLICY = (
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
     " trusted-types 'none'"
 )
-_HEADERS = {
+HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -71,22 +71,16 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began = perf_counter()
+        scope = _simplified(scope)
         request = Request(scope)
-        answer = _Answer(send)
+        answer = _Answer(send, empty=scope["tammes.head"])
         self._telemetry.under_way.inc()
         try:
             try:
                 self._check(request)
-                body = _Body(receive, request.headers, self._limits)
-                async with asyncio.timeout(self._limits.seconds + self._limits.upload_seconds):
-                    await self._app(scope, body.receive, answer.send)
+                await self._answer(scope, receive, answer)
             except RefusedError as error:
                 await self._refuse(request, answer, error)
-            except TimeoutError:
-                seconds = f"{self._limits.seconds:g}"
-                await self._refuse(
-                    request, answer, RefusedError(504, f"this took longer than {seconds} seconds.", again_in=5)
-                )
             except ClientDisconnect:
                 pass  # nobody is there to be told
             except Exception:  # a fault of ours: told to whoever runs the server, not to the client
@@ -96,12 +90,26 @@ class Guard:
         finally:
             self._telemetry.under_way.dec()
             route = getattr(scope.get("route"), "path", "other")
-            method = request.method if request.method in _METHODS else "other"
+            method = "HEAD" if scope["tammes.head"] else request.method
+            method = method if method in _METHODS else "other"
             self._telemetry.requests.labels(route, method, str(answer.status)).inc()
             self._telemetry.seconds.labels(route).observe(perf_counter() - began)
 
+    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        """Have it answered in time: so much for the body to arrive, and so much from there on."""
+        seconds = self._limits.seconds
+        body = _Body(receive, Headers(scope=scope), self._limits)
+        try:
+            async with asyncio.timeout(seconds + (self._limits.upload_seconds if body.expected else 0)) as limit:
+                body.when_whole = lambda: limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                await self._app(scope, body.receive, answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RefusedError(504, f"this took longer than {seconds:g} seconds.", again_in=5) from None
+
     def _check(self, request: Request) -> None:
-        path = request.url.path
+        path = request.scope["path"]  # and no address that was put together from it and the Host header
         if self._hosts is not None and _host(request) not in self._hosts:
             raise RefusedError(421, "this server is not known by that name. Use the address that it printed.")
         if self._token is not None and not path.startswith(_OPEN) and not self._knows(request):
@@ -116,18 +124,15 @@ class Guard:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and same_token(given.strip(), self._token):
             return True
-        try:
-            kept = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return kept is not None and same_token(kept.value, cookie_of(self._token))
+        kept = request.cookies.get(COOKIE)
+        return kept is not None and same_token(kept, cookie_of(self._token))
 
     def _count(self, client: str, cost: float) -> None:
         """A bucket for each client that fills at the rate and that a request takes from."""
         rate = self._limits.rate
         if not rate:
             return
-        now, most = monotonic(), rate * self._limits.burst
+        now, most = monotonic(), max(1.0, rate * self._limits.burst)  # at least one request fits in
         left, since = self._clients.pop(client, (most, now))
         left = min(most, left + (now - since) * rate)
         enough = left >= cost
@@ -136,7 +141,9 @@ class Guard:
             self._clients.popitem(last=False)
         if not enough:
             raise RefusedError(
-                429, f"more than {rate:g} requests a second from one client. Try again in a moment.", again_in=1
+                429,
+                f"more than {rate:g} requests a second from one client. Try again in a moment.",
+                again_in=ceil((cost - left) / rate),
             )
 
     async def _refuse(self, request: Request, answer: "_Answer", error: RefusedError) -> None:
@@ -152,8 +159,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 class _Answer:
     """What is sent: its status is remembered, and its headers are made safe."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, *, empty: bool) -> None:
+        self._send, self._empty = send, empty
         self.started = False
         self.status = 0
 
@@ -161,9 +168,11 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
+            for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
+        elif self._empty:
+            message = {**message, "body": b""}
         await self._send(message)
 
 
@@ -174,6 +183,10 @@ class _Body:
         self._receive, self._limits = receive, limits
         self._bytes = 0
         self._until: float | None = None
+        self._whole = False
+        self.when_whole: Callable[[], None] = lambda: None
+        """Called once, when all of it is there."""
+        self.expected = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
         said = headers.get("content-length")
         if said is not None and said.isdecimal() and int(said) > limits.upload_bytes:
             raise self._too_large()
@@ -194,12 +207,22 @@ class _Body:
             raise self._too_large()
         if not message.get("more_body", False):
             self._until = float("inf")  # what is received from here on is that the client has gone
+            if self.expected and not self._whole:
+                self.when_whole()
+            self._whole = True
         return message
 
     def _too_large(self) -> RefusedError:
         return RefusedError(
             413, f"a request may have up to {self._limits.upload_bytes / 1e6:g} MB. Make the picture smaller."
         )
+
+
+def _simplified(scope: Scope) -> Scope:
+    """A request as the routes know it: HEAD is GET whose answer is left out, and an answer is always whole."""
+    head = scope["method"] == "HEAD"
+    headers = [each for each in scope["headers"] if each[0] != b"range"]
+    return {**scope, "method": "GET" if head else scope["method"], "headers": headers, "tammes.head": head}
 
 
 def same_token(given: str, token: str) -> bool:
@@ -217,6 +240,14 @@ def _host(request: Request) -> str:
         return (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection too many."""
+    request = Request(scope)
+    response = as_json(request, RefusedError(503, "too many connections at once. Try again in a moment.", again_in=1))
+    response.headers["Connection"] = "close"
+    await response(scope, receive, _Answer(send, empty=request.method == "HEAD").send)
 
 
 async def _nothing() -> Message:

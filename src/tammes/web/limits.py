@@ -1,6 +1,7 @@
 """What a server allows a client."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from tammes.errors import UserError
 
@@ -41,7 +42,7 @@ class Limits:
     remembered: int = 500
 
     def __post_init__(self) -> None:
-        if self.upload_bytes < 1 or self.upload_pixels < 1:
-            raise UserError("--max-upload and --max-pixels must be above 0: a picture has to fit.")
-        if self.rate < 0:
+        if not isfinite(self.rate) or self.rate < 0:
             raise UserError(f"--rate must be 0 (no limit) or more requests a second, got {self.rate:g}.")
+        if self.upload_bytes < 1 or self.upload_pixels < 1:
+            raise UserError("--max-upload and --max-pixels must be numbers above 0: a picture has to fit.")

@@ -46,6 +46,7 @@ class Cartographer:
         self._map: Map | None = None
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     @property
     def working(self) -> bool:
@@ -54,18 +55,19 @@ class Cartographer:
 
     async def map(self, catalogue: Catalogue) -> Map:
         """The best map there is by now; asks for a better one."""
-        if self._map is None or self._map.catalogue is not catalogue:
-            self.close()
-            numbers, vectors = _shown(catalogue)
-            kept = _kept(vectors)
-            if kept is not None:
-                self._map = Map("tsne", catalogue, numbers, kept)
-            else:
-                places = await asyncio.to_thread(_by_pca, vectors)
-                self._map = Map("pca", catalogue, numbers, places)
-                if len(numbers) > 10:
-                    self._task = asyncio.create_task(self._improve(catalogue, numbers, vectors))
-        return self._map
+        async with self._one_at_a_time:
+            if self._map is None or self._map.catalogue is not catalogue:
+                self.close()
+                numbers, vectors = _shown(catalogue)
+                kept = await asyncio.to_thread(_kept, vectors)
+                if kept is not None:
+                    self._map = Map("tsne", catalogue, numbers, kept)
+                else:
+                    places = await asyncio.to_thread(_by_pca, vectors)
+                    self._map = Map("pca", catalogue, numbers, places)
+                    if len(numbers) > 10:
+                        self._task = asyncio.create_task(self._improve(catalogue, numbers, vectors))
+            return self._map
 
     def close(self) -> None:
         if self._task is not None:

@@ -11,11 +11,12 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, FastAPI, Form, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from tammes import __version__
 from tammes.web import api
 from tammes.web.api import Exact, Id, Label, Name
-from tammes.web.catalogue import Catalogue
+from tammes.web.catalogue import Catalogue, Item
 from tammes.web.examples import examples
 from tammes.web.guard import COOKIE, cookie_of, same_token
 from tammes.web.refusals import RefusedError, headers_of
@@ -36,6 +37,7 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NUMBERS = (8, 24, 48, 96)
 _CARDS, _CLASSES = 60, 96  # of one page
 _STARTS = 24  # pictures to begin with
+_TINY = 64  # pixels
 
 K = Annotated[int, Query(ge=1, le=200)]
 Page = Annotated[int, Query(ge=1, le=10**6)]
@@ -259,9 +261,14 @@ def _page(site: Site, template: str, **values: Any) -> HTMLResponse:
     gallery = site.gallery if site.has_gallery else None
     shared = {
         "version": __version__, "gallery": gallery, "site": site, "static": _address, "limits": site.limits,
-        "thumbnail": api.thumbnail_address,
+        "thumbnail": api.thumbnail_address, "tiny": _tiny,
     }  # fmt: skip
     return HTMLResponse(_environment().get_template(template).render({**shared, **values}))
+
+
+def _tiny(item: Item) -> Markup:
+    """How the image of very few pixels is drawn: as they are, not as a blur."""
+    return Markup(' class="tiny"' if max(item.width, item.height) <= _TINY else "")
 
 
 @cache

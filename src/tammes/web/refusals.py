@@ -33,11 +33,12 @@ class RefusedError(Exception):
         status: of HTTP.
         message: what was wrong, what is right.
         again_in: seconds after which it may be worth another try.
+        allowed: the methods that the address does know, where it was asked with another.
     """
 
-    def __init__(self, status: int, message: str, *, again_in: int | None = None) -> None:
+    def __init__(self, status: int, message: str, *, again_in: int | None = None, allowed: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.again_in = status, message, again_in
+        self.status, self.message, self.again_in, self.allowed = status, message, again_in, allowed
 
 
 FAULT = "something went wrong on the server; its log says what."
@@ -48,6 +49,8 @@ def headers_of(request: Request, error: RefusedError) -> dict[str, str]:
     headers = {"Cache-Control": "no-store"}
     if error.again_in is not None:
         headers["Retry-After"] = str(error.again_in)
+    if error.allowed is not None:
+        headers["Allow"] = error.allowed
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if request.method not in ("GET", "HEAD"):
@@ -62,14 +65,14 @@ def as_json(request: Request, error: RefusedError) -> Response:
 
 def wants_page(request: Request) -> bool:
     """Whether a person looks at the answer: a browser that opens an address, not a script that asks."""
-    path = request.url.path
+    path = request.scope["path"]
     return not path.startswith(("/api/", "/static/", "/metrics")) and "text/html" in request.headers.get("accept", "")
 
 
 def in_words(errors: Any) -> str:
     """What pydantic found wrong with a request, in one sentence."""
     said = []
-    for error in errors:
-        where = ".".join(str(part) for part in error["loc"] if part not in ("query", "body", "path"))
+    for error in errors[:5]:
+        where = ".".join(str(part)[:100] for part in error["loc"] if part not in ("query", "body", "path"))
         said.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
-    return "; ".join(said[:5]) + "."
+    return "; ".join(said).encode(errors="backslashreplace").decode() + "."

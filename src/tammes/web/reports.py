@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,25 @@ class Report:
 
     Attributes:
         name: its folder, below the one that is served.
-        file: its report; None where there is none yet.
+        written: its report; None where there is none yet.
         current: whether the report was written by this version: the script of another is not allowed to run.
         config, results: what the run has written down; empty for a benchmark.
     """
 
     name: str
-    file: Path | None
+    folder: Path
+    written: Path | None
     current: bool
     kind: str
     title: str
     state: str
     config: dict[str, Any]
     results: dict[str, Any]
+
+    @property
+    def file(self) -> Path | None:
+        """The report, if it is still there."""
+        return self.written if self.written is not None and self.written.is_file() else None
 
 
 def reports_in(roots: Sequence[Path]) -> dict[str, Report]:
@@ -61,8 +67,17 @@ def policy() -> str:
 
 def _add(found: dict[str, Report], root: Path, folder: Path, report: Report) -> None:
     # A report that leads out of the folder that is served is none of it.
-    if folder.resolve().is_relative_to(root.resolve()):
-        found.setdefault(report.name, report)
+    if not folder.resolve().is_relative_to(root.resolve()):
+        return
+    if report.name in found and found[report.name].folder != report.folder:  # of another folder that is served
+        report = replace(report, name=_unlike(found, f"{shown(root.resolve().name)}/{report.name}"))
+    found.setdefault(report.name, report)
+
+
+def _unlike(found: dict[str, Report], name: str) -> str:
+    """The name, with a number if there is such a report already."""
+    names = (name, *(f"{name} {number}" for number in range(2, len(found) + 3)))
+    return next(each for each in names if each not in found)
 
 
 def _name(root: Path, folder: Path) -> str:
@@ -73,14 +88,15 @@ def _name(root: Path, folder: Path) -> str:
 def _of_run(run: Run, name: str) -> Report:
     config, results = _json(run.folder / "config.json"), _json(run.folder / "results.json")
     file = _report(run.folder)
-    return Report(name, file, _is_current(file), "run", name, run.state, config, results)
+    return Report(name, run.folder.resolve(), file, _is_current(file), "run", name, run.state, config, results)
 
 
 def _of_benchmark(folder: Path, name: str) -> Report | None:
     results, file = _json(folder / "results.json"), _report(folder)
     if file is None:
         return None
-    return Report(name, file, _is_current(file), "benchmark", str(results.get("title", name)), "", {}, {})
+    title = str(results.get("title", name))
+    return Report(name, folder.resolve(), file, _is_current(file), "benchmark", title, "", {}, {})
 
 
 def _report(folder: Path) -> Path | None:
@@ -92,8 +108,11 @@ def _is_current(file: Path | None) -> bool:
     """By the digest in its head: the file may have megabytes."""
     if file is None:
         return False
-    with file.open("rb") as content:
-        head = content.read(2000).decode(errors="replace")
+    try:
+        with file.open("rb") as content:
+            head = content.read(2000).decode(errors="replace")
+    except OSError:
+        return False
     return script_digest() in head
 
 

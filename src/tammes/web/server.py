@@ -2,18 +2,23 @@
 
 import asyncio
 import ipaddress
+import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
+import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tammes.errors import UserError
 from tammes.web.app import application
+from tammes.web.guard import HEADERS, busy
 from tammes.web.limits import Limits
+from tammes.web.refusals import CODES
 from tammes.web.site import Site
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -53,10 +58,10 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be the name of a host
+        why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot listen at {host}, port {port}: {error.strerror or error}. Choose another: --port 0 takes one that"
-            " is free."
+            f"cannot listen at {host}, port {port}: {why}. Choose another: --port 0 takes one that is free."
         ) from None
 
 
@@ -74,8 +79,16 @@ def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], N
     Args:
         ready: called when requests are answered.
     """
+    server = Server(site, host, ready)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise UserError("the server could not start; what is above says why.")
+    return server.signal
+
+
+def _config(site: Site, host: str) -> uvicorn.Config:
     hosts = {*_LOOPBACK, host} if is_loopback(host) else None
-    config = uvicorn.Config(
+    return uvicorn.Config(
         application(site, hosts=hosts),
         http=_protocol(site.limits),
         ws="none",
@@ -83,22 +96,16 @@ def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], N
         log_level="critical",
         access_log=False,
         server_header=False,
-        limit_concurrency=site.limits.connections,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=int(site.limits.seconds + site.limits.upload_seconds),
     )
-    server = _Server(config, ready)
-    server.run(sockets=[listening])
-    if not server.started:
-        raise UserError("the server could not start; what is above says why.")
-    return server.signal
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Tells when it is ready, and ends with a code of its own in place of the signal's."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, site: Site, host: str, ready: Callable[[], None]) -> None:
+        super().__init__(_config(site, host))
         self._ready = ready
         self.signal = 0
 
@@ -113,6 +120,9 @@ class _Server(uvicorn.Server):
             self.signal = self.signal or number
             self.handle_exit(number, frame)  # the second Ctrl-C does not wait
 
+        if current_thread() is not main_thread():  # which alone is told of signals; `should_exit` stops it
+            yield
+            return
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -122,37 +132,65 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(limits: Limits) -> type[H11Protocol]:
+    whole = limits.upload_seconds + limits.seconds + limits.header_seconds
+
     class Protocol(H11Protocol):
-        """A connection that may take so long to say what it wants, and no longer."""
+        """A connection that may take so long to say what it wants and to take in the answer, and no longer."""
 
         _silent: asyncio.TimerHandle | None = None
+        _late: asyncio.TimerHandle | None = None
+        _answered: RequestResponseCycle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self.app = busy
             self._watch()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
+        def handle_events(self) -> None:
+            super().handle_events()
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._calm()
+            _cancel(self._silent)
+            _cancel(self._late)
             super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+            content = json.dumps({"error": CODES[400], "message": "this is not HTTP as the server knows it."}).encode()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+            parts: tuple[h11.Event, ...] = (
+                h11.Response(status_code=400, reason=b"Bad Request", headers=[*{**HEADERS, **headers}.items()]),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            )
+            for part in parts:
+                self.transport.write(self.conn.send(part) or b"")
+            self.transport.close()
 
         def _watch(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
-                self._calm()
+                _cancel(self._silent)
+                self._silent = None
+                if self._answered is not self.cycle:
+                    self._answered = self.cycle
+                    _cancel(self._late)
+                    self._late = self.loop.call_later(whole, self._cut_off, self.cycle)
             elif self._silent is None:
                 self._silent = self.loop.call_later(limits.header_seconds, self._give_up)
-
-        def _calm(self) -> None:
-            if self._silent is not None:
-                self._silent.cancel()
-                self._silent = None
 
         def _give_up(self) -> None:
             self._silent = None
             if not self.transport.is_closing():
                 self.transport.close()
 
+        def _cut_off(self, cycle: RequestResponseCycle) -> None:
+            if not cycle.response_complete or self.transport.is_closing():
+                self.transport.abort()  # what the client has not taken in yet is not waited for
+
     return Protocol
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

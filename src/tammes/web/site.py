@@ -114,22 +114,24 @@ class Site:
 
     async def reports(self) -> dict[str, Report]:
         if monotonic() - self._reports_at > _REPORTS_LAST:
-            self._reports = await asyncio.to_thread(reports_in, self._folders)
+            with suppress(OSError):  # a run was removed at this moment: the next look finds what is left
+                self._reports = await asyncio.to_thread(reports_in, self._folders)
             self._reports_at = monotonic()
         return self._reports
 
-    def found(self, item: str) -> tuple[Catalogue, int]:
+    def found(self, item: str, gallery: Gallery | None = None) -> tuple[Catalogue, int]:
         """The catalogue that knows an item, and where it stands in it."""
-        catalogue = self.gallery.catalogue
+        catalogue = (self.gallery if gallery is None else gallery).catalogue
         number = catalogue.number(item)
         if number is None:
             raise RefusedError(404, f"the gallery has no item {item!r}.")
         return catalogue, number
 
-    def upload(self, name: str) -> Upload:
+    def upload(self, name: str, gallery: Gallery | None = None) -> Upload:
         """A picture that was searched with."""
+        gallery = self.gallery if gallery is None else gallery
         kept = self._uploads.get(name)
-        if kept is None or kept.model != self.gallery.opened.store.about.model:
+        if kept is None or kept.model != gallery.opened.store.about.model:
             raise RefusedError(404, "this picture is not kept any more. Search with it again.")
         return kept
 
@@ -137,10 +139,10 @@ class Site:
         """A place for one upload, to be held while its body is read and looked at."""
         return _Place(self._places, self.limits.wait_seconds)
 
-    async def embedded(self, content: bytes) -> Upload:
+    async def embedded(self, content: bytes, gallery: Gallery | None = None) -> Upload:
         """A file's content as a picture to search with, which is then kept for a while."""
         assert self._decoders is not None
-        gallery = self.gallery
+        gallery = self.gallery if gallery is None else gallery
         if not content:
             raise RefusedError(400, "the body is empty: send the picture's file.")
         self.telemetry.upload_bytes.inc(len(content))
@@ -156,10 +158,14 @@ class Site:
 
     async def neighbours(
         self, vector: Float32[ndarray, " dim"], k: int, label: str | None, *, leave_out: str | None = None,
-        exact: bool = False,
+        exact: bool = False, gallery: Gallery | None = None,
     ) -> list[Neighbour]:  # fmt: skip
-        """The nearest items to a vector; those that have come since the catalogue was read are not among them."""
-        gallery = self.gallery
+        """The nearest items to a vector; those that have come since the catalogue was read are not among them.
+
+        Args:
+            gallery: the one whose model made the vector, where another may have taken its place since.
+        """
+        gallery = self.gallery if gallery is None else gallery
         catalogue = gallery.catalogue
         with self.telemetry.search_seconds.time():
             hits: list[Hit] = await asyncio.to_thread(

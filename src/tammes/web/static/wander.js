@@ -31,7 +31,11 @@
     return image.complete && image.naturalWidth ? image : null;
   };
   const move = wander(place, data, {
-    fill: (card, number) => { card.querySelector("img").src = address(number); },
+    fill: (card, number) => {
+      const image = card.querySelector("img");
+      image.addEventListener("load", () => { image.className = image.naturalWidth <= 64 ? "tiny" : ""; }, { once: true });
+      image.src = address(number);
+    },
     open: (number) => { location.assign(`/item/${data.ids[number]}`); },
     picture,
   });
