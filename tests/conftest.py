@@ -1,8 +1,11 @@
 """One thread a test process: the tests run side by side, and small tensors only wait for a second thread."""
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,26 +17,38 @@ settings.register_profile("tammes", deadline=None)
 settings.load_profile("tammes")
 
 
-def in_one_thread(*arguments: str) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Keep a group of tests in one worker: pytest-xdist 3.8 notes groups where pytest 9.2 no longer looks for them."""
+    for item in items:
+        grouped = vars(item).get("_nodeid")
+        if grouped is not None and grouped != item.nodeid:
+            item._id = type(item._id).parse(grouped)
+
+
+def in_one_thread(arguments: list[str], said: Path) -> None:
     """With as many threads as the tests have: sums in another order differ in their last digit."""
     from tammes.cli import main  # not before pytest has set up the check of shapes
 
+    with said.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     main(arguments)
 
 
 @pytest.fixture(scope="session")
-def started() -> Callable[..., BaseProcess]:
-    """Start a command in a process of its own, to be killed at its work.
+def started() -> Callable[[list[str], Path], BaseProcess]:
+    """Start a command in a process of its own, to be stopped at its work; what it says goes to a file.
 
     All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
-    are in one group, `killed`, so that there is one such process. LanceDB, which has a thread, is not imported before.
+    are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tammes.cli.job", "tests.conftest"])
 
-    def start(*arguments: str) -> BaseProcess:
-        process = context.Process(target=in_one_thread, args=arguments, daemon=True)
+    def start(arguments: list[str], said: Path) -> BaseProcess:
+        process = context.Process(target=in_one_thread, args=(arguments, said), daemon=True)
         process.start()
         return process
 

@@ -29,6 +29,9 @@ from tammes.errors import UserError
 from tammes.runs import open_run
 from tests.test_cli_train import printed, refused
 
+# In one worker, so that the benchmark of `done` is run once.
+pytestmark = pytest.mark.xdist_group("processes")
+
 PLAN = """
 title = "stripes"
 data = "photos"
@@ -304,15 +307,14 @@ def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
         without_quarter(config, 2, data.classes())
 
 
-@pytest.mark.xdist_group("killed")
 def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
-    root: Path, started: Callable[..., BaseProcess], tmp_path: Path
+    root: Path, started: Callable[[list[str], Path], BaseProcess], tmp_path: Path
 ) -> None:
     text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "")
     text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
-    process = started(*words)
+    process = started(words, tmp_path / "said.txt")
     cell = table_cells(read_plan(file, Train), tmp_path / "out")[0]
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
         assert process.is_alive()

@@ -5,8 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -478,9 +476,9 @@ def uninterrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-def wait_for_checkpoint(out: Path, delay: float, ended: Callable[[], bool]) -> None:
+def wait_for_checkpoint(process: BaseProcess, out: Path, delay: float) -> None:
     deadline = time.monotonic() + 120
-    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and not ended():
+    while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and process.is_alive():
         time.sleep(0.002)
     time.sleep(delay)
 
@@ -488,14 +486,14 @@ def wait_for_checkpoint(out: Path, delay: float, ended: Callable[[], bool]) -> N
 KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]
 
 
-@pytest.mark.xdist_group("killed")
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("seed", KILLS)
 def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
-    uninterrupted: Path, started: Callable[..., BaseProcess], photos: Path, tmp_path: Path, seed: int
+    uninterrupted: Path, started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path: Path, seed: int
 ) -> None:
     out = tmp_path / "run"
-    process = started(*long_run(photos, out))
-    wait_for_checkpoint(out, random.Random(seed).uniform(0, 0.5), lambda: not process.is_alive())
+    process = started(long_run(photos, out), tmp_path / "said.txt")
+    wait_for_checkpoint(process, out, random.Random(seed).uniform(0, 0.5))
     process.kill()
     process.join(timeout=300)
     assert (out / "checkpoint.safetensors").exists()
@@ -509,22 +507,18 @@ def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
     )
 
 
-@pytest.mark.xdist_group("killed")
+@pytest.mark.xdist_group("processes")
 def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
-    uninterrupted: Path, photos: Path, tmp_path: Path
+    uninterrupted: Path, started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from tammes.cli import main; main()", *long_run(photos, out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    wait_for_checkpoint(out, 0.1, lambda: process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, output.decode()
-    assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in output.decode()
+    out, said = tmp_path / "run", tmp_path / "said.txt"
+    process = started(long_run(photos, out), said)
+    wait_for_checkpoint(process, out, 0.1)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(timeout=300)
+    assert process.exitcode == 130, said.read_text()
+    assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in said.read_text()
     with safe_open(out / "checkpoint.safetensors", framework="np") as opened:
         assert json.loads(opened.metadata()["state"])["position"]["step"] > 0
     main(["train", "--resume", str(out)])

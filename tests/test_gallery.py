@@ -437,12 +437,12 @@ def killed_at_work(process: BaseProcess, gallery: Path, after: float) -> bool:
     return running
 
 
-@pytest.mark.xdist_group("killed")
-@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     moments: int,
     run: Path,
-    started: Callable[..., BaseProcess],
+    started: Callable[[list[str], Path], BaseProcess],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -454,7 +454,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     pause, running = np.random.default_rng(moments), 0
     for moment in range(moments):
         gallery = tmp_path / f"g{moment % 3}"  # a gallery is killed more than once
-        process = started("index", str(run), str(folder), "--gallery", str(gallery))
+        process = started(["index", str(run), str(folder), "--gallery", str(gallery)], tmp_path / "said.txt")
         running += killed_at_work(process, gallery, float(pause.uniform(0, 2.0)))
         if not gallery.exists():
             continue

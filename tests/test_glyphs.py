@@ -33,6 +33,9 @@ from tammes.datasets.glyphs import (
 from tammes.datasets.look_alikes import FACES, Face, faces, groups, likeness
 from tammes.errors import UserError
 
+# In one worker, so that the data set is drawn once.
+pytestmark = pytest.mark.xdist_group("glyphs")
+
 # The module, which the function of the same name hides.
 MODULE = sys.modules["tammes.datasets.glyphs"]
 
