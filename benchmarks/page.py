@@ -96,6 +96,7 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
             content += _if_stored(results, "complexity", complexity)
         lines += [f"## {heading}", "", *content] if content else []
     lines += _if_stored(results, "estimators", estimators)
+    lines += _if_stored(results, "serve", served)
     return "\n".join(lines)
 
 
@@ -354,6 +355,112 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
             *_drawn(_grown(stored)),
         ]
     return [*lines, *_machine(stored)]
+
+
+def served(stored: Mapping[str, Any]) -> list[str]:
+    """A gallery that is served: requests a second, what an upload's time goes to, and the memory under load."""
+    of, alone, rows = stored["of"], stored["alone"], stored["rows"]
+    shown = {
+        "request": [row["what"] for row in rows],
+        "connections": [str(row["connections"]) for row in rows],
+        "a second": [f"{row['per_second']:,.1f}" for row in rows],
+        **{f"{name}, ms": [_ms(row[f"{name}_ms"]) for row in rows] for name in ("p50", "p99", "max")},
+        "in the server, mean, ms": [_ms(row["server"]["request_ms"]) for row in rows],
+        "errors": [_errors(row["errors"]) for row in rows],
+        **{f"CPU of the {who}, ms": [_ms(row[f"{who}_cpu_ms"]) for row in rows] for who in ("server", "client")},
+    }
+    lines = [
+        "## A gallery served",
+        "",
+        f"`tammes serve` of {of['items']:,} images in {of['classes']:,} classes ({alone['backbone']}, vectors of"
+        f" {of['dim']} numbers), ready after {stored['start_seconds']:.1f} s. The client is a process on the same"
+        f" machine; each connection asks again as soon as it has its answer, for {of['seconds']:g} s. In the server: by"
+        " its own clock, from a request to its answer's end. CPU is processor time of a request, of the server with its"
+        " decoders and of the client.",
+        "",
+        "    python -m benchmarks.serve GALLERY",
+        "",
+        *_drawn(shown),
+        *_client_cost(rows),
+        *_uploads(stored),
+        *(_load(stored["load"]) if "load" in stored else []),
+    ]
+    versions = ", ".join(f"{name} {stored['versions'][name]}" for name in ("uvicorn", "fastapi", "lancedb"))
+    cores, busy = stored["machine"]["cores"], stored["machine"]["load_before"]
+    return [*lines, f"{cores} cores, load average {busy:.1f} before; {versions}.", "", *_machine(stored)]
+
+
+def _client_cost(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How busy the client is where it is busiest."""
+    if not rows:
+        return []
+    shares = {id(row): row["client_cpu_ms"] * row["per_second"] / 1e3 for row in rows}
+    most = max(rows, key=lambda row: shares[id(row)])
+    return [
+        f"The client is busiest with {most['what']} by {most['connections']} connections, for"
+        f" {100 * shares[id(most)]:.0f} % of one core.",
+        "",
+    ]
+
+
+def _uploads(stored: Mapping[str, Any]) -> list[str]:
+    """Searches by upload beside the embedding alone."""
+    alone = stored["alone"]
+    one, together = alone["one"], alone["together"]
+    lines = [
+        f"The embedding alone, {alone['images']} images of {alone['mean_kb']:.0f} kB without a server, ms an image:"
+        f" {_ms(one['encode_ms'])} one at a time (decode {_ms(one['decode_ms'])}, embed {_ms(one['embed_ms'])}),"
+        f" {_ms(together['encode_ms'])} in batches of 16 (decode {_ms(together['decode_ms'])}, embed"
+        f" {_ms(together['embed_ms'])}).",
+        "",
+    ]
+    rows: list[Mapping[str, Any]] = stored.get("uploads", {}).get("rows", [])
+    for row in rows:
+        if row["to_alone"] is not None:
+            lines[0] += f" A search by upload takes {row['to_alone']:.2f} times the embedding alone, one at a time."
+    measured = {row["connections"]: row for row in stored["rows"] if row["what"] == "search by upload"}
+    shares = {
+        "connections": [str(row["connections"]) for row in rows],
+        "ms in the server, mean": [_ms(measured[row["connections"]]["server"]["request_ms"]) for row in rows],
+        **{step: [f"{100 * row['shares'][step]:.0f} %" for row in rows] for step in ("decode", "embed", "search")},
+        "the rest": [f"{100 * (1 - sum(row['shares'].values())):.0f} %" for row in rows],
+        "uploads a second, of the embedding alone in batches": [
+            f"{100 * row['of_alone_per_second']:.0f} %" for row in rows
+        ],
+    }
+    said = "What the time of a search by upload goes to, by the server's own figures, waits for a turn included:"
+    return [*lines, said, "", *_drawn(shares)] if rows else lines
+
+
+def _load(load: Mapping[str, Any]) -> list[str]:
+    """Minutes of mixed load, and the memory."""
+    memory = load["memory"]
+    first, end = (memory[name]["server_mb"] + memory[name]["decoders_mb"] for name in ("first", "end"))
+    grown, own = (memory[name] for name in ("mb_per_hour", "server_mb_per_hour"))
+    kinds: Mapping[str, Mapping[str, Any]] = load["kinds"]
+    shown = {
+        "of the load": list(kinds),
+        "requests": [f"{kind['requests']:,}" for kind in kinds.values()],
+        **{f"{name}, ms": [_ms(kind[f"{name}_ms"]) for kind in kinds.values()] for name in ("p50", "p99", "max")},
+    }
+    slope = "" if grown is None else f", {grown:+.1f} MB an hour over the second half ({own:+.1f} of the server alone)"
+    return [
+        f"Mixed load by {load['connections']} connections, {load['minutes']:.1f} minutes"
+        f"{'' if load['complete'] else ', then interrupted'}: {load['requests']:,} requests,"
+        f" {load['per_second']:.1f} a second, errors: {_errors(load['errors'])}. Memory of the server and its decoders"
+        f" (PSS): {first:.0f} MB after {memory['first']['seconds']:.0f} s, {end:.0f} MB at the end,"
+        f" {memory['peak_mb']:.0f} MB at most{slope}.",
+        "",
+        *_drawn(shown),
+    ]
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def _errors(errors: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {what}" for what, number in errors.items()) or "0"
 
 
 def _grown(stored: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ from benchmarks.page import (
     page,
     plan_section,
     readme,
+    served,
 )
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
@@ -334,6 +335,81 @@ def test_ways_to_learn_from_vectors_have_a_section(tmp_path: Path) -> None:
     assert "| method | 1,000 | 20,000 | exponent |" in made
     assert "| A | 1.23 | 30.00 | 0.99 |\n| B | - | not done in 60 s | - |\n" in made
     assert "Omniglot, 784 pixels" not in made
+
+
+def served_gallery() -> dict[str, Any]:
+    """What `python -m benchmarks.serve` writes, of two kinds of requests."""
+    row = {
+        "requests": 900, "seconds": 30.0, "per_second": 30.0, "p50_ms": 32.4, "p99_ms": 1234.5, "max_ms": 2000.0,
+        "errors": {}, "client_cpu_ms": 0.1, "server_cpu_ms": 25.0,
+    }  # fmt: skip
+    inside = {"requests": 900, "request_ms": 30.0, "decode_ms": 6.0, "embed_ms": 18.0, "search_ms": 3.0}
+    refused = {"per_second": 0.0, "p50_ms": None, "p99_ms": None, "max_ms": None, "requests": 0}
+    place = {"seconds": 60.5, "server_mb": 500.0, "decoders_mb": 80.0}
+    return {
+        "of": {"items": 11788, "classes": 200, "dim": 256, "seconds": 30.0}, "start_seconds": 4.25,
+        "machine": {"processor": "Abacus", "threads": 2, "torch": "9.9", "commit": "0123456789", "cores": 8,
+                    "load_before": 0.52},
+        "versions": {"uvicorn": "1.0", "fastapi": "2.0", "lancedb": "3.0", "numpy": "4.0"},
+        "alone": {"backbone": "googlenet", "images": 64, "mean_kb": 99.6,
+                  "one": {"decode_ms": 4.0, "embed_ms": 20.0, "encode_ms": 24.5},
+                  "together": {"decode_ms": 4.0, "embed_ms": 12.0, "encode_ms": 16.0}},
+        "rows": [
+            {"what": "search by upload", "connections": 1, **row, "server": inside},
+            {"what": "health", "connections": 4, **row, "per_second": 1234.5, "p50_ms": 0.8123, "server": inside},
+            {"what": "health", "connections": 16, **row, **refused, "errors": {"health: status 503": 1200},
+             "server": inside | {"request_ms": 1.5}},
+        ],
+        "uploads": {"rows": [{"connections": 1, "to_alone": 1.3224, "of_alone_per_second": 0.48,
+                              "shares": {"decode": 0.2, "embed": 0.6, "search": 0.1}}]},
+        "load": {"minutes": 20.04, "complete": True, "connections": 4, "requests": 240000, "per_second": 200.0,
+                 "errors": {}, "kinds": {"search by id": {"requests": 1920, "p50_ms": 8.0, "p99_ms": 9.0,
+                                                          "max_ms": 10.0}},
+                 "memory": {"first": place, "end": place | {"server_mb": 520.4}, "peak_mb": 640.0,
+                            "mb_per_hour": -1.26, "server_mb_per_hour": 2.0}},
+    }  # fmt: skip
+
+
+def test_a_gallery_served_has_a_section(tmp_path: Path) -> None:
+    stored = served_gallery()
+    (tmp_path / "serve.json").write_text(json.dumps(stored))
+    made = page(tmp_path)
+    assert (
+        "`tammes serve` of 11,788 images in 200 classes (googlenet, vectors of 256 numbers), ready after 4.2 s." in made
+    )
+    assert "| search by upload | 1 | 30.0 | 32 | 1,234 | 2,000 | 30 | 0 | 25 | 0.10 |" in made
+    assert "| health | 4 | 1,234.5 | 0.81 | 1,234 | 2,000 | 30 | 0 | 25 | 0.10 |" in made
+    assert "| health | 16 | 0.0 | - | - | - | 1.50 | 1,200 health: status 503 | 25 | 0.10 |" in made
+    assert "The client is busiest with health by 4 connections, for 12 % of one core." in made
+    assert (
+        "The embedding alone, 64 images of 100 kB without a server, ms an image: 24 one at a time (decode 4.00, embed"
+        " 20), 16 in batches of 16 (decode 4.00, embed 12). A search by upload takes 1.32 times the embedding alone,"
+        " one at a time."
+    ) in made
+    assert "| 1 | 30 | 20 % | 60 % | 10 % | 10 % | 48 % |" in made
+    assert (
+        "Mixed load by 4 connections, 20.0 minutes: 240,000 requests, 200.0 a second, errors: 0. Memory of the server"
+        " and its decoders (PSS): 580 MB after 60 s, 600 MB at the end, 640 MB at most, -1.3 MB an hour over the second"
+        " half (+2.0 of the server alone)."
+    ) in made
+    assert "| search by id | 1,920 | 8.00 | 9.00 | 10 |" in made
+    assert "8 cores, load average 0.5 before; uvicorn 1.0, fastapi 2.0, lancedb 3.0." in made
+    assert "Abacus, 2 threads, torch 9.9, commit 0123456." in made
+
+
+def test_a_gallery_served_for_a_short_while_says_so() -> None:
+    stored = served_gallery()
+    stored["load"] |= {"complete": False, "minutes": 0.5}
+    stored["load"]["memory"] |= {"mb_per_hour": None, "server_mb_per_hour": None}
+    text = "\n".join(served(stored))
+    assert "4 connections, 0.5 minutes, then interrupted: 240,000 requests" in text
+    assert "640 MB at most.\n" in text
+    for part in ("load", "uploads"):
+        del stored[part]
+    text = "\n".join(served(stored | {"rows": []}))
+    assert "Mixed load" not in text
+    assert "What the time of a search" not in text
+    assert "busiest" not in text
 
 
 def test_what_is_committed_is_of_plans_that_are_here() -> None:

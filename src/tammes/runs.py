@@ -22,11 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tammes.centroids import CENTROIDS
 from tammes.errors import UserError
-from tammes.losses import WITH_CENTROIDS
 from tammes.runtime import write_atomically
-from tammes.training import Position
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,10 @@ def listed(root: Path) -> list[Run]:
 
 def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
     """The centroids that a run of images was trained with, made again from its record; None if it has none."""
+    # Not before they are needed: whoever searches a gallery with a run need not wait for what trains one.
+    from tammes.centroids import CENTROIDS
+    from tammes.losses import WITH_CENTROIDS
+
     config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
     if None in (config, classes, shape) or config["loss"] not in WITH_CENTROIDS:
         return None
@@ -164,14 +165,16 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    run: Run, objective: nn.Module, optimizer: Optimizer, kind: Callable[..., Any] = Position
+    run: Run, objective: nn.Module, optimizer: Optimizer, kind: Callable[..., Any] | None = None
 ) -> tuple[Any, dict[str, Any] | None]:
     """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state.
 
     Args:
-        kind: what the position is made with.
+        kind: what the position is made with; None: that of a training on images.
     """
     from safetensors import safe_open
+
+    from tammes.training import Position
 
     file = run.folder / "checkpoint.safetensors"
     if not file.exists():
@@ -188,7 +191,7 @@ def load_checkpoint(
     optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
     _lay_out_alike(optimizer)
     torch.set_rng_state(tensors["random"])
-    return kind(**said["position"]), said.get("scaler")
+    return (kind or Position)(**said["position"]), said.get("scaler")
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""A small gallery and servers of it, made once for all tests of the web: they run in one worker."""
+"""A small gallery and servers of it, made once for all tests of the web in a worker."""
 
 import asyncio
 import json
@@ -21,12 +21,6 @@ from tammes.cli import main
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--epochs", "3")
 NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>", "Grün 鳥", "a?b=c&d#e %2e", "x" * 60]
 START = 60  # seconds
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/web/" in item.path.as_posix():
-            item.add_marker(pytest.mark.xdist_group("web"))
 
 
 def stripes(number: int, rng: np.random.Generator, size: int = 40) -> Image.Image:
@@ -91,12 +85,22 @@ class Inside:
         self.site = site
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(site.start())
-        self.app = application(site, hosts=hosts)
-        inside = httpx.ASGITransport(self.app, raise_app_exceptions=False)  # type: ignore[arg-type]
+        self.app: Any = application(site, hosts=hosts)
+        inside = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=inside, base_url="http://127.0.0.1")
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         return self._loop.run_until_complete(self._client.request(method, path, **options))
+
+    def get_from(self, client: str, path: str) -> httpx.Response:
+        """Asked by another machine."""
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=(client, 4321))
+
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as other:
+                return await other.get(path)
+
+        return self._loop.run_until_complete(ask())
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)
@@ -126,8 +130,8 @@ def inside(site: Any, hosts: list[str] | None = None) -> Iterator[Inside]:
 
 
 @contextmanager
-def listening(site: Any) -> Iterator[tuple[str, int]]:
-    """A server of a site in a thread of this process: where it listens. For limits that the command does not have."""
+def listening(site: Any) -> Iterator[Any]:
+    """A server of a site in a thread of this process, for limits that the command does not have: its `Server`."""
     from tammes.web.server import Server as Listening
     from tammes.web.server import listen
 
@@ -137,7 +141,7 @@ def listening(site: Any) -> Iterator[tuple[str, int]]:
     thread.start()
     try:
         assert ready.wait(START)
-        yield socket.getsockname()
+        yield server
     finally:
         server.should_exit = True
         thread.join(START)

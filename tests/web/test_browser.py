@@ -8,11 +8,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.web.conftest import NASTY, Server
+from tammes.web.gallery import Watched
+from tammes.web.limits import Limits
+from tammes.web.site import Site
+from tests.web.conftest import NASTY, Server, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
@@ -91,8 +95,8 @@ def distances(page: "Page") -> list[float]:
     return [float(text.removeprefix("distance")) for text in said]
 
 
-def choose(page: "Page", server: Server, file: Path) -> None:
-    page.goto(server.address)
+def choose(page: "Page", address: str, file: Path) -> None:
+    page.goto(address)
     page.set_input_files("#picture", file)
     page.wait_for_url("**/picture/*")
 
@@ -104,7 +108,7 @@ def test_a_picture_that_is_chosen_finds_what_the_api_finds(
     file = photo(photos, "plain")
     answer = server.post("/api/search?k=24", files={"image": file.read_bytes()}).json()
     page = window(*size)
-    choose(page, server, file)
+    choose(page, server.address, file)
     assert labels(page) == [each["label"] for each in answer["found"]]
     assert distances(page) == [round(each["distance"], 3) for each in answer["found"]]
     assert distances(page)[0] == 0
@@ -119,7 +123,7 @@ def test_a_picture_that_is_chosen_finds_what_the_api_finds(
 
 def test_click_on_filter_and_go_back_and_forth(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
-    choose(page, server, photo(photos, "plain"))
+    choose(page, server.address, photo(photos, "plain"))
     first = page.url
     found = labels(page)
     page.locator("#found a").nth(1).click()
@@ -150,7 +154,7 @@ def test_click_on_filter_and_go_back_and_forth(window: Callable[..., "Page"], se
 
 def test_an_address_can_be_shared(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
-    choose(page, server, photo(photos, NASTY[0]))
+    choose(page, server.address, photo(photos, NASTY[0]))
     other = window()
     other.goto(page.url)
     assert labels(other) == labels(page)
@@ -159,7 +163,7 @@ def test_an_address_can_be_shared(window: Callable[..., "Page"], server: Server,
 
 def test_a_chip_shows_only_its_class(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
-    choose(page, server, photo(photos, "class 1"))
+    choose(page, server.address, photo(photos, "class 1"))
     chip = page.locator(".chips a").first
     name = re.sub(r"\s+\d+$", "", chip.inner_text())
     chip.click()
@@ -302,7 +306,7 @@ def test_every_page_fits_and_says_nothing(
 
 def test_it_can_be_used_by_keyboard_alone(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
-    choose(page, server, photo(photos, "plain"))
+    choose(page, server.address, photo(photos, "plain"))
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
@@ -339,15 +343,17 @@ def test_what_is_no_picture_is_told(browser: "Browser", server: Server, tmp_path
 
 
 def test_a_picture_that_is_too_large_is_made_smaller_first(
-    window: Callable[..., "Page"], gallery: Path, start: Callable[..., Any], tmp_path: Path
+    window: Callable[..., "Page"], gallery: Path, tmp_path: Path
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "large.png")
-    with start(str(gallery), "--max-pixels", "0.5", "--max-upload", "1") as server:
-        refused = server.post("/api/search", content=(tmp_path / "large.png").read_bytes()).json()
+    limits = Limits(upload_pixels=500_000, upload_bytes=1_000_000)
+    with listening(Site(Watched(str(gallery), None, "cpu"), limits=limits, decoders=1)) as server:
+        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        refused = httpx.post(f"{address}/api/search", content=(tmp_path / "large.png").read_bytes()).json()
         assert refused["error"] == "too_large"
         page = window()
-        choose(page, server, tmp_path / "large.png")
+        choose(page, address, tmp_path / "large.png")
         assert page.locator(".asked .note").first.inner_text().startswith("81")  # 816 × 612
         page.context.close()
 
@@ -361,10 +367,12 @@ def test_without_a_script_it_still_works(window: Callable[..., "Page"], server: 
     assert labels(page)[0] == "plain"
 
 
-def test_the_token_is_asked_for_once(window: Callable[..., "Page"], gallery: Path, start: Callable[..., Any]) -> None:
-    with start(str(gallery), "--token", "a-long-enough-token") as server:
+def test_the_token_is_asked_for_once(window: Callable[..., "Page"], gallery: Path) -> None:
+    site = Site(Watched(str(gallery), None, "cpu"), token="a-long-enough-token", decoders=1)
+    with listening(site) as server:
+        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         page = window()
-        page.goto(server.address)
+        page.goto(address)
         assert page.url.endswith("/login")
         page.fill("#token", "something else!")
         page.keyboard.press("Enter")
@@ -372,7 +380,7 @@ def test_the_token_is_asked_for_once(window: Callable[..., "Page"], gallery: Pat
         page.fill("#token", "a-long-enough-token")
         page.keyboard.press("Enter")
         page.wait_for_selector("h1:has-text('Find what looks alike')")
-        page.goto(f"{server.address}/classes")
+        page.goto(f"{address}/classes")
         assert page.locator(".cards li").count() == len(NASTY) + 3
         until(page, "[...document.querySelectorAll('.cards img')].slice(0, 5).every((i) => i.naturalWidth)")
         page.context.close()
@@ -400,6 +408,6 @@ def test_a_rotated_photo_is_searched_upright(
         turned.save(content, format="PNG", exif=exif)
     (tmp_path / "turned.png").write_bytes(content.getvalue())
     page = window()
-    choose(page, server, tmp_path / "turned.png")
+    choose(page, server.address, tmp_path / "turned.png")
     assert labels(page)[0] == "plain"
     assert distances(page)[0] == 0

@@ -2,7 +2,6 @@
 
 import torch
 from jaxtyping import Float
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from tammes.centroids.checks import checked_sizes
@@ -24,6 +23,8 @@ def kmeans(
 
     The paper does not say how many points it clustered; 10,000 give its distances for 100 classes (1.20 to 1.63).
     """
+    from sklearn.cluster import KMeans  # a second to import
+
     checked_sizes(num_classes, dim, dtype)
     if num_classes > samples:
         raise UserError(

@@ -48,7 +48,7 @@ class Serve:
     """Where the run is that made the gallery, if it has moved."""
     max_upload: float = 20.0
     """The largest request, in MB."""
-    max_pixels: float = 25.0
+    max_pixels: float = 20.0
     """The largest picture, in millions of pixels; the page makes larger ones smaller before it sends them."""
     rate: float = 30.0
     """Requests a second that one client may make over time; 0: no limit."""

@@ -16,12 +16,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-import matplotlib
 import numpy as np
 import PIL
 from jaxtyping import UInt8
@@ -93,7 +93,7 @@ def glyphs(*, cache: Path | None = None) -> Dataset:
 
 def version_key(among: Sequence[Face]) -> str:
     """Changes with whatever may change a picture: this file, the libraries that draw, the fonts."""
-    digest = hashlib.sha256(f"{DRAWING_VERSION} {matplotlib.__version__} {PIL.__version__}".encode())
+    digest = hashlib.sha256(f"{DRAWING_VERSION} {version('matplotlib')} {PIL.__version__}".encode())
     for face in among:
         digest.update(face.name.encode() + face.file.read_bytes())
     return digest.hexdigest()[:16]

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from jaxtyping import Bool, Float32
-from matplotlib.ft2font import FT2Font
 from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
@@ -38,11 +37,15 @@ class Face:
 
     @property
     def file(self) -> Path:
+        import matplotlib  # not before it is needed: whoever only reads pictures need not wait for it
+
         return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{self.name}.ttf"
 
     @cached_property
     def characters(self) -> frozenset[str]:
         """The characters for which the file names a glyph; that glyph may still be blank or a box."""
+        from matplotlib.ft2font import FT2Font
+
         glyph_of = FT2Font(str(self.file)).get_charmap()
         last = 0x7F if self.name in ASCII_ONLY else 0x10FFFF
         return frozenset(chr(code) for code, glyph in glyph_of.items() if glyph != 0 and code <= last)
@@ -79,7 +82,7 @@ def faces() -> tuple[Face, ...]:
     lacking = [face.file.name for face in found if not face.file.is_file()]
     if lacking:
         raise UserError(
-            f"matplotlib {matplotlib.__version__} lacks the font files {', '.join(lacking)}, from which the glyphs are "
+            f"matplotlib {version('matplotlib')} lacks the font files {', '.join(lacking)}, from which the glyphs are "
             "drawn. Install it with its fonts: pip install --force-reinstall matplotlib."
         )
     return found

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import nullcontext
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Literal
@@ -48,7 +49,11 @@ def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[s
     if isinstance(file, Path) and file.is_dir():
         raise UserError(f"cannot read {called}: it is a folder.")
     try:
-        with Image.open(file, formats=formats) as image:
+        # Never by its name: Pillow would map some files into memory, and gets turned TIFF wrong there.
+        with (
+            file.open("rb") if isinstance(file, Path) else nullcontext(file) as source,
+            Image.open(source, formats=formats) as image,
+        ):
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
                 raise Image.DecompressionBombError
             image.load()

@@ -14,7 +14,7 @@ from tammes.web.map import Map
 from tammes.web.refusals import CODES, RefusedError
 from tammes.web.site import Neighbour, Site, Upload
 from tammes.web.telemetry import CONTENT_TYPE
-from tammes.web.uploads import FIELD, picture_in
+from tammes.web.uploads import FIELD
 
 _SCALE = 10_000  # of the map's coordinates, which are whole numbers
 _LASTING = "private, max-age=31536000, immutable"  # an address that names what it shows, for ever
@@ -299,8 +299,7 @@ def routes(site: Site) -> APIRouter:
     async def by_picture(request: Request, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
         """Search by a picture. It is kept in memory for a while under the id of the answer, and never on disk."""
         gallery = site.gallery
-        async with site.place():
-            upload = await site.embedded(await picture_in(request), gallery)
+        upload = await site.uploaded(request, gallery)
         found = await site.neighbours(upload.vector, k, label, exact=exact, gallery=gallery)
         return _answer(gallery, _uploaded(upload), found)
 

@@ -24,7 +24,8 @@ _MESSAGE = 300  # characters; some quote the file
 
 def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[dict[str, Any], bytes, bytes]:
     """What is said of a picture, its pixels as a network sees it, and a small picture of it."""
-    image = open_picture(BytesIO(content), name="the picture", formats=tuple(set(FORMATS) & set(Image.OPEN)))
+    known = tuple(kind for kind in FORMATS if kind in Image.OPEN)
+    image = open_picture(BytesIO(content), name="the picture", formats=known)
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
     return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN)

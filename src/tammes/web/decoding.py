@@ -83,9 +83,28 @@ class _Decoder:
         self._closed = False
 
     def decode(self, content: bytes, view: View) -> Decoded:
+        """Once more if its process has ended: that may have been somebody else's doing, before this picture came."""
+        answer, late = self._asked(content, view)
+        if answer is None and not late and not self._closed:
+            answer, late = self._asked(content, view)
+        if isinstance(answer, Decoded):
+            return answer
+        if answer is None and self._closed:
+            raise RefusedError(503, "the server is stopping.", again_in=10)
+        too_long = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
+        why = answer or f"cannot read the picture: {too_long if late else 'it is broken'}."
+        raise RefusedError(_status(why), why)
+
+    def _asked(self, content: bytes, view: View) -> tuple[Decoded | str | None, bool]:
+        """What the process says, nothing if it has ended; and whether it took too long."""
         process = self._running()
         killed = Event()
-        timer = Timer(self._limits.decode_seconds, lambda: (killed.set(), process.kill()))
+
+        def kill() -> None:
+            killed.set()
+            process.kill()
+
+        timer = Timer(self._limits.decode_seconds, kill)
         timer.start()
         answer = None
         try:
@@ -98,13 +117,7 @@ class _Decoder:
         self._done += 1
         if answer is None or killed.is_set():  # the time may have run out just when the answer had come
             self._end()
-        if isinstance(answer, Decoded):
-            return answer
-        if answer is None and self._closed:
-            raise RefusedError(503, "the server is stopping.", again_in=10)
-        late = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
-        why = answer or f"cannot read the picture: {late if killed.is_set() else 'it is broken'}."
-        raise RefusedError(_status(why), why)
+        return answer, killed.is_set()
 
     def end(self) -> None:
         """For good."""

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from math import ceil
 from time import monotonic, perf_counter
 from urllib.parse import urlsplit
@@ -40,6 +41,8 @@ HEADERS = {
 _CHEAP = ("/static/", "/api/health")  # and pictures: a page shows many of them
 _CHEAP_COST = 0.05
 _CLIENTS = 10_000  # whose requests are counted
+_LINGER = 5.0  # seconds, for a client that goes on sending although it was refused
+_WITH_PICTURE = ("/api/search", "/search")  # the others have short bodies
 _OPEN = ("/api/health", "/static/", "/login")  # to be reached without a token
 
 
@@ -73,12 +76,13 @@ class Guard:
         began = perf_counter()
         scope = _simplified(scope)
         request = Request(scope)
-        answer = _Answer(send, empty=scope["tammes.head"])
+        body = _Body(receive, request.headers, self._limits, picture=scope["path"] in _WITH_PICTURE)
+        answer = _Answer(send, body, empty=scope["tammes.head"])
         self._telemetry.under_way.inc()
         try:
             try:
                 self._check(request)
-                await self._answer(scope, receive, answer)
+                await self._answer(scope, body, answer)
             except RefusedError as error:
                 await self._refuse(request, answer, error)
             except ClientDisconnect:
@@ -95,10 +99,10 @@ class Guard:
             self._telemetry.requests.labels(route, method, str(answer.status)).inc()
             self._telemetry.seconds.labels(route).observe(perf_counter() - began)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _answer(self, scope: Scope, body: "_Body", answer: "_Answer") -> None:
         """Have it answered in time: so much for the body to arrive, and so much from there on."""
         seconds = self._limits.seconds
-        body = _Body(receive, Headers(scope=scope), self._limits)
+        body.check_length()
         try:
             async with asyncio.timeout(seconds + (self._limits.upload_seconds if body.expected else 0)) as limit:
                 body.when_whole = lambda: limit.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -159,8 +163,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 class _Answer:
     """What is sent: its status is remembered, and its headers are made safe."""
 
-    def __init__(self, send: Send, *, empty: bool) -> None:
-        self._send, self._empty = send, empty
+    def __init__(self, send: Send, body: "_Body | None", *, empty: bool) -> None:
+        self._send, self._body, self._empty = send, body, empty
         self.started = False
         self.status = 0
 
@@ -173,23 +177,44 @@ class _Answer:
             headers.setdefault("Cache-Control", "no-store")
         elif self._empty:
             message = {**message, "body": b""}
+        if message["type"] == "http.response.body" and self.status >= 400 and self._body is not None:
+            # A client that still sends when the connection is closed would not see why it was refused.
+            await self._send({**message, "more_body": True})
+            if not message.get("more_body", False):
+                await self._body.drain()
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         await self._send(message)
 
 
 class _Body:
     """The body of a request, which may be so large and take so long."""
 
-    def __init__(self, receive: Receive, headers: Headers, limits: Limits) -> None:
-        self._receive, self._limits = receive, limits
+    def __init__(self, receive: Receive, headers: Headers, limits: Limits, *, picture: bool) -> None:
+        self._receive, self._limits, self._picture = receive, limits, picture
+        self._most = limits.upload_bytes if picture else min(limits.other_bytes, limits.upload_bytes)
         self._bytes = 0
         self._until: float | None = None
         self._whole = False
         self.when_whole: Callable[[], None] = lambda: None
         """Called once, when all of it is there."""
-        self.expected = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-        said = headers.get("content-length")
-        if said is not None and said.isdecimal() and int(said) > limits.upload_bytes:
+        self._length = headers.get("content-length", "0")
+        self.expected = "transfer-encoding" in headers or self._length != "0"
+
+    def check_length(self) -> None:
+        """Refuse what says that it is too large, before any of it is read."""
+        if self._length.isdecimal() and int(self._length) > self._most:
             raise self._too_large()
+
+    async def drain(self) -> None:
+        """Take in the rest and forget it, for a moment."""
+        if not self.expected or self._whole:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_LINGER, self._limits.upload_seconds)):
+                while not self._whole:
+                    message = await self._receive()
+                    self._whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
 
     async def receive(self) -> Message:
         if self._until is None:
@@ -203,7 +228,7 @@ class _Body:
             seconds = f"{self._limits.upload_seconds:g}"
             raise RefusedError(408, f"the body of the request took longer than {seconds} seconds to arrive.") from None
         self._bytes += len(message.get("body", b""))
-        if self._bytes > self._limits.upload_bytes:
+        if self._bytes > self._most:
             raise self._too_large()
         if not message.get("more_body", False):
             self._until = float("inf")  # what is received from here on is that the client has gone
@@ -213,9 +238,8 @@ class _Body:
         return message
 
     def _too_large(self) -> RefusedError:
-        return RefusedError(
-            413, f"a request may have up to {self._limits.upload_bytes / 1e6:g} MB. Make the picture smaller."
-        )
+        smaller = " Make the picture smaller." if self._picture else ""
+        return RefusedError(413, f"this request may have up to {self._most / 1e6:g} MB.{smaller}")
 
 
 def _simplified(scope: Scope) -> Scope:
@@ -247,7 +271,7 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
     request = Request(scope)
     response = as_json(request, RefusedError(503, "too many connections at once. Try again in a moment.", again_in=1))
     response.headers["Connection"] = "close"
-    await response(scope, receive, _Answer(send, empty=request.method == "HEAD").send)
+    await response(scope, receive, _Answer(send, None, empty=request.method == "HEAD").send)
 
 
 async def _nothing() -> Message:

@@ -11,9 +11,10 @@ class Limits:
     """Bounds of what a client may ask for.
 
     Attributes:
-        upload_bytes: of a request's body.
+        upload_bytes: of a body with a picture; `other_bytes`: of any other.
         upload_pixels: of a picture, by its header, before it is decoded.
-        uploads_at_once: bodies and pictures that are in memory at the same time; further ones wait for their turn.
+        uploads_at_once: bodies and pictures that are in memory at the same time; further ones wait for their turn. One
+            client never has all of these places.
         rate: requests a second of one client, over time; a burst may be `burst` times that. 0: no limit.
         seconds: that a request may take, without its upload.
         upload_seconds: that a body may take to arrive.
@@ -21,12 +22,12 @@ class Limits:
         header_seconds: that a connection may take to say what it wants.
         decode_seconds: that decoding a picture may take; `decode_bytes`: the memory it may take.
         connections: at the same time.
-        neighbours: the most that one search gives; `page`: the most items of one list.
         remembered: pictures that were searched with and are kept in memory, so that their address can be shared.
     """
 
     upload_bytes: int = 20_000_000
-    upload_pixels: int = 25_000_000
+    other_bytes: int = 2_000_000
+    upload_pixels: int = 20_000_000
     uploads_at_once: int = 4
     rate: float = 30.0
     burst: float = 5.0
@@ -37,8 +38,6 @@ class Limits:
     decode_seconds: float = 10.0
     decode_bytes: int = 400_000_000
     connections: int = 256
-    neighbours: int = 200
-    page: int = 500
     remembered: int = 500
 
     def __post_init__(self) -> None:

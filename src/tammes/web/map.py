@@ -6,7 +6,9 @@ in the cache folder for the next start.
 
 import asyncio
 import os
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
@@ -45,7 +47,7 @@ class Cartographer:
     def __init__(self) -> None:
         self._map: Map | None = None
         self._task: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -57,7 +59,7 @@ class Cartographer:
         """The best map there is by now; asks for a better one."""
         async with self._one_at_a_time:
             if self._map is None or self._map.catalogue is not catalogue:
-                self.close()
+                await self.close()
                 numbers, vectors = _shown(catalogue)
                 kept = await asyncio.to_thread(_kept, vectors)
                 if kept is not None:
@@ -69,27 +71,28 @@ class Cartographer:
                         self._task = asyncio.create_task(self._improve(catalogue, numbers, vectors))
             return self._map
 
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        if self._process is not None and self._process.returncode is None:
+    async def close(self) -> None:
+        if self._process is not None:
             self._process.kill()
             self._process = None
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
 
     async def _improve(self, catalogue: Catalogue, numbers: ndarray, vectors: Float32[ndarray, "items dim"]) -> None:
         content = BytesIO()
         np.save(content, vectors)
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = await asyncio.create_subprocess_exec(
-            "/usr/bin/env", *(f"{name}={value}" for name, value in one_thread.items()),
-            sys.executable, "-m", "tammes.web.map",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", "tammes.web.map"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             start_new_session=True,
-        )  # fmt: skip
-        found, _ = await self._process.communicate(content.getvalue())
-        if self._process is None or self._process.returncode != 0:
+        )
+        # In a thread, which sees to its end also when nobody waits for it any more.
+        found, _ = await asyncio.to_thread(process.communicate, content.getvalue())
+        if process.returncode != 0:
             return
         places = np.load(BytesIO(found), allow_pickle=False)
         _keep(vectors, places)
@@ -99,10 +102,13 @@ class Cartographer:
 
 def main() -> None:
     """From vectors on standard input to places on standard output."""
+    from threadpoolctl import threadpool_limits
+
     if hasattr(os, "nice"):
         os.nice(19)
-    places = flat(np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False), "tsne")
-    np.save(sys.stdout.buffer, places)
+    vectors = np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
+    with threadpool_limits(1):
+        np.save(sys.stdout.buffer, flat(vectors, "tsne"))
 
 
 def _shown(catalogue: Catalogue) -> tuple[ndarray, ndarray]:

@@ -6,9 +6,9 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
-from fastapi import APIRouter, FastAPI, Form, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,11 +18,11 @@ from tammes.web import api
 from tammes.web.api import Exact, Id, Label, Name
 from tammes.web.catalogue import Catalogue, Item
 from tammes.web.examples import examples
+from tammes.web.gallery import Gallery
 from tammes.web.guard import COOKIE, cookie_of, same_token
 from tammes.web.refusals import RefusedError, headers_of
 from tammes.web.reports import Report, policy
 from tammes.web.site import Neighbour, Site
-from tammes.web.uploads import picture_in
 
 _HERE = Path(__file__).parent
 _REPORT = _HERE.parent / "report"
@@ -38,6 +38,7 @@ _NUMBERS = (8, 24, 48, 96)
 _CARDS, _CLASSES = 60, 96  # of one page
 _STARTS = 24  # pictures to begin with
 _TINY = 64  # pixels
+_LONGEST_FORM = 4096  # bytes, of the one with the token
 
 K = Annotated[int, Query(ge=1, le=200)]
 Page = Annotated[int, Query(ge=1, le=10**6)]
@@ -99,27 +100,30 @@ def _gallery(pages: APIRouter, site: Site) -> None:
     @pages.post("/search")
     async def search(request: Request, k: K = 24, label: Label = None) -> Response:
         """A form that is sent without a script."""
-        async with site.place():
-            upload = await site.embedded(await picture_in(request))
+        upload = await site.uploaded(request, site.gallery)
         return RedirectResponse(f"/picture/{upload.id}{_query(k=k, label=label)}", status_code=303)
 
     @pages.get("/item/{item}")
     async def item(item: Id, k: K = 24, label: Label = None, exact: Exact = False) -> HTMLResponse:
-        catalogue, number = site.found(item)
-        vector = await asyncio.to_thread(site.gallery.vector, number)
-        found = await site.neighbours(vector, k, label or None, leave_out=catalogue.paths[number], exact=exact)
+        gallery = site.gallery
+        catalogue, number = site.found(item, gallery)
+        vector = await asyncio.to_thread(gallery.vector, number, catalogue)
+        found = await site.neighbours(
+            vector, k, label or None, leave_out=catalogue.paths[number], exact=exact, gallery=gallery
+        )
         known = catalogue.item(number)
         return await _results(
-            site, found, k, label, item=known, address=f"/item/{item}", shown=f"/api/items/{item}/image",
+            site, gallery, found, k, label, item=known, address=f"/item/{item}", shown=f"/api/items/{item}/image",
             small=api.thumbnail_address(known), width=known.width, height=known.height,
         )  # fmt: skip
 
     @pages.get("/picture/{picture}")
     async def picture(picture: Name, k: K = 24, label: Label = None, exact: Exact = False) -> HTMLResponse:
-        upload = site.upload(picture)
-        found = await site.neighbours(upload.vector, k, label or None, exact=exact)
+        gallery = site.gallery
+        upload = site.upload(picture, gallery)
+        found = await site.neighbours(upload.vector, k, label or None, exact=exact, gallery=gallery)
         return await _results(
-            site, found, k, label, item=None, address=f"/picture/{picture}",
+            site, gallery, found, k, label, item=None, address=f"/picture/{picture}",
             shown=f"/api/pictures/{picture}/thumbnail", small="", width=upload.width, height=upload.height,
         )  # fmt: skip
 
@@ -184,10 +188,14 @@ def _log_in(pages: APIRouter, site: Site, token: str) -> None:
         return _page(site, "login.html", here="", wrong=wrong)
 
     @pages.post("/login")
-    async def log_in(
-        request: Request, token_given: Annotated[str, Form(alias="token", max_length=1000)] = ""
-    ) -> Response:
-        if not same_token(token_given.strip(), token):
+    async def log_in(request: Request) -> Response:
+        # Read by hand: a form's parser lets the client choose how its text is decoded, which may take minutes.
+        body = (await request.body())[:_LONGEST_FORM].decode(errors="replace")
+        try:
+            given = parse_qs(body, max_num_fields=4).get("token", [""])[0]
+        except ValueError:
+            given = ""
+        if not same_token(given.strip(), token):
             return RedirectResponse("/login?wrong=true", status_code=303)
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(
@@ -198,10 +206,11 @@ def _log_in(pages: APIRouter, site: Site, token: str) -> None:
 
 
 async def _results(
-    site: Site, found: list[Neighbour], k: int, label: str | None, *, address: str, **about: Any
+    site: Site, gallery: Gallery, found: list[Neighbour], k: int, label: str | None, *, address: str, **about: Any
 ) -> HTMLResponse:
-    gallery = site.gallery
-    await asyncio.to_thread(gallery.read_thumbnails, gallery.catalogue, [each.number for each in found])
+    catalogue = gallery.catalogue
+    numbers = [number for each in found if (number := catalogue.number(each.item.id)) is not None]
+    await asyncio.to_thread(gallery.read_thumbnails, catalogue, numbers)
     among = Counter(each.item.label for each in found)
     label = label or None
     return _page(

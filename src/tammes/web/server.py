@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import json
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -57,9 +58,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"--port must be 0 to 65535, got {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family)
+        # Connections have it from here. Without it the end of an answer waits for the client to confirm its beginning.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except (OSError, UnicodeError) as error:  # the latter of what cannot be the name of a host
-        why = getattr(error, "strerror", None) or error
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]  # as Python goes on
         raise UserError(
             f"cannot listen at {host}, port {port}: {why}. Choose another: --port 0 takes one that is free."
         ) from None
@@ -106,6 +110,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, site: Site, host: str, ready: Callable[[], None]) -> None:
         super().__init__(_config(site, host))
+        # What is wrong with a form is told to whoever sent it; a stranger does not write into our log.
+        logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
         self._ready = ready
         self.signal = 0
 

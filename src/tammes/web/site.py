@@ -1,8 +1,8 @@
 """What the handlers of a site share: the gallery, the decoders, the pictures that were searched with, the reports."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_urlsafe
@@ -11,6 +11,7 @@ from time import monotonic
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+from starlette.requests import Request
 
 from tammes.gallery import Hit
 from tammes.web.catalogue import Catalogue, Item
@@ -22,6 +23,7 @@ from tammes.web.memory import Memory
 from tammes.web.refusals import RefusedError
 from tammes.web.reports import Report, reports_in
 from tammes.web.telemetry import Telemetry
+from tammes.web.uploads import picture_in
 
 _REMEMBERED_BYTES = 64_000_000
 _LOOKED_EVERY = 2.0  # seconds, for changes of the gallery
@@ -50,7 +52,6 @@ class Neighbour:
     """An item that was found; `same`: whether its distance is within the calibrated threshold, where there is one."""
 
     item: Item
-    number: int
     distance: float
     same: bool | None
 
@@ -77,7 +78,7 @@ class Site:
         self._uploads: Memory[str, Upload] = Memory(
             _REMEMBERED_BYTES, lambda upload: len(upload.shown) + upload.vector.nbytes, self.limits.remembered
         )
-        self._places = asyncio.Semaphore(self.limits.uploads_at_once)
+        self._places = Places(self.limits)
         self._reports: dict[str, Report] = {}
         self._reports_at = float("-inf")
         self._watching: asyncio.Task[None] | None = None
@@ -93,7 +94,7 @@ class Site:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
-        self.cartographer.close()
+        await self.cartographer.close()
         if self._watched is not None and self._decoders is not None:
             await asyncio.to_thread(self._decoders.close)
             await asyncio.to_thread(self._watched.now.close)
@@ -135,9 +136,10 @@ class Site:
             raise RefusedError(404, "this picture is not kept any more. Search with it again.")
         return kept
 
-    def place(self) -> "_Place":
-        """A place for one upload, to be held while its body is read and looked at."""
-        return _Place(self._places, self.limits.wait_seconds)
+    async def uploaded(self, request: Request, gallery: Gallery) -> Upload:
+        """The picture in a request, when there is a place for it."""
+        async with self._places.place(request.client.host if request.client else ""):
+            return await self.embedded(await picture_in(request), gallery)
 
     async def embedded(self, content: bytes, gallery: Gallery | None = None) -> Upload:
         """A file's content as a picture to search with, which is then kept for a while."""
@@ -174,7 +176,7 @@ class Site:
         limit = gallery.opened.threshold
         known = [(hit, catalogue.number_of_path(hit.path)) for hit in hits]
         return [
-            Neighbour(catalogue.item(number), number, hit.distance, None if limit is None else hit.distance <= limit)
+            Neighbour(catalogue.item(number), hit.distance, None if limit is None else hit.distance <= limit)
             for hit, number in known
             if number is not None
         ]
@@ -188,16 +190,29 @@ class Site:
                 self.telemetry.items.set(len(self.gallery.catalogue))
 
 
-class _Place:
-    def __init__(self, places: asyncio.Semaphore, seconds: float) -> None:
-        self._places, self._seconds = places, seconds
+class Places:
+    """Where uploads are read and looked at: so many at once, and of one client never all of them."""
 
-    async def __aenter__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._seconds = limits.wait_seconds
+        self._free = asyncio.Semaphore(limits.uploads_at_once)
+        self._of_one = max(1, limits.uploads_at_once - 1)
+        self._clients: dict[str, tuple[asyncio.Semaphore, int]] = {}
+
+    @asynccontextmanager
+    async def place(self, client: str) -> AsyncIterator[None]:
+        own, number = self._clients.get(client, (asyncio.Semaphore(self._of_one), 0))
+        self._clients[client] = own, number + 1
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._places.acquire()
-        except TimeoutError:
-            raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        await held.enter_async_context(own)
+                        await held.enter_async_context(self._free)
+                except TimeoutError:
+                    raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
+                yield
+        finally:
+            _, number = self._clients.pop(client)
+            if number > 1:
+                self._clients[client] = own, number - 1
