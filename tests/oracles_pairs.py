@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import combinations
+from math import pi, tan
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +132,54 @@ def npair(penalty: float, one_vs_one: bool = False) -> Oracle:
             odds = torch.stack([each.exp() for each in worse])
             term = (1 + odds).log().sum() if one_vs_one else (1 + odds.sum()).log()
             terms.append(term + penalty / 4 * (x[a] @ x[a] + x[p] @ x[p]))
+        return torch.stack(terms).mean()
+
+    return mean
+
+
+def angular(alpha: float, weight: float | None = None) -> Oracle:
+    """Alone, or with this weight beside the N-pair loss."""
+
+    def mean(x: Tensor, y: list[int]) -> Tensor:
+        x = unit_rows(x)
+        found, terms = pairs_by_position(y), []
+        squared = tan(alpha * pi / 180) ** 2
+        for a, p in found:
+            odds = torch.zeros((), dtype=x.dtype)
+            for n in (other for first, other in found if y[first] != y[a]):
+                odds = odds + (4 * squared * ((x[a] + x[p]) @ x[n]) - 2 * (1 + squared) * (x[a] @ x[p])).exp()
+            terms.append((1 + odds).log())
+        alone = torch.stack(terms).mean()
+        return alone if weight is None else npair(0.0)(x, y) + weight * alone
+
+    return mean
+
+
+def too_wide(x: Tensor, a: int, p: int, n: int, alpha: float) -> Tensor:
+    """How much the angle at the negative is above alpha, as the angular loss measures it; below 0 where it is not."""
+    middle = (x[a] + x[p]) / 2
+    excess: Tensor = apart(x, a, p) ** 2 - 4 * tan(alpha * pi / 180) ** 2 * (x[n] - middle).square().sum()
+    return excess
+
+
+def multi_similarity(alpha: float, beta: float, base: float, epsilon: float | None) -> Oracle:
+    """Without an epsilon nothing is mined."""
+
+    def mean(x: Tensor, y: list[int]) -> Tensor:
+        x, terms = unit_rows(x), []
+        for i in range(len(y)):
+            near = [x[i] @ x[j] for j in range(len(y)) if j != i and y[j] == y[i]]
+            far = [x[i] @ x[j] for j in range(len(y)) if y[j] != y[i]]
+            if epsilon is not None:
+                hard_near = [s for s in near if any(s < other + epsilon for other in far)]
+                far = [s for s in far if any(s > other - epsilon for other in near)]
+                near = hard_near
+            pull, push = torch.ones((), dtype=x.dtype), torch.ones((), dtype=x.dtype)
+            for s in near:
+                pull = pull + (-alpha * (s - base)).exp()
+            for s in far:
+                push = push + (beta * (s - base)).exp()
+            terms.append(pull.log() / alpha + push.log() / beta)
         return torch.stack(terms).mean()
 
     return mean

@@ -1,6 +1,7 @@
 """Slow doubles of the losses with a point per class: loops over images and classes, for autograd in float64."""
 
 from collections.abc import Callable
+from math import pi, sin
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,33 @@ def proxy_nca(x: Tensor, y: Tensor, proxies: Tensor, scale: float, included: boo
         truth = [smoothing / (len(logits) - 1)] * len(logits)
         truth[label] = 1 - smoothing
         terms.append(mean([t * cross_entropy(logits, m) for m, t in enumerate(truth)]) * len(logits))
+    return mean(terms)
+
+
+def proxy_anchor(x: Tensor, y: Tensor, proxies: Tensor, scale: float, margin: float) -> Tensor:
+    pull, push = [], []
+    for label, p in enumerate(proxies):
+        own, others = torch.ones((), dtype=x.dtype), torch.ones((), dtype=x.dtype)
+        for image, of in zip(x, y.tolist(), strict=True):
+            cosine = (unit(image) * unit(p)).sum()
+            if of == label:
+                own = own + (-scale * (cosine - margin)).exp()
+            else:
+                others = others + (scale * (cosine + margin)).exp()
+        push.append(others.log())
+        if label in y.tolist():
+            pull.append(own.log())
+    return mean(pull) + mean(push)
+
+
+def arcface(x: Tensor, y: Tensor, proxies: Tensor, margin: float, scale: float) -> Tensor:
+    terms = []
+    for image, label in zip(x, y.tolist(), strict=True):
+        cosines = [(unit(image) * unit(p)).sum() for p in proxies]
+        angle = cosines[label].acos()
+        beyond = angle > pi - margin
+        cosines[label] = cosines[label] - margin * sin(margin) if beyond else (angle + margin).cos()
+        terms.append(cross_entropy([scale * each for each in cosines], label))
     return mean(terms)
 
 

@@ -33,6 +33,7 @@ LINE = [
     "activations",
     "mining",
     "losses",
+    "pml",
     "objectives",
     "training",
     "presets",

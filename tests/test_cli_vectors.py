@@ -428,6 +428,7 @@ IMAGES_ONLY: list[list[str]] = [
     *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror", "True"], ["--shift", "1"]),
     *(["--start", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
     *(["--images-per-class", "4"], ["--proxy-rate", "1"]),
+    *(["--miner", "pml:HDCMiner"], ["--miner-options", "a=1"]),
     *(["--precision", "bf16"], ["--init-from", "x"], ["--skip-bad"], ["--log-bound"], ["--tensorboard"]),
 ]
 

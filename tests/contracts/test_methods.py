@@ -61,7 +61,7 @@ def shuffled(name: str, labels: Tensor) -> Tensor:
     random = seeded(5)
     if METHODS[name].mines:
         return (3 * torch.randperm(len(labels) // 3, generator=random)[:, None] + torch.arange(3)).flatten()
-    if name == "npair":
+    if name in ("npair", "angular"):
         return (2 * torch.randperm(len(labels) // 2, generator=random)[:, None] + torch.arange(2)).flatten()
     if name == "prototypical":  # classes as they like, the images of each in their order
         mixed = labels[torch.randperm(len(labels), generator=random)]

@@ -14,7 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tammes.benchmark.published import published_table
 from tammes.errors import UserError
-from tammes.losses import METHODS
+from tammes.losses import METHODS, find_method, find_miner
+from tammes.losses import Method as Loss
 
 LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
@@ -77,7 +78,7 @@ class Method:
     def missing(self) -> str | None:
         """What of it is not there yet."""
         loss = self.options.get("loss", "discriminative")
-        return None if loss in METHODS else f"--loss {loss}"
+        return None if loss in METHODS or loss.startswith("pml:") else f"--loss {loss}"
 
 
 @dataclass(frozen=True)
@@ -221,20 +222,23 @@ class _Reader:
         own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
         # The options of a loss that is not there yet cannot be known either.
         loss = own.get("loss", train.get("loss", "discriminative"))
-        strict = not isinstance(loss, str) or loss in METHODS
-        of_loss = self.of_loss({key: own.pop(key) for key in list(own) if self.is_of_loss(key, loss)}, loss, where)
+        found = self.loss(loss, own.get("miner", train.get("miner")), where)
+        strict = not isinstance(loss, str) or found is not None
+        of_loss = self.of_loss({key: own.pop(key) for key in list(own) if self.is_of_loss(key, found)}, found, where)
         options = (
             self.options(own, where.rstrip(": "), strict=strict) if strict else {_word(k): v for k, v in own.items()}
         )
         if of_loss:
             options["loss_options"] = of_loss
+        if found is not None:
+            self.check_miner(train | options, where)
         shared = sorted(FOR_ALL & set(options))
         if shared:
             raise UserError(
                 f"{self.file}: {where}{shared[0].replace('_', '-')} must be the same for all: put it in [train]."
             )
         options = {"loss": loss} | options
-        on_embedding = loss in METHODS and METHODS[loss].on == "embedding"
+        on_embedding = found is not None and found.on == "embedding"
         if (on_embedding or options.get("class_layer", train.get("class_layer", True)) is False) and "last" in layers:
             raise UserError(
                 f"{self.file}: {where}without a class layer there is no layer 'last' beside the penultimate."
@@ -247,9 +251,9 @@ class _Reader:
         values: dict[str, tuple[Any, ...]] = {}
         for key in asked:
             option = _word(key)
-            if self.is_of_loss(key, loss):
+            if self.is_of_loss(key, found):
                 for value in self.listed(asked, key, Any, MISSING, f"{where}search "):
-                    self.of_loss({key: value}, loss, where)
+                    self.of_loss({key: value}, found, where)
             elif strict:
                 self.options({key: None}, where.rstrip(": ") + ", search", values=False)
             given_of_loss = [each.partition("=")[0] for each in of_loss]
@@ -265,15 +269,30 @@ class _Reader:
             )
         return Method(name, options, values, self.paper(table, where, layers, rows))
 
-    def is_of_loss(self, key: str, loss: Any) -> bool:
-        """Whether a key is an option of the loss and not of `tammes train`."""
-        return loss in METHODS and _word(key) not in self.kinds and _word(key) in METHODS[loss].options
+    def loss(self, name: Any, miner: Any, where: str) -> Loss | None:
+        """The loss of a method; None if it is not there yet."""
+        if not isinstance(name, str) or not (name in METHODS or name.startswith("pml:")):
+            return None
+        found: Loss = self.named(lambda: find_method(name, None if miner is None else str(miner)), where)
+        return found
 
-    def of_loss(self, given: dict[str, Any], loss: Any, where: str) -> tuple[str, ...]:
+    def check_miner(self, options: Mapping[str, Any], where: str) -> None:
+        """Refuse options that a miner has not, or that have no miner."""
+        miner, given = options.get("miner"), options.get("miner_options", ())
+        if miner is not None:
+            self.named(lambda: find_miner(miner).parse(given), where)
+        elif given:
+            raise UserError(f'{self.file}: {where}miner-options are those of a miner: add miner = "pml:NAME".')
+
+    def is_of_loss(self, key: str, loss: Loss | None) -> bool:
+        """Whether a key is an option of the loss and not of `tammes train`."""
+        return loss is not None and _word(key) not in self.kinds and _word(key) in loss.options
+
+    def of_loss(self, given: dict[str, Any], loss: Loss | None, where: str) -> tuple[str, ...]:
         """Options of a loss as `--loss-options` takes them."""
         said = tuple(f"{_word(key)}={value}" for key, value in given.items())
-        if said:
-            self.named(lambda: METHODS[loss].parse(said), where)
+        if loss is not None and said:
+            self.named(lambda: loss.parse(said), where)
         return said
 
     def paper(
@@ -367,7 +386,10 @@ def _fitting(value: Any, kind: Any) -> Any:
         for each in get_args(kind):
             if each is not NoneType:
                 return _fitting(value, each)
-    if get_origin(kind) is Literal:
+    if get_origin(kind) is tuple:
+        if isinstance(value, list):
+            return tuple(_fitting(each, get_args(kind)[0]) for each in value)
+    elif get_origin(kind) is Literal:
         if value in get_args(kind) and not isinstance(value, bool):
             return value
     elif kind is float:
@@ -392,6 +414,7 @@ def _in_words(kind: Any) -> str:
         str: "a text",
         bool: "true or false",
         dict: "a table",
+        tuple[str, ...]: "a list of texts",
         list: "tables [[…]]",
     }
     return words.get(kind, str(kind))

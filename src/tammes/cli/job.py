@@ -32,6 +32,7 @@ from tammes.cli.making import (
     make_optimizer,
     matching,
     measured,
+    method_of,
     recipe,
     resolved,
     start_layers,
@@ -41,7 +42,7 @@ from tammes.cli.train import Train
 from tammes.embedder import Embedder, load
 from tammes.errors import UserError
 from tammes.geometry import normalise
-from tammes.losses import METHODS, WITH_CENTROIDS
+from tammes.losses import WITH_CENTROIDS, find_miner
 from tammes.objectives import Objective
 from tammes.report import draw_retrievals
 from tammes.runs import Run, create, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
@@ -88,7 +89,7 @@ def run_job(
     training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
     data = replace(data, kept=keep(config, data, embedder))
     above = None if data.kept is None else data.kept.frozen.above
-    objective = Objective(embedder, loss, features=above, sees=METHODS[config.loss].sees)
+    objective = Objective(embedder, loss, features=above, sees=method_of(config).sees)
     if config.init_from is None and (resumed is None or resumed.state == "started"):
         start_layers(config, data, objective)
     run = resumed or _new_run(config, data, embedder)
@@ -193,9 +194,12 @@ def check(config: Train) -> None:
 
 def _check_loss(config: Train) -> None:
     """Refuse what means nothing for the loss that was asked for."""
-    method = METHODS.get(config.loss)
-    if method is None:
-        return  # said where it is looked up, with its near names
+    method = method_of(config)
+    method.parse(config.loss_options)
+    if config.miner is not None:
+        find_miner(config.miner).parse(config.miner_options)
+    elif config.miner_options:
+        raise UserError("--miner-options are those of a miner: add --miner pml:NAME, or drop them.")
     if config.centroids is not None and config.loss not in WITH_CENTROIDS:
         raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}.")
     if method.on == "embedding":
@@ -361,7 +365,7 @@ def saved_options(run: Run) -> Train:
     if unknown:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
     given["out"] = run.folder
-    for name in ("hidden", "loss_options"):
+    for name in ("hidden", "loss_options", "miner_options"):
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
     given = {"pool": "published", "keep_start": False} | given
@@ -440,7 +444,7 @@ def _check_start(config: Train) -> None:
         raise UserError("--keep-start True keeps what --start finds: give --start pca or --start whiten.")
     if config.train == "head" and not config.class_layer:
         raise UserError("--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.")
-    if config.train == "head" and METHODS[config.loss].on == "embedding":
+    if config.train == "head" and method_of(config).on == "embedding":
         raise UserError(
             f"--keep-start True and --train head leave no layer to train: --loss {config.loss} is computed on the"
             " embedding, without a class layer. Leave one out."

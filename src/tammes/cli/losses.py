@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from tammes.cli.console import optional, print_json
-from tammes.errors import unknown_name
 
 if TYPE_CHECKING:
     from tammes.losses import Method
@@ -23,28 +22,36 @@ class Losses:
 
     tammes losses triplet-semihard
 
+    tammes losses pml:ProxyAnchorLoss
+
     tammes losses --json
     """
 
     name: Annotated[str | None, tyro.conf.Positional, optional("NAME")] = None
-    """The loss to explain; without it, all are listed."""
+    """The loss to explain; without it, all are listed. pml: lists those of pytorch-metric-learning and its miners,
+    which pml:NAME explains."""
     json: bool = False
     """Print one JSON object."""
 
 
 def losses(config: Losses) -> None:
     """List or explain."""
-    from tammes.losses import METHODS
+    from tammes.losses import METHODS, find_method, find_miner
+    from tammes.losses.pml import PREFIX, names
 
-    if config.name is not None and config.name not in METHODS:
-        raise unknown_name("loss", config.name, METHODS)
-    shown = METHODS if config.name is None else {config.name: METHODS[config.name]}
+    if config.name == PREFIX:
+        of_pml = {"losses": names("loss"), "miners": names("miner")}
+        print_json(of_pml) if config.json else print("\n".join(f"{kind}: {', '.join(of_pml[kind])}" for kind in of_pml))
+        return
+    mines = config.name is not None and config.name.startswith(PREFIX) and config.name in names("miner")
+    find = find_miner if mines else find_method
+    shown = METHODS if config.name is None else {config.name: find(config.name)}
     if config.json:
         print_json({name: as_json(method) for name, method in shown.items()})
     elif config.name is None:
         _print_list(METHODS)
     else:
-        print(explained(config.name, METHODS[config.name]))
+        print(explained(config.name, shown[config.name], "miner" if mines else "loss"))
 
 
 def as_json(method: "Method") -> dict[str, Any]:
@@ -53,7 +60,7 @@ def as_json(method: "Method") -> dict[str, Any]:
     return {name: getattr(method, name) for name in said} | {"options": dict(method.defaults)}
 
 
-def explained(name: str, method: "Method") -> str:
+def explained(name: str, method: "Method", flag: str = "loss") -> str:
     """A method as a page of text."""
     lines = [
         f"{name}: {method.title}",
@@ -69,10 +76,10 @@ def explained(name: str, method: "Method") -> str:
         lines.append(f"  sees            {method.sees}, beside its batches")
     lines += [f"  reference       {method.reference}", ""]
     options = method.defaults
-    lines += ["  options (--loss-options NAME=VALUE …):" if options else "  no options"]
+    lines += [f"  options (--{flag}-options NAME=VALUE …):" if options else "  no options"]
     lines += [f"    {option} = {value:g}" if isinstance(value, float) else f"    {option} = {value}"
               for option, value in options.items()]  # fmt: skip
-    lines += ["", f"  tammes train DATA --loss {name}"]
+    lines += ["", f"  tammes train DATA {'' if flag == 'loss' else '--loss pml:NAME '}--{flag} {name}"]
     return "\n".join(lines)
 
 
@@ -88,3 +95,4 @@ def _print_list(methods: dict[str, "Method"]) -> None:
     # A person's terminal is as wide as it is; what reads a pipe gets one line each.
     Console(width=None if sys.stdout.isatty() else 260).print(table)
     print("\nB images in a batch, C classes, D dimensions. `tammes losses NAME` shows the equation and the options.")
+    print("Also all of pytorch-metric-learning, as pml:NAME, with its miners: `tammes losses pml:` lists them.")

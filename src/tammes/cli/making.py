@@ -20,7 +20,7 @@ from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.embeddings import vectors
 from tammes.errors import UserError, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
-from tammes.losses import METHODS, WITH_CENTROIDS, Method
+from tammes.losses import METHODS, WITH_CENTROIDS, Method, find_method, find_miner
 from tammes.metrics import evaluate
 from tammes.mining import random_triplets
 from tammes.objectives import Objective
@@ -89,6 +89,7 @@ def resolved(config: Train) -> Train:
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     method = method_of(config)
     kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
+    kind = kind.replace(":", "-")  # not every file system has it
     if config.sampler is None and not method.mines:
         config = replace(config, sampler="shuffled" if method.images_per_class == 1 else "pk")
     if config.sampler == "pk":
@@ -103,9 +104,7 @@ def resolved(config: Train) -> Train:
 
 def method_of(config: Train) -> Method:
     """The loss that was asked for, and what it needs."""
-    if config.loss not in METHODS:
-        raise unknown_name("loss", config.loss, METHODS)
-    return METHODS[config.loss]
+    return find_method(config.loss, config.miner)
 
 
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
@@ -308,6 +307,9 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
         options["class_sizes"] = sizes.tolist()
     torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
     loss = method.make(given, options)
+    if config.miner is not None:
+        miner = find_miner(config.miner)
+        loss.miner = miner.make({}, miner.parse(config.miner_options))
     _check_batches(config, data, loss)
     if config.proxy_rate is not None and not list(loss.parameters()):
         raise UserError(f"--proxy-rate is for what a loss learns itself, and {config.loss} learns nothing: drop it.")

@@ -44,9 +44,14 @@ class Train:
 
     loss: str = "discriminative"
     """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
-    classifier; or any other that `tammes losses` lists (those of a class layer for vectors too)."""
+    classifier; any other that `tammes losses` lists (those of a class layer for vectors too); or pml: and the name of
+    one of pytorch-metric-learning, such as pml:ProxyAnchorLoss."""
     loss_options: Annotated[tuple[str, ...], optional("NAME=VALUE …")] = ()
     """Options of the loss, such as margin=0.2; `tammes losses NAME` lists them."""
+    miner: Annotated[str | None, optional("pml:NAME")] = None
+    """Which pairs or triplets of a batch a loss of pytorch-metric-learning looks at: pml:MultiSimilarityMiner, …"""
+    miner_options: Annotated[tuple[str, ...], optional("NAME=VALUE …")] = ()
+    """Options of the miner, such as epsilon=0.1; `tammes losses pml:NAME` lists them."""
     centroids: Annotated[str | None, optional("KIND")] = None
     """Where the class centroids are: one-hot (the paper's), kmeans (the paper's other), simplex, place, …"""
     push: Annotated[float | None, optional("FLOAT")] = None

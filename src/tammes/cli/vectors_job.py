@@ -217,7 +217,7 @@ def _check_vectors(config: Train) -> None:
             if getattr(config, option) != known[option]:
                 flag = "--no-class-layer" if option == "class_layer" else _flag(option)
                 raise UserError(f"{flag} is for --method gradient: ridge is solved in closed form.")
-    if config.loss in METHODS and config.loss not in OF_CLASS_LAYER:
+    if (config.loss in METHODS or config.loss.startswith("pml:")) and config.loss not in OF_CLASS_LAYER:
         raise UserError(f"--loss {config.loss} is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
     if config.loss not in OF_CLASS_LAYER:
         raise unknown_name("loss", config.loss, OF_CLASS_LAYER)

@@ -2,7 +2,10 @@
 
 from torch import nn
 
+from tammes.errors import UserError, unknown_name
 from tammes.losses import (
+    angular,
+    arcface,
     center,
     clustering,
     contrastive,
@@ -11,9 +14,12 @@ from tammes.losses import (
     hard_discriminative,
     histogram,
     lifted,
+    multi_similarity,
     normface,
     npair,
+    pml,
     prototypical,
+    proxy_anchor,
     proxy_nca,
     softmax,
     triplet,
@@ -21,6 +27,8 @@ from tammes.losses import (
     triplet_semihard,
     triplet_smart,
 )
+from tammes.losses.angular import AngularLoss
+from tammes.losses.arcface import ArcFaceLoss
 from tammes.losses.center import CenterLoss
 from tammes.losses.clustering import ClusteringLoss
 from tammes.losses.contrastive import ContrastiveLoss
@@ -30,9 +38,11 @@ from tammes.losses.hard_discriminative import HardDiscriminativeLoss
 from tammes.losses.histogram import HistogramLoss
 from tammes.losses.lifted import LiftedStructureLoss
 from tammes.losses.method import Method
+from tammes.losses.multi_similarity import MultiSimilarityLoss
 from tammes.losses.normface import NormFaceLoss
 from tammes.losses.npair import NPairLoss
 from tammes.losses.prototypical import PrototypicalLoss
+from tammes.losses.proxy_anchor import ProxyAnchorLoss
 from tammes.losses.proxy_nca import ProxyNCALoss
 from tammes.losses.softmax import SoftmaxLoss
 from tammes.losses.triplet import TripletLoss
@@ -58,6 +68,10 @@ METHODS: dict[str, Method] = {
     "center": center.METHOD,
     "deepncm": deepncm.METHOD,
     "prototypical": prototypical.METHOD,
+    "angular": angular.METHOD,
+    "proxy-anchor": proxy_anchor.METHOD,
+    "multi-similarity": multi_similarity.METHOD,
+    "arcface": arcface.METHOD,
 }
 LOSSES: dict[str, type[nn.Module]] = {name: method.loss for name, method in METHODS.items()}
 # Those that measure distances to fixed centroids take them first.
@@ -65,11 +79,30 @@ WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "cent
 # Those of a class layer's outputs: any batch will do, and nothing is learned beside the network.
 OF_CLASS_LAYER = {name: method.loss for name, method in METHODS.items() if method.on == "class layer"}
 
+
+def find_method(name: str, miner: str | None = None) -> Method:
+    """A loss by its name: one of METHODS, or pml: and the name of one of pytorch-metric-learning."""
+    if name.startswith(pml.PREFIX):
+        return pml.method_of(name, miner)
+    if name not in METHODS:
+        raise unknown_name("loss", name, METHODS)
+    if miner is not None:
+        raise UserError(f"--miner is for a loss of pytorch-metric-learning, --loss pml:NAME, not for {name}.")
+    return METHODS[name]
+
+
+def find_miner(name: str) -> Method:
+    """A miner of pytorch-metric-learning by its name: how it is made, and of what options."""
+    return pml.miner_of(name)
+
+
 __all__ = [
     "LOSSES",
     "METHODS",
     "OF_CLASS_LAYER",
     "WITH_CENTROIDS",
+    "AngularLoss",
+    "ArcFaceLoss",
     "CenterLoss",
     "ClusteringLoss",
     "ContrastiveLoss",
@@ -79,13 +112,17 @@ __all__ = [
     "HistogramLoss",
     "LiftedStructureLoss",
     "Method",
+    "MultiSimilarityLoss",
     "NPairLoss",
     "NormFaceLoss",
     "PrototypicalLoss",
+    "ProxyAnchorLoss",
     "ProxyNCALoss",
     "SmartMiningLoss",
     "SoftmaxLoss",
     "TripletGlobalLoss",
     "TripletLoss",
     "TripletSemihardLoss",
+    "find_method",
+    "find_miner",
 ]

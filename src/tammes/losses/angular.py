@@ -1,0 +1,107 @@
+"""The angular loss: a negative must see the two images of a pair under a small angle."""
+
+from math import radians, tan
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
+from tammes.errors import UserError, unknown_name
+from tammes.geometry import checked_batch, normalise
+from tammes.losses.method import Method
+from tammes.mining import mean_or_zero, pairs_in_order, positives
+
+Form = Literal["npair+angular", "angular"]
+
+_WEIGHT = 2.0
+_LEAST, _MOST = 1.0, 80.0  # degrees: an angle in radians is below, and above the tangent grows without bound
+
+
+class AngularLoss(nn.Module):
+    """The angular loss of Wang et al. (ICCV 2017), as a mean over the pairs, of embeddings scaled to unit length.
+
+    In the triangle of an anchor a, a positive p and a negative n the angle at n shall be at most alpha:
+
+        |a - p|² <= 4 tan²(alpha) |n - (a + p) / 2|²
+
+    Without what is constant for unit vectors, and with all negatives of a pair in one smooth bound of the hardest:
+
+        angular          log(1 + sum over j of exp(4 t (a_i + p_i) · p_j - 2 (1 + t) a_i · p_i)),  t = tan²(alpha)
+        npair+angular    log(1 + sum over j of exp(a_i · p_j - a_i · p_i))  +  angular_weight * angular
+
+    The second, beside the N-pair loss, is the authors' main form. Pairs are formed by position as for the N-pair loss:
+    of each class the first and second image of the batch, the third and fourth, …; the negatives of a pair i are the
+    positives of the pairs j of other classes. (The paper's sum is over all images of other classes, the anchors too;
+    pytorch-metric-learning has every pair of a class besides.)
+
+    Both parts are of unit embeddings, and no penalty on the lengths is needed: alpha has a meaning only at a known
+    length.
+
+    Args:
+        alpha: the angle, in degrees.
+        form: with the N-pair loss, or alone.
+        angular_weight: of the angular part beside the N-pair loss (λ).
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.0, 2.0]])
+    >>> round(AngularLoss(form="angular")(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)
+    1.828968
+    """
+
+    def __init__(self, *, alpha: float = 45.0, form: Form = "npair+angular", angular_weight: float = _WEIGHT) -> None:
+        super().__init__()
+        if not _LEAST <= alpha <= _MOST:
+            raise UserError(
+                f"alpha must be between {_LEAST:g} and {_MOST:g} degrees, got {alpha}. The usual one is 45."
+            )
+        if form not in get_args(Form):
+            raise unknown_name("form", form, get_args(Form))
+        if not 0 < angular_weight < float("inf"):
+            raise UserError(f"angular_weight must be above 0 and finite, got {angular_weight}.")
+        if form == "angular" and angular_weight != _WEIGHT:
+            raise UserError("angular_weight is for form='npair+angular'; form='angular' has one part only.")
+        self.alpha, self.form, self.angular_weight = alpha, form, angular_weight
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        embeddings, labels = checked_batch(embeddings, labels)
+        first, second = pairs_in_order(labels)  # (pairs,)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            # In float64, which autocast leaves alone, also in the backward.
+            unit = normalise(embeddings.double())
+            anchors, partners = unit[first], unit[second]  # (pairs, dim)
+            same_class = positives(labels[first])  # (pairs, pairs)
+            alike = anchors @ partners.T  # (pairs, pairs)
+            own = alike.diagonal()[:, None]  # (pairs, 1)
+            squared = tan(radians(self.alpha)) ** 2
+            wide = 4 * squared * (alike + partners @ partners.T) - 2 * (1 + squared) * own  # (pairs, pairs)
+            terms = _log_one_plus(wide, same_class)  # (pairs,)
+            if self.form == "npair+angular":
+                terms = _log_one_plus(alike - own, same_class) + self.angular_weight * terms
+            return mean_or_zero(terms).to(embeddings.dtype)
+
+    @property
+    def minimum(self) -> float:
+        """No value is below it; reached only where a batch has nothing to compare."""
+        return 0.0
+
+    def extra_repr(self) -> str:
+        weight = f", angular_weight={self.angular_weight:.6g}" if self.form == "npair+angular" else ""
+        return f"alpha={self.alpha:.6g}, form={self.form}{weight}"
+
+
+def _log_one_plus(exponents: Tensor, same_class: Tensor) -> Tensor:
+    """(pairs, pairs) -> (pairs,): log(1 + sum of exp over the pairs of other classes); the diagonal is the 1."""
+    itself = torch.eye(len(exponents), dtype=torch.bool, device=exponents.device)
+    return exponents.masked_fill(same_class, float("-inf")).masked_fill(itself, 0.0).logsumexp(dim=1)
+
+
+METHOD = Method(
+    loss=AngularLoss,
+    title="angular",
+    summary="the angle under which a negative sees a pair kept small, beside the N-pair loss",
+    equation="mean over pairs i of  log(1 + sum over j of exp(a_i · p_j - a_i · p_i))\n"
+    "  + angular_weight log(1 + sum over j of exp(4 t (a_i + p_i) · p_j - 2 (1 + t) a_i · p_i)),  t = tan²(alpha)",
+    cost="B² D",
+    reference="Wang, Zhou, Wen, Liu, Lin (2017): Deep Metric Learning with Angular Loss. ICCV",
+    images_per_class=2,
+)

@@ -1,0 +1,106 @@
+"""The multi-similarity loss: pairs weighed by how alike they are, and by how alike the others of their anchor are."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
+from tammes.errors import UserError
+from tammes.geometry import checked_batch, normalise
+from tammes.losses.method import Method
+from tammes.mining import negatives, positives
+
+_EPSILON = 0.1
+
+
+class MultiSimilarityLoss(nn.Module):
+    """The multi-similarity loss of Wang et al. (CVPR 2019), as a mean over the batch.
+
+    For the cosines s of an anchor with its positives p and negatives n:
+
+        log(1 + sum over p of exp(-alpha (s_p - base))) / alpha  +  log(1 + sum over n of exp(beta (s_n - base))) / beta
+
+    Only hard pairs are in the sums: positives less alike than the most alike negative plus epsilon, and negatives more
+    alike than the least alike positive minus epsilon. An anchor that lacks positives or negatives has nothing to
+    compare them with, and counts as 0; so does one whose pairs are all easy.
+
+    `base` is 0.5, as in the authors' code; the paper has 1. The mean is over all images of the batch, also those that
+    count as 0, as in their code and in pytorch-metric-learning 2. Their code leaves out positives of a cosine of 1,
+    meaning the image itself; here only the image itself is left out, and a copy of it is a pair.
+
+    Args:
+        alpha: how steep the positives' part is.
+        beta: how steep the negatives' part is.
+        base: the cosine from which on a positive is alike enough, and a negative too alike (λ).
+        epsilon: how far a pair may be from a violation and still be hard.
+        mine: leave out the easy pairs; without, all pairs count, and a batch of one class only pulls.
+
+    >>> loss = MultiSimilarityLoss()
+    >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
+    0.571132
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        epsilon: float = _EPSILON,
+        mine: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not 0 < value < float("inf"):
+                raise UserError(f"{name} must be above 0 and finite, got {value}.")
+        if not -1 <= base <= 1:
+            raise UserError(f"base must be in [-1, 1], for it is a cosine, got {base}.")
+        if not 0 <= epsilon < float("inf"):
+            raise UserError(f"epsilon must be at least 0 and finite, got {epsilon}.")
+        if not mine and epsilon != _EPSILON:
+            raise UserError("epsilon is for mining; with mine=False all pairs count.")
+        self.alpha, self.beta, self.base, self.epsilon, self.mine = alpha, beta, base, epsilon, mine
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        embeddings, labels = checked_batch(embeddings, labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            # In float64, which autocast leaves alone, also in the backward.
+            unit = normalise(embeddings.double())
+            cosine = unit @ unit.T  # (batch, batch)
+            near, far = positives(labels), negatives(labels)  # (batch, batch)
+            if self.mine:
+                near, far = self._hard(cosine.detach(), near, far)
+            pull = (self.alpha * (self.base - cosine)).masked_fill(~near, float("-inf"))  # (batch, batch)
+            push = (self.beta * (cosine - self.base)).masked_fill(~far, float("-inf"))  # (batch, batch)
+            # The column of zeros is the 1 in the logarithm.
+            pull, push = (F.pad(each, (1, 0)).logsumexp(1) for each in (pull, push))  # (batch,)
+            return (pull / self.alpha + push / self.beta).mean().to(embeddings.dtype)
+
+    def _hard(self, cosine: Tensor, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the positive and of the negative pairs, (batch, batch) each, those that are not easy."""
+        least = cosine.masked_fill(~near, float("inf")).amin(1, keepdim=True)  # (batch, 1)
+        most = cosine.masked_fill(~far, float("-inf")).amax(1, keepdim=True)  # (batch, 1)
+        # "Not easy" rather than "hard": a NaN is neither, and must be seen.
+        return near & ~(cosine >= most + self.epsilon), far & ~(cosine <= least - self.epsilon)
+
+    @property
+    def minimum(self) -> float:
+        """No value is below it; reached where no pair is hard."""
+        return 0.0
+
+    def extra_repr(self) -> str:
+        mined = f"epsilon={self.epsilon:.6g}" if self.mine else "mine=False"
+        return f"alpha={self.alpha:.6g}, beta={self.beta:.6g}, base={self.base:.6g}, {mined}"
+
+
+METHOD = Method(
+    loss=MultiSimilarityLoss,
+    title="multi-similarity",
+    summary="hard pairs, weighed by how alike they are beside the other pairs of their anchor",
+    equation="log(1 + sum over hard positives p of exp(-alpha (cos(x, p) - base))) / alpha\n"
+    "  + log(1 + sum over hard negatives n of exp(beta (cos(x, n) - base))) / beta",
+    cost="B² D",
+    reference="Wang, Han, Huang, Dong, Scott (2019): Multi-Similarity Loss with General Pair Weighting for Deep Metric"
+    " Learning. CVPR",
+    images_per_class=4,
+)
