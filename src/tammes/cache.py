@@ -1,4 +1,5 @@
-"""The cache: what takes long to make and can be made again: decoded images, activations, the drawn glyphs."""
+"""The cache: what takes long to make and can be made again: decoded images, activations, the drawn glyphs, maps of
+galleries."""
 
 import shutil
 import time
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from tammes.errors import UserError, unknown_name
 from tammes.runtime import cache_folder
 
-KINDS = ("images", "activations", "glyphs")  # the folders of the cache
+KINDS = ("images", "activations", "glyphs", "maps")  # the folders of the cache
 PARTIAL = ".partial"  # the suffix of a file that is not whole yet
 _STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
 

@@ -42,6 +42,13 @@ def data_folder() -> Path | None:
     return Path(given) if given else None
 
 
+def bare_environment() -> dict[str, str]:
+    """What a process of ours needs of the environment to start, and nothing that was not meant for it; one thread."""
+    needed = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LD_LIBRARY_PATH")
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {name: os.environ[name] for name in needed if name in os.environ} | one_thread
+
+
 def write_atomically(file: Path, content: bytes) -> None:
     """Write a file such that it is there whole or not at all, and still there after a power cut."""
     with written_whole(file) as sink:

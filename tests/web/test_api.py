@@ -137,7 +137,7 @@ def test_a_kept_picture_is_searched_with_again(server: Server) -> None:
     assert found(server.get(f"/api/pictures/{kept}/neighbours", params={"k": 20}))[:8] == found(answer)
     picture = server.get(f"/api/pictures/{kept}/thumbnail")
     assert picture.headers["content-type"] == "image/webp"
-    assert "immutable" in picture.headers["cache-control"]
+    assert picture.headers["cache-control"] == "private, max-age=600"  # no longer than it may be kept here
     assert Image.open(BytesIO(picture.content)).size == (40, 40)
 
 

@@ -148,9 +148,19 @@ def test_a_browser_logs_in_once(locked: Inside) -> None:
         assert "set-cookie" not in locked.post("/login", data=nothing).headers
     right = locked.post("/login", data={"token": f" {TOKEN}\n"})
     assert (right.status_code, right.headers["location"]) == (303, "/")
+    deep = locked.get("/class?name=a%26b", headers=page).headers["location"]
+    assert deep == "/login?to=%2Fclass%3Fname%3Da%2526b"
+    assert 'value="/class?name=a%26b"' in locked.get(deep, headers=page).text
+    for asked_for, to in (
+        ("/class?name=a%26b", "/class?name=a%26b"),
+        ("//evil.org", "/"),
+        ("/\\evil.org", "/"),
+        ("http://e", "/"),
+    ):
+        assert locked.post("/login", data={"token": TOKEN, "to": asked_for}).headers["location"] == to
     cookie = right.headers["set-cookie"]
     said = {part.strip().lower() for part in cookie.split(";")[1:]}
-    assert {"httponly", "samesite=strict", "path=/", "max-age=2592000"} <= said
+    assert {"httponly", "samesite=lax", "path=/", "max-age=2592000"} <= said
     assert "secure" not in said
     assert TOKEN not in cookie
     value = cookie.split(";")[0]
@@ -682,3 +692,25 @@ def test_a_file_of_another_application_is_not_found_by_its_name(
     for name in ("config.json", "results.json", "embedder.safetensors"):
         refused(here.get(f"/runs/{run.name}/{name}"), 404)
     assert here.get(f"/runs/{run.name}/report.html").status_code == 200
+
+
+def test_wrong_tokens_are_counted_too(gallery: Path) -> None:
+    site = Site(Watched(str(gallery), None, "cpu"), limits=Limits(rate=1.0, burst=3.0), token=TOKEN, decoders=1)
+    with inside(site) as here:
+        tried = [here.get("/api/count", headers={"Authorization": "Bearer guess"}).status_code for _ in range(5)]
+    assert tried == [401, 401, 401, 429, 429]
+
+
+def test_a_page_of_another_site_may_not_send_pictures(here: Inside) -> None:
+    for said, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        assert here.post("/api/search", content=png(), headers={"Sec-Fetch-Site": said}).status_code == status
+
+
+def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path) -> None:
+    from tammes.web.server import _config
+
+    for token, hosts in ((None, {"localhost", "127.0.0.1", "::1"}), (TOKEN, None)):
+        site = Site(Watched(str(gallery), None, "cpu"), token=token, decoders=1)
+        guard: Any = _config(site, "127.0.0.1").app
+        assert guard._hosts == hosts
+        site.gallery.close()

@@ -304,7 +304,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         "print('[' * 9000, flush=True); time.sleep(60)",
         "print('[1, 2]' + '\\n' + 'x' * 784, flush=True); time.sleep(60)",
         "print('x' * 50_000, flush=True); time.sleep(60)",
-        "print('{\"shown\": -1}' + 'x' * 784, flush=True); time.sleep(60)",
+        "print('{\"shown\": -1}' + '\\n' + 'x' * 784, flush=True); time.sleep(60)",
         "print('{\"shown\": 1000000000000}' + '\\n' + 'x' * 784, flush=True); print('x' * 3_000_000, flush=True)",
         'print(\'{"shown": 3, "width": "wide", "height": 1}\' + \'\\n\' + \'x\' * 787, flush=True); time.sleep(60)',
         "print('{\"shown\": 3, \"width\": 1, \"height\": 1}' + '\\n' + 'x' * 500, flush=True)",

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from numpy import ndarray
 
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
+from tammes.runtime import bare_environment
 from tammes.web.catalogue import Catalogue, shown
 from tammes.web.embedding import Embedding
 from tammes.web.gallery import Gallery, Watched
@@ -375,6 +377,8 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     folder, gallery = changing
     other = tmp_path / "other"
     shutil.copytree(run, other)
+    with (other / "embedder.json").open("a") as file:
+        file.write(" ")  # another model, by its digest
     watched = Watched(str(gallery), None, "cpu")
     threads = threading.active_count()
     assert not watched.renew()
@@ -392,6 +396,8 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     assert len(watched.now.search(watched.now.vector(0), 3)) == 3
     watched._at -= 100
     shutil.copytree(run, other)
+    with (other / "embedder.json").open("a") as file:
+        file.write(" ")
     (other / "embedder.safetensors").write_bytes(b"broken")
     assert not watched.renew()
     assert "cannot read the gallery anew" in capsys.readouterr().err
@@ -410,15 +416,15 @@ def test_whatever_goes_wrong_while_it_is_read_anew_does_not_end_the_looking(
     monkeypatch.setattr("tammes.web.site._LOOKED_EVERY", 0.05)
     watched = Watched(str(gallery), None, "cpu")
     with inside(Site(watched, limits=FREE, decoders=1)) as here:
-        replaced = type(watched.now.opened.store).replaced
+        version = type(watched.now.opened.store).version
 
-        def broken(_: Any) -> bool:
+        def broken(_: Any) -> str:
             raise MemoryError("no room")
 
-        monkeypatch.setattr(type(watched.now.opened.store), "replaced", broken)
+        monkeypatch.setattr(type(watched.now.opened.store), "version", broken)
         here.wait(0.5)
         assert "tammes: cannot read the gallery anew: MemoryError: no room" in capsys.readouterr().err
-        monkeypatch.setattr(type(watched.now.opened.store), "replaced", replaced)
+        monkeypatch.setattr(type(watched.now.opened.store), "version", version)
         (folder / "plain" / "it's <i>3.png").unlink()
         main(["index", str(run), str(folder), "--gallery", str(gallery)])
         watched._at -= 100
@@ -563,8 +569,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_others_are_let_in_only_with_a_token(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = told(capsys, "anything", "--host", host)
     assert said == (
-        f"tammes: --host {host} lets others in: that needs a token. For example:"
-        f" --host {host} --token $(openssl rand -hex 16)\n"
+        f"tammes: --host {host} lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
+        f" --host {host} --token-file token.txt\n"
     )
     check_address(host, "x" * 12)
 
@@ -713,14 +719,14 @@ def test_ctrl_c_ends_a_server(runs: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """In this process, which has imported everything already."""
     seen: list[httpx.Response] = []
 
-    def look(config: Any, has_gallery: bool, gallery: Any, where: str) -> None:
+    def look(config: Any, gallery: Any, where: str) -> None:
         def ask() -> None:
             try:
                 seen.append(httpx.get(f"{where}/runs", headers=PAGE))
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        assert (config.what, has_gallery, gallery) == ((str(runs),), False, None)
+        assert (config.what, gallery) == ((str(runs),), None)
         threading.Thread(target=ask).start()
 
     monkeypatch.setattr(sys.modules["tammes.cli.serve"], "_ready", look)  # the package has a function of that name
@@ -740,13 +746,13 @@ def test_the_line_that_a_program_reads(server: Server, gallery: Path, capsys: py
 
     watched = Watched(str(gallery), None, "cpu")
     try:
-        _ready(Serve((str(gallery),), json=True), True, watched, server.address)
+        _ready(Serve((str(gallery),), json=True), watched, server.address)
         assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": 80}
-        _ready(Serve((str(gallery),)), True, watched, server.address)
+        _ready(Serve((str(gallery),)), watched, server.address)
         assert capsys.readouterr().out == f"stripes: 80 images in 10 classes\n{server.address}  (Ctrl-C stops it)\n"
-        _ready(Serve(("runs",)), False, None, server.address)
+        _ready(Serve(("runs",)), None, server.address)
         assert capsys.readouterr().out == f"{server.address}/runs  (Ctrl-C stops it)\n"
-        _ready(Serve(("runs",), json=True), False, None, server.address)
+        _ready(Serve(("runs",), json=True), None, server.address)
         assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": None}
     finally:
         watched.now.close()
@@ -778,3 +784,60 @@ def test_a_single_place_is_for_anybody() -> None:
                 pass
 
     asyncio.run(go())
+
+
+def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: Path, tmp_path: Path) -> None:
+    """Its rows come before the word that it belongs to the gallery."""
+    _, gallery = changing
+    added = tmp_path / "added" / "new class"
+    added.mkdir(parents=True)
+    (added / "1.png").write_bytes(png())
+    watched = Watched(str(gallery), None, "cpu")
+    main(["index", str(run), str(added.parent), "--gallery", str(gallery)])
+    assert watched.renew()
+    catalogue = watched.now.catalogue
+    number = catalogue.members("new class")[0]
+    assert catalogue.item(number).name == "added/new class/1.png"
+    assert watched.now.file(catalogue.paths[number])[1] == "image/png"
+    # Described anew, with no row changed.
+    store = open_gallery(str(gallery))
+    store.describe(replace(store.about, roots=store.about.roots[:1]))
+    watched._at -= 100  # it does not look all the time
+    assert watched.renew()
+    with pytest.raises(RefusedError, match="outside the folders"):
+        watched.now.file(catalogue.paths[number])
+    watched.now.close()
+
+
+def test_a_version_that_changes_alone_changes_nothing(
+    changing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(str(changing[1]), None, "cpu")
+    before = watched.now.catalogue
+    monkeypatch.setattr(type(watched.now.opened.store), "version", lambda _: "another")
+    assert not watched.renew()
+    assert watched.now.catalogue is before
+    assert before.version == "another"
+    watched.now.close()
+
+
+def test_a_run_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path, Path], run: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own run"
+    shutil.copytree(run, own)
+    (own / "calibration.json").unlink()
+    watched = Watched(str(changing[1]), own, "cpu")
+    assert watched.now.opened.threshold is None
+    shutil.copy(run / "calibration.json", own)
+    assert not watched.renew()
+    assert watched.now.opened.threshold is not None
+    watched.now.close()
+
+
+def test_a_process_of_ours_is_given_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert "secret" not in str(bare_environment())
+
+
+def test_more_pixels_may_take_more_memory() -> None:
+    assert Limits().with_room_for_its_pixels() == Limits()
+    assert Limits(upload_pixels=100_000_000).with_room_for_its_pixels().decode_bytes == 2_000_000_000

@@ -31,7 +31,7 @@ class Serve:
 
     tammes serve runs
 
-    tammes serve gallery --host 0.0.0.0 --token $(openssl rand -hex 16)
+    openssl rand -hex 16 > token.txt && tammes serve gallery --host 0.0.0.0 --token-file token.txt
     """
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY | RUN | RUNS…")]
@@ -75,15 +75,13 @@ def serve(config: Serve) -> None:
     check_address(config.host, token)
     limits = Limits(
         upload_bytes=_millions(config.max_upload), upload_pixels=_millions(config.max_pixels), rate=config.rate
-    )
+    ).with_room_for_its_pixels()
     listening = listen(config.host, config.port)
     try:
         gallery, folders = _sorted_out(config)
         site = Site(gallery, folders, limits, token=token)
         address = address_of(listening)
-        stopped_by = serve_site(
-            site, listening, config.host, lambda: _ready(config, site.has_gallery, gallery, address)
-        )
+        stopped_by = serve_site(site, listening, config.host, lambda: _ready(config, gallery, address))
     finally:
         listening.close()
     print("stopped.", file=sys.stderr)
@@ -135,13 +133,13 @@ def _token(config: Serve) -> str | None:
     return lines[0].strip()
 
 
-def _ready(config: Serve, has_gallery: bool, gallery: "Watched | None", address: str) -> None:
+def _ready(config: Serve, gallery: "Watched | None", address: str) -> None:
     if config.json:
         print_json({"address": address, "items": len(gallery.now.catalogue) if gallery is not None else None})
-    elif has_gallery and gallery is not None:
+    elif gallery is not None:
         catalogue = gallery.now.catalogue
-        name, classes = printable(gallery.now.name), len(catalogue.class_names)
-        print(f"{name}: {len(catalogue):,} images in {classes:,} classes\n{address}  (Ctrl-C stops it)")
+        classes = f" in {catalogue.num_classes:,} classes" if catalogue.num_classes else ""
+        print(f"{printable(gallery.now.name)}: {len(catalogue):,} images{classes}\n{address}  (Ctrl-C stops it)")
     else:
         print(f"{address}/runs  (Ctrl-C stops it)")
     sys.stdout.flush()

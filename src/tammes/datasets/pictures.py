@@ -119,14 +119,18 @@ def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> U
     return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
 
 
-def small(image: Image.Image, longer_side: int) -> bytes:
-    """A small picture of it to look at, as a WebP file."""
+def small(image: Image.Image, longer_side: int, *, effort: int = 4) -> bytes:
+    """A small picture of it to look at, as a WebP file.
+
+    Args:
+        effort: 0 to 6: with more of it the file gets smaller; 0 is five times as fast as 4, for a third more bytes.
+    """
     shown = in_mode(image, "RGB").copy()
     shown.thumbnail((longer_side, longer_side))
     profile = image.info.get("icc_profile") or b""
     kept = len(profile) <= _PROFILE and image.mode in ("RGB", "RGBA", "P")  # that of CMYK is not that of its RGB
     content = BytesIO()
-    shown.save(content, format="WEBP", quality=75, icc_profile=profile if kept else None)
+    shown.save(content, format="WEBP", quality=75, method=effort, icc_profile=profile if kept else None)
     return content.getvalue()
 
 

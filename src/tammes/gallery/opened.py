@@ -58,6 +58,10 @@ class Opened:
         kept = self.run.read("calibration")
         return None if kept is None else float(kept["threshold"])
 
+    def forget_threshold(self) -> None:
+        """Have it read again."""
+        self.__dict__.pop("threshold", None)
+
     @property
     def trained_on(self) -> list[str]:
         """The names of the classes that the model was trained on."""

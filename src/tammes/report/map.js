@@ -114,6 +114,7 @@ const wander = (place, data, { fill, open, picture }) => {
     }
     return best;
   };
+  const inTheMiddle = () => nearest(width / 2, height / 2, Infinity);
   const reach = () => (pictures ? cell * 0.4 : Math.max(9, radius() + 4));
 
   const show = (number) => {
@@ -190,11 +191,15 @@ const wander = (place, data, { fill, open, picture }) => {
       view.x += moves[event.key][0];
       view.y += moves[event.key][1];
       show(-1);
-      show(nearest(width / 2, height / 2, Math.max(60, reach()))); // what stands in the middle
+      show(inTheMiddle());
       redraw();
-    } else if (event.key === "+") nearer(1.4);
-    else if (event.key === "-") nearer(1 / 1.4);
-    else if (event.key === "Enter" && open && hovered >= 0) open(hovered);
+    } else if (event.key === "+" || event.key === "-") {
+      nearer(event.key === "+" ? 1.4 : 1 / 1.4);
+      show(inTheMiddle());
+    } else if (event.key === "Enter" && open) {
+      const wanted = hovered >= 0 ? hovered : inTheMiddle();
+      if (wanted >= 0) open(wanted);
+    }
     else return;
     event.preventDefault();
   });

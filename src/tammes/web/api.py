@@ -30,8 +30,6 @@ class Wrong(BaseModel):
 class ItemModel(BaseModel):
     """An image of the gallery."""
 
-    model_config = ConfigDict(from_attributes=True)
-
     id: str = Field(examples=["2f1c88a0b7d3e945"])
     name: str = Field(description="Its path below the folder that was indexed.", examples=["cats/1.jpg"])
     label: str = Field(description="Its class; empty if it has none.", examples=["cats"])
@@ -213,7 +211,7 @@ def routes(site: Site) -> APIRouter:
         gallery = site.gallery
         about, catalogue = gallery.opened.store.about, gallery.catalogue
         return GalleryModel(
-            name=gallery.name, items=len(catalogue), classes=len(catalogue.class_names), dim=about.dim,
+            name=gallery.name, items=len(catalogue), classes=catalogue.num_classes, dim=about.dim,
             threshold=gallery.opened.threshold, model=about.model, created=about.created,
         )  # fmt: skip
 
@@ -222,7 +220,7 @@ def routes(site: Site) -> APIRouter:
         """How many images there are, or of a class."""
         classes = site.gallery.catalogue.classes
         if label is None:
-            return CountModel(items=len(site.gallery.catalogue), classes=len(classes))
+            return CountModel(items=len(site.gallery.catalogue), classes=site.gallery.catalogue.num_classes)
         _check_label(site, label)
         return CountModel(items=classes[label], classes=1)
 
@@ -326,7 +324,9 @@ def routes(site: Site) -> APIRouter:
     )  # fmt: skip
     async def picture_thumbnail(picture: Name) -> Response:
         """A small picture of what was searched with, up to 480 pixels."""
-        return Response(site.upload(picture).shown, media_type="image/webp", headers={"Cache-Control": _LASTING})
+        return Response(
+            site.upload(picture).shown, media_type="image/webp", headers={"Cache-Control": "private, max-age=600"}
+        )
 
     @api.get("/api/map", tags=["gallery"], responses=wrong())
     async def the_map() -> MapModel:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from pathlib import PurePath
 
@@ -56,7 +55,8 @@ class Catalogue:
                 number = len(paths)
                 if number >= len(drawn) or drawn[number]:  # more than were counted: somebody writes
                     kept.append(number)
-                    vectors.append(row.vector)
+                    # A vector is a part of its batch: a copy lets go of the rest.
+                    vectors.append(row.vector if self._keep_all else row.vector.copy())
                 paths.append(row.path)
                 labels.append(row.label)
                 sizes.append((row.width, row.height))
@@ -86,7 +86,7 @@ class Catalogue:
         self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
         self.ids = [blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest() for path in self.paths]
         self._numbers = {each: number for number, each in enumerate(self.ids)}
-        self._in_order = lru_cache(64)(self._in_natural_order)
+        self._in_order: dict[str | None, Sequence[int]] = {}
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,6 +101,11 @@ class Catalogue:
         """How many items each class has, by its name as it is shown."""
         return {name: len(numbers) for name, numbers in zip(self._shown_names, self._members, strict=True)}
 
+    @property
+    def num_classes(self) -> int:
+        """How many there are; to have none is not one."""
+        return len(self.class_names) - ("" in self.real_label)
+
     def number(self, item: str) -> int | None:
         """Where the item of that id stands."""
         return self._numbers.get(item)
@@ -114,13 +119,34 @@ class Catalogue:
         return Item(self.ids[number], self._name(number), label, width, height, self._marks[number])
 
     def members(self, label: str | None) -> Sequence[int]:
-        """The items of a class, or all, in the natural order of their names."""
-        return self._in_order(label)
+        """The items of a class, or all, in the natural order of their names; of many it takes a while."""
+        if label not in self._in_order:
+            self._in_order[label] = self._in_natural_order(label)
+        return self._in_order[label]
+
+    def some_of(self, label: str, number: int) -> list[int]:
+        """So many items of a class, from all over it; at once."""
+        found = self._members[self._code[self.real_label[label]]]
+        number = min(number, len(found))
+        return [int(found[(2 * turn + 1) * len(found) // (2 * number)]) for turn in range(number)]
+
+    def mark(self, number: int) -> str:
+        """What changes when the picture of an item does."""
+        return self._marks[number]
+
+    def holds_the_same_as(self, other: "Catalogue") -> bool:
+        """Whether nothing has changed but the version."""
+        return (
+            self.paths == other.paths
+            and self._marks == other._marks
+            and self._labels == other._labels
+            and np.array_equal(self.drawn, other.drawn)
+            and np.array_equal(self.drawn_vectors, other.drawn_vectors)
+        )
 
     def _in_natural_order(self, label: str | None) -> Sequence[int]:
         if label is None:
-            numbers: Sequence[int] = [int(each) for name in self._shown_names for each in self.members(name)]
-            return numbers
+            return [number for name in self._shown_names for number in self.members(name)]
         found = self._members[self._code[self.real_label[label]]].tolist()
         return sorted(found, key=lambda number: natural(self.paths[number]))
 
@@ -161,7 +187,7 @@ class Catalogue:
         if root is None:
             return shown(path.name)
         below = path.relative_to(root)
-        return shown(str(below if len(self._roots) == 1 else PurePath(root.name) / below))
+        return shown((below if len(self._roots) == 1 else PurePath(root.name) / below).as_posix())
 
 
 def shown(text: str) -> str:

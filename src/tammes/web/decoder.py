@@ -1,8 +1,9 @@
 """A process that turns one uploaded picture after the other into pixels: `python -m tammes.web.decoder BYTES PIXELS`.
 
 It reads a JSON line and the file's bytes from standard input, and writes a JSON line and the results to standard
-output. It holds no secret, may take so much memory and no more, and whoever started it ends it when it takes too long:
-a file that makes a decoder crash, swell or hang ends this process and nothing else. It does not import torch.
+output. It knows nothing of the gallery or the token, writes no file, may take so much memory and no more (where the
+system can hold it to that), and whoever started it ends it when it takes too long: a file that makes a decoder crash,
+swell or hang ends this process and nothing else. It has the rights of the server's user. It does not import torch.
 """
 
 import json
@@ -28,7 +29,7 @@ def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[di
     image = open_picture(BytesIO(content), name="the picture", formats=known)
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
-    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN)
+    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN, effort=0)
 
 
 def main(most_bytes: int, most_pixels: int) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import UInt8
 from numpy import ndarray
 
 from tammes.datasets.pictures import Mode
+from tammes.runtime import bare_environment
 from tammes.web.limits import Limits
 from tammes.web.refusals import RefusedError
 
@@ -137,6 +138,7 @@ class _Decoder:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,  # where libraries complain about files
+                    env=bare_environment(),  # whatever else is there, such as keys, is none of its business
                     start_new_session=True,  # Ctrl-C is for the server, which lets what is under way finish
                 )
                 self._done = 0
@@ -158,7 +160,7 @@ class _Decoder:
 
 
 def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) -> Decoded | str:
-    """The picture, or why there is none. A file that took that process over gets no further: answers are bounded."""
+    """The picture, or why there is none. Answers are bounded: a file may have taken that process over."""
     sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     sink.write(json.dumps({"bytes": len(content), **asdict(view)}).encode() + b"\n")
     sink.write(content)
@@ -171,7 +173,9 @@ def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) ->
         return str(said["error"])
     shape = (len(view.mode), view.size, view.size)
     pixels = np.frombuffer(bytearray(source.read(prod(shape))), dtype=np.uint8).reshape(shape)
-    shown = source.read(min(said["shown"], _SHOWN_BYTES))
+    if not 0 <= said["shown"] <= _SHOWN_BYTES:
+        raise ValueError
+    shown = source.read(said["shown"])
     if len(shown) != said["shown"]:
         raise EOFError
     return Decoded(pixels, int(said["width"]), int(said["height"]), shown)

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
-from tammes.gallery import Hit, Row
+from tammes.gallery import Hit, Row, open_gallery
 from tammes.gallery.opened import Opened
 from tammes.web.catalogue import Catalogue, shown
 from tammes.web.decoding import View
@@ -21,6 +21,7 @@ from tammes.web.memory import Memory
 from tammes.web.refusals import RefusedError
 
 _THUMBNAILS = 64_000_000  # bytes of them that are kept in memory
+_FAR_AWAY = 1.5  # seconds; times 20 between two looks
 _AHEAD = 64  # of what was found last, read from the store together
 # The kinds of file that browsers show, by how they begin.
 _KINDS = (
@@ -82,7 +83,7 @@ class Gallery:
 
     def thumbnail(self, catalogue: Catalogue, number: int) -> bytes:
         """A small picture of an item, as a WebP file."""
-        key = catalogue.ids[number], catalogue.item(number).mark
+        key = catalogue.ids[number], catalogue.mark(number)
         if (kept := self._thumbnails.get(key)) is None:
             self.read_thumbnails(catalogue, [number])
             kept = self._thumbnails.get(key)
@@ -93,7 +94,7 @@ class Gallery:
     def read_thumbnails(self, catalogue: Catalogue, numbers: Sequence[int]) -> None:
         """Read those that are not in memory, together: the store takes as long for one as for many."""
         missing = {
-            catalogue.paths[number]: (catalogue.ids[number], catalogue.item(number).mark) for number in numbers[:_AHEAD]
+            catalogue.paths[number]: (catalogue.ids[number], catalogue.mark(number)) for number in numbers[:_AHEAD]
         }
         missing = {path: key for path, key in missing.items() if self._thumbnails.get(key) is None}
         if not missing:
@@ -153,17 +154,11 @@ class Watched:
             return False
         try:
             began = monotonic()
-            old = self.now
-            if old.opened.store.replaced():
-                self.now = Gallery(Opened(self._uri, self._model, self._on))
-                old.close()
-            elif old.opened.store.version() != old.catalogue.version:
-                old.catalogue = Catalogue(old.opened.store)
-            else:
-                return False
+            changed = self._look()
             self._at = monotonic()
-            self._took = self._at - began
-            return True
+            # A look that finds nothing is cheap, but not where each costs a request to another machine.
+            self._took = self._at - began if changed else _FAR_AWAY if "://" in self._uri else 0.0
+            return changed
         except Exception as error:  # also what a damaged file of a model makes others raise
             # What is served goes on being served; whoever runs the server is told once in a while.
             said = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -172,6 +167,22 @@ class Watched:
             return False
         finally:
             self._lock.release()
+
+    def _look(self) -> bool:
+        old, there = self.now, open_gallery(self._uri)
+        old.opened.forget_threshold()  # it may have been calibrated since
+        if there.about.model != old.opened.store.about.model:
+            self.now = Gallery(Opened(self._uri, self._model, self._on))
+            old.close()
+            return True
+        if there.version() == old.catalogue.version and there.about == old.opened.store.about:
+            return False
+        new = Catalogue(there)
+        if there.about == old.opened.store.about and new.holds_the_same_as(old.catalogue):
+            old.catalogue.version = new.version  # the map, and whatever else was made of it, stays
+            return False
+        old.opened.store, old.catalogue = there, new
+        return True
 
 
 def unit(values: Sequence[float], dim: int) -> Float32[ndarray, " dim"]:

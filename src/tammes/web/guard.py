@@ -116,12 +116,14 @@ class Guard:
         path = request.scope["path"]  # and no address that was put together from it and the Host header
         if self._hosts is not None and _host(request) not in self._hosts:
             raise RefusedError(421, "this server is not known by that name. Use the address that it printed.")
+        cheap = path.startswith(_CHEAP) or path.endswith(("/thumbnail", "/image"))
+        self._count(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
         if self._token is not None and not path.startswith(_OPEN) and not self._knows(request):
             raise RefusedError(
                 401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
             )
-        cheap = path.startswith(_CHEAP) or path.endswith(("/thumbnail", "/image"))
-        self._count(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
+        if request.method == "POST" and request.headers.get("sec-fetch-site") == "cross-site":
+            raise RefusedError(403, "a page of another site may not send anything here.")
 
     def _knows(self, request: Request) -> bool:
         assert self._token is not None

@@ -1,9 +1,11 @@
 """What a server allows a client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from tammes.errors import UserError
+
+_BYTES_A_PIXEL = 20  # of the kinds of picture that take most
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Limits:
     decode_bytes: int = 400_000_000
     connections: int = 256
     remembered: int = 500
+
+    def with_room_for_its_pixels(self) -> "Limits":
+        """The same, with as much memory as decoding the largest picture takes."""
+        return replace(self, decode_bytes=max(self.decode_bytes, _BYTES_A_PIXEL * self.upload_pixels))
 
     def __post_init__(self) -> None:
         if not isfinite(self.rate) or self.rate < 0:

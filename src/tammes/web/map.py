@@ -8,6 +8,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -75,23 +76,25 @@ class Cartographer:
         if self._process is not None:
             self._process.kill()
             self._process = None
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # a map that could not be made is no reason to fail
+                await task
 
     async def _improve(self, catalogue: Catalogue, numbers: ndarray, vectors: Float32[ndarray, "items dim"]) -> None:
         content = BytesIO()
         np.save(content, vectors)
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "tammes.web.map"],
+            [sys.executable, "-P", "-m", "tammes.web.map"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        # In a thread, which sees to its end also when nobody waits for it any more.
-        found, _ = await asyncio.to_thread(process.communicate, content.getvalue())
+        # In a thread, which sees to its end also when nobody waits for it any more; of its own, as it takes minutes.
+        with ThreadPoolExecutor(1) as waiting:
+            loop = asyncio.get_running_loop()
+            found, _ = await loop.run_in_executor(waiting, process.communicate, content.getvalue())
         if process.returncode != 0:
             return
         places = np.load(BytesIO(found), allow_pickle=False)

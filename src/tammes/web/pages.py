@@ -12,10 +12,11 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from numpy import ndarray
 
 from tammes import __version__
 from tammes.web import api
-from tammes.web.api import Exact, Id, Label, Name
+from tammes.web.api import Id, K, Label, Name
 from tammes.web.catalogue import Catalogue, Item
 from tammes.web.examples import examples
 from tammes.web.gallery import Gallery
@@ -38,9 +39,9 @@ _NUMBERS = (8, 24, 48, 96)
 _CARDS, _CLASSES = 60, 96  # of one page
 _STARTS = 24  # pictures to begin with
 _TINY = 64  # pixels
+_SUGGESTED = 300  # classes whose names a page holds; of more the script asks as one types
 _LONGEST_FORM = 4096  # bytes, of the one with the token
 
-K = Annotated[int, Query(ge=1, le=200)]
 Page = Annotated[int, Query(ge=1, le=10**6)]
 
 
@@ -82,7 +83,8 @@ def routes(site: Site, app: FastAPI) -> APIRouter:
 def error_page(site: Site, request: Request, error: RefusedError) -> Response:
     """What a person is told who opened an address in vain."""
     if error.status == 401:
-        return RedirectResponse("/login", status_code=303, headers={"Cache-Control": "no-store"})
+        asked = request.scope["path"] + (f"?{query}" if (query := request.url.query) else "")
+        return RedirectResponse(f"/login{_query(to=_other_than_start(asked))}", status_code=303, headers={"Cache-Control": "no-store"})
     page = _page(site, "error.html", here="", status=error.status, message=error.message)
     page.status_code = error.status
     page.headers.update(headers_of(request, error))
@@ -104,13 +106,11 @@ def _gallery(pages: APIRouter, site: Site) -> None:
         return RedirectResponse(f"/picture/{upload.id}{_query(k=k, label=label)}", status_code=303)
 
     @pages.get("/item/{item}")
-    async def item(item: Id, k: K = 24, label: Label = None, exact: Exact = False) -> HTMLResponse:
+    async def item(item: Id, k: K = 24, label: Label = None) -> HTMLResponse:
         gallery = site.gallery
         catalogue, number = site.found(item, gallery)
         vector = await asyncio.to_thread(gallery.vector, number, catalogue)
-        found = await site.neighbours(
-            vector, k, label or None, leave_out=catalogue.paths[number], exact=exact, gallery=gallery
-        )
+        found = await _near(site, gallery, vector, k, label, leave_out=catalogue.paths[number])
         known = catalogue.item(number)
         return await _results(
             site, gallery, found, k, label, item=known, address=f"/item/{item}", shown=f"/api/items/{item}/image",
@@ -118,10 +118,10 @@ def _gallery(pages: APIRouter, site: Site) -> None:
         )  # fmt: skip
 
     @pages.get("/picture/{picture}")
-    async def picture(picture: Name, k: K = 24, label: Label = None, exact: Exact = False) -> HTMLResponse:
+    async def picture(picture: Name, k: K = 24, label: Label = None) -> HTMLResponse:
         gallery = site.gallery
         upload = site.upload(picture, gallery)
-        found = await site.neighbours(upload.vector, k, label or None, exact=exact, gallery=gallery)
+        found = await _near(site, gallery, upload.vector, k, label)
         return await _results(
             site, gallery, found, k, label, item=None, address=f"/picture/{picture}",
             shown=f"/api/pictures/{picture}/thumbnail", small="", width=upload.width, height=upload.height,
@@ -132,7 +132,7 @@ def _gallery(pages: APIRouter, site: Site) -> None:
         catalogue = site.gallery.catalogue
         names = api.classes_with(site, q)
         some = names[(page - 1) * _CLASSES : page * _CLASSES]
-        covers = [catalogue.members(name)[0] for name, _ in some]
+        covers = [catalogue.some_of(name, 1)[0] for name, _ in some]
         await asyncio.to_thread(site.gallery.read_thumbnails, catalogue, covers)
         cards = [
             {"name": name, "number": number, "cover": catalogue.item(cover), "address": f"/class{_query(name=name)}"}
@@ -184,25 +184,46 @@ def _reports(pages: APIRouter, site: Site) -> None:
 
 def _log_in(pages: APIRouter, site: Site, token: str) -> None:
     @pages.get("/login")
-    async def ask(wrong: bool = False) -> HTMLResponse:
-        return _page(site, "login.html", here="", wrong=wrong)
+    async def ask(wrong: bool = False, to: Annotated[str, Query(max_length=2000)] = "/") -> HTMLResponse:
+        return _page(site, "login.html", here="", wrong=wrong, to=_on_this_site(to), gallery=None)
 
     @pages.post("/login")
     async def log_in(request: Request) -> Response:
         # Read by hand: a form's parser lets the client choose how its text is decoded, which may take minutes.
         body = (await request.body())[:_LONGEST_FORM].decode(errors="replace")
         try:
-            given = parse_qs(body, max_num_fields=4).get("token", [""])[0]
+            fields = parse_qs(body, max_num_fields=4)
         except ValueError:
-            given = ""
-        if not same_token(given.strip(), token):
-            return RedirectResponse("/login?wrong=true", status_code=303)
-        answer = RedirectResponse("/", status_code=303)
+            fields = {}
+        to = _on_this_site(fields.get("to", ["/"])[0])
+        if not same_token(fields.get("token", [""])[0].strip(), token):
+            return RedirectResponse(f"/login{_query(wrong='true', to=_other_than_start(to))}", status_code=303)
+        answer = RedirectResponse(to, status_code=303)
+        # Lax: whoever follows a link to an address here is known; what another site sends is refused by the guard.
         answer.set_cookie(
-            COOKIE, cookie_of(token), httponly=True, samesite="strict", secure=request.url.scheme == "https",
+            COOKIE, cookie_of(token), httponly=True, samesite="lax", secure=request.url.scheme == "https",
             max_age=30 * 86400,
         )  # fmt: skip
         return answer
+
+
+def _other_than_start(address: str) -> str | None:
+    return None if address == "/" else address
+
+
+def _on_this_site(address: str) -> str:
+    """Where to go on after the token was given: an address of this site and no other."""
+    plain = address.startswith("/") and not address.startswith("//") and "\\" not in address and address.isprintable()
+    return address if plain else "/"
+
+
+async def _near(
+    site: Site, gallery: Gallery, vector: ndarray, k: int, label: str | None, **more: Any
+) -> list[Neighbour]:
+    """What is near; nothing if there is no such class, which the page then says."""
+    if label and label not in gallery.catalogue.real_label:
+        return []
+    return await site.neighbours(vector, k, label or None, gallery=gallery, **more)
 
 
 async def _results(
@@ -216,7 +237,9 @@ async def _results(
     return _page(
         site, "results.html", here="search", found=found, k=k, label=label, address=address,
         threshold=gallery.opened.threshold, farthest=max([each.distance for each in found], default=1.0),
-        numbers=sorted({*_NUMBERS, k}), classes=list(gallery.catalogue.classes) if label is None else [],
+        numbers=sorted({*_NUMBERS, k}), classes=list(catalogue.classes)[:_SUGGESTED],
+        more_classes=len(catalogue.classes) > _SUGGESTED,
+        no_such_class=label is not None and label not in catalogue.real_label,
         among=[(name, number, f"{address}{_query(k=k, label=name)}") for name, number in among.most_common(8)],
         everything=f"{address}{_query(k=k)}", **about,
     )  # fmt: skip
@@ -242,11 +265,7 @@ def _some(catalogue: Catalogue) -> list[int]:
         return []
     rounds = -(-_STARTS // len(names))
     apart = max(1, len(names) // _STARTS)
-    found = []
-    for name in names[::apart][:_STARTS]:
-        members = catalogue.members(name)
-        found += [members[(2 * turn + 1) * len(members) // (2 * rounds)] for turn in range(min(rounds, len(members)))]
-    return list(dict.fromkeys(found))[:_STARTS]
+    return [number for name in names[::apart][:_STARTS] for number in catalogue.some_of(name, rounds)][:_STARTS]
 
 
 def _pager(path: str, page: int, total: int, size: int, **kept: str | None) -> dict[str, Any]:

@@ -41,14 +41,14 @@ def check_address(host: str, token: str | None) -> None:
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise UserError(
             f"a token of {len(token)} characters can be guessed: it must have {_SHORTEST_TOKEN} or more."
-            " For example: --token $(openssl rand -hex 16)"
+            " For example: openssl rand -hex 16 > token.txt, and --token-file token.txt"
         )
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
     if token is None and not is_loopback(host):
         raise UserError(
-            f"--host {host} lets others in: that needs a token. For example:"
-            f" --host {host} --token $(openssl rand -hex 16)"
+            f"--host {host} lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
+            f" --host {host} --token-file token.txt"
         )
 
 
@@ -91,7 +91,8 @@ def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], N
 
 
 def _config(site: Site, host: str) -> uvicorn.Config:
-    hosts = {*_LOOPBACK, host} if is_loopback(host) else None
+    # Whoever has the token may come by any name, such as that of a proxy.
+    hosts = {*_LOOPBACK, host} if is_loopback(host) and site.token is None else None
     return uvicorn.Config(
         application(site, hosts=hosts),
         http=_protocol(site.limits),
@@ -100,7 +101,7 @@ def _config(site: Site, host: str) -> uvicorn.Config:
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=15,
+        timeout_keep_alive=int(site.limits.header_seconds) or 1,
         timeout_graceful_shutdown=int(site.limits.seconds + site.limits.upload_seconds),
     )
 

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_urlsafe
 from time import monotonic
@@ -26,6 +28,7 @@ from tammes.web.telemetry import Telemetry
 from tammes.web.uploads import picture_in
 
 _REMEMBERED_BYTES = 64_000_000
+_THREADS = 32  # that wait for the store and the disk
 _LOOKED_EVERY = 2.0  # seconds, for changes of the gallery
 _REPORTS_LAST = 5.0  # seconds, until the folder is looked at again
 
@@ -79,11 +82,16 @@ class Site:
             _REMEMBERED_BYTES, lambda upload: len(upload.shown) + upload.vector.nbytes, self.limits.remembered
         )
         self._places = Places(self.limits)
+        # Threads of their own: whoever decodes for long keeps nobody else waiting, and searches in memory, which use
+        # every core by themselves, come one after the other.
+        self._decoding = ThreadPoolExecutor(self.limits.uploads_at_once, "decoding")
+        self._searching = ThreadPoolExecutor(1, "searching")
         self._reports: dict[str, Report] = {}
         self._reports_at = float("-inf")
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "answering"))
         if self._watched is not None:
             self.telemetry.items.set(len(self.gallery.catalogue))
             self._watching = asyncio.create_task(self._watch())
@@ -98,6 +106,8 @@ class Site:
         if self._watched is not None and self._decoders is not None:
             await asyncio.to_thread(self._decoders.close)
             await asyncio.to_thread(self._watched.now.close)
+        for threads in (self._decoding, self._searching):
+            threads.shutdown(wait=False)
 
     @property
     def has_gallery(self) -> bool:
@@ -149,7 +159,8 @@ class Site:
             raise RefusedError(400, "the body is empty: send the picture's file.")
         self.telemetry.upload_bytes.inc(len(content))
         with self.telemetry.decode_seconds.time():
-            decoded = await asyncio.to_thread(self._decoders.decode, content, gallery.view)
+            decode = partial(self._decoders.decode, content, gallery.view)
+            decoded = await asyncio.get_running_loop().run_in_executor(self._decoding, decode)
         with self.telemetry.embed_seconds.time():
             vector = await asyncio.wrap_future(gallery.embedding.vector(decoded.pixels))
         upload = Upload(
@@ -170,9 +181,10 @@ class Site:
         gallery = self.gallery if gallery is None else gallery
         catalogue = gallery.catalogue
         with self.telemetry.search_seconds.time():
-            hits: list[Hit] = await asyncio.to_thread(
-                gallery.search, np.asarray(vector, dtype=np.float32), k, label=label, leave_out=leave_out, exact=exact
-            )
+            given = np.asarray(vector, dtype=np.float32)
+            search = partial(gallery.search, given, k, label=label, leave_out=leave_out, exact=exact)
+            where = self._searching if catalogue.complete else None
+            hits: list[Hit] = await asyncio.get_running_loop().run_in_executor(where, search)
         limit = gallery.opened.threshold
         known = [(hit, catalogue.number_of_path(hit.path)) for hit in hits]
         return [

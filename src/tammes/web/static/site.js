@@ -21,7 +21,10 @@
     const canvas = document.createElement("canvas");
     canvas.width = Math.max(1, Math.floor(image.width * scale));
     canvas.height = Math.max(1, Math.floor(image.height * scale));
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    const brush = canvas.getContext("2d");
+    brush.fillStyle = "white"; // what is transparent, as the server has it
+    brush.fillRect(0, 0, canvas.width, canvas.height);
+    brush.drawImage(image, 0, 0, canvas.width, canvas.height);
     image.close();
     return new Promise((done) => { canvas.toBlob((made) => done(made || file), "image/jpeg", 0.92); });
   };
@@ -125,18 +128,31 @@ for (const image of document.querySelectorAll("img[data-instead]")) {
 
 // The filter: a class that is chosen from the list, or another number, is shown at once.
 for (const form of document.querySelectorAll("form.narrow")) {
+  const names = form.querySelector("datalist");
+  const known = (text) => names && [...names.options].some((option) => option.value === text);
   for (const field of form.querySelectorAll("input, select")) {
-    field.addEventListener("change", () => form.requestSubmit());
+    field.addEventListener("change", () => { // what is half typed waits for Enter or the button
+      if (field.tagName === "SELECT" || field.value === "" || known(field.value)) form.requestSubmit();
+    });
   }
-  form.addEventListener("formdata", (event) => { // an empty field is not worth a word in the address
-    for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
-  });
+  if (names && "more" in names.dataset) {
+    let asking = null;
+    form.querySelector("input[type=search]").addEventListener("input", (event) => {
+      clearTimeout(asking);
+      asking = setTimeout(async () => {
+        const answer = await fetch(`/api/classes?limit=50&q=${encodeURIComponent(event.target.value.slice(0, 200))}`);
+        if (!answer.ok) return;
+        const found = (await answer.json()).classes;
+        names.replaceChildren(...found.map(({ label }) => { const each = document.createElement("option"); each.value = label; return each; }));
+      }, 200);
+    });
+  }
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const asked = new URLSearchParams(new FormData(form));
+    for (const [name, value] of [...asked]) if (value === "") asked.delete(name); // not worth a word in the address
     location.assign(`${form.getAttribute("action")}${asked.size ? `?${asked}` : ""}`);
   });
-  form.querySelector(".go").classList.add("hidden");
 }
 
 for (const button of document.querySelectorAll("[data-share], .copy")) {
