@@ -84,7 +84,9 @@ def error_page(site: Site, request: Request, error: RefusedError) -> Response:
     """What a person is told who opened an address in vain."""
     if error.status == 401:
         asked = request.scope["path"] + (f"?{query}" if (query := request.url.query) else "")
-        return RedirectResponse(f"/login{_query(to=_other_than_start(asked))}", status_code=303, headers={"Cache-Control": "no-store"})
+        return RedirectResponse(
+            f"/login{_query(to=_other_than_start(asked))}", status_code=303, headers={"Cache-Control": "no-store"}
+        )
     page = _page(site, "error.html", here="", status=error.status, message=error.message)
     page.status_code = error.status
     page.headers.update(headers_of(request, error))
