@@ -452,7 +452,8 @@ def test_an_archive_of_something_else_is_not_passed_off_as_the_data_set(
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = refused(capsys, "cars169", "--to", str(tmp_path))
     assert text == (
-        "tammes: unknown data set 'cars169'. Did you mean 'cars196'? Known: cars196, cub, inshop, omniglot, sop.\n"
+        "tammes: unknown data set 'cars169'. Did you mean 'cars196'?"
+        " Known: cars196, cub, glyphs, inshop, omniglot, sop.\n"
     )
 
 
@@ -469,3 +470,27 @@ def test_help_shows_examples_and_no_underscore(capsys: pytest.CaptureFixture[str
     assert "tammes data cub --to data/cub" in told
     assert "--from ADDRESS|FOLDER" in told
     assert "from_" not in told
+
+
+def test_the_embedded_characters_are_written_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tammes.datasets import glyphs
+
+    whole = glyphs()
+    few = replace(whole, keys=whole.keys[:30], labels=whole.labels[:30])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tammes.datasets.glyphs", lambda: few)
+        main(["data", "glyphs", "--to", str(tmp_path / "g"), "--json"])
+        assert json.loads(capsys.readouterr().out)["images"] == 30
+        files = sorted((tmp_path / "g").rglob("*.png"))
+        assert len(files) == 30
+        written = {file: file.stat().st_mtime_ns for file in files}
+        main(["data", "glyphs", "--to", str(tmp_path / "g")])  # again: what is there is left alone
+        assert {file: file.stat().st_mtime_ns for file in files} == written
+    number = 7
+    file = (
+        tmp_path / "g" / whole.class_names[whole.labels[number]] / f"{'-'.join(whole.keys[number].split('/')[1:])}.png"
+    )
+    with Image.open(file) as image:
+        assert np.array_equal(np.asarray(image), np.asarray(whole.read(number)))
+    assert "drawn here" in refused(capsys, "glyphs", "--to", str(tmp_path / "g"), "--from", "x")
+    assert "is a file" in refused(capsys, "glyphs", "--to", str(files[0]))

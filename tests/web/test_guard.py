@@ -694,6 +694,14 @@ def test_a_file_of_another_application_is_not_found_by_its_name(
     assert here.get(f"/runs/{run.name}/report.html").status_code == 200
 
 
+def test_the_document_says_that_a_token_is_sent(locked: Inside, here: Inside) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    document = locked.get("/openapi.json", headers=headers).json()
+    assert document["components"]["securitySchemes"]["HTTPBearer"] == {"type": "http", "scheme": "bearer"}
+    assert document["paths"]["/api/search"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert "securitySchemes" not in here.get("/openapi.json").json()["components"]
+
+
 def test_wrong_tokens_are_counted_too(gallery: Path) -> None:
     site = Site(Watched(str(gallery), None, "cpu"), limits=Limits(rate=1.0, burst=3.0), token=TOKEN, decoders=1)
     with inside(site) as here:

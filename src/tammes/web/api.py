@@ -3,8 +3,9 @@
 import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from fastapi.responses import FileResponse, Response
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from tammes import __version__
@@ -190,7 +191,8 @@ def thumbnail_address(item: Item) -> str:
 
 def routes(site: Site) -> APIRouter:
     """The routes below /api."""
-    api = APIRouter()
+    # The guard looks at the token; this tells the document, so that programs made from it send one.
+    api = APIRouter(dependencies=[] if site.token is None else [Depends(HTTPBearer(auto_error=False))])
 
     @api.get("/api/health", tags=["server"], responses=wrong())
     async def health() -> HealthModel:
@@ -367,9 +369,9 @@ def _answer(gallery: Gallery, query: QueryModel, found: list[Neighbour]) -> Sear
 def _map_model(found: Map, working: bool) -> MapModel:
     places = (found.places * _SCALE).round().astype(int)
     catalogue = found.catalogue
-    items = [catalogue.item(number) for number in found.numbers.tolist()]
+    numbers = found.numbers.tolist()
     return MapModel(
         way=found.way, working=working, scale=_SCALE, x=places[:, 0].tolist(), y=places[:, 1].tolist(),
-        label=catalogue.codes[found.numbers].tolist(), ids=[item.id for item in items],
-        marks=[item.mark for item in items], classes=list(catalogue.classes),
+        label=catalogue.codes[found.numbers].tolist(), ids=[catalogue.ids[number] for number in numbers],
+        marks=[catalogue.mark(number) for number in numbers], classes=list(catalogue.classes),
     )  # fmt: skip

@@ -42,7 +42,7 @@
 
   let next = data;
   while (next.working) {
-    await new Promise((done) => { setTimeout(done, 2000); });
+    await new Promise((done) => { setTimeout(done, 4000); });
     try { next = await ask(); } catch { return; }
     tell(next);
     if (next.ids.join() !== data.ids.join()) { location.reload(); return; } // the gallery has changed
