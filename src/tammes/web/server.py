@@ -83,8 +83,12 @@ def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], N
     Args:
         ready: called when requests are answered.
     """
+    from threadpoolctl import threadpool_limits
+
     server = Server(site, host, ready)
-    server.run(sockets=[listening])
+    # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
+    with threadpool_limits(1, user_api="blas"):
+        server.run(sockets=[listening])
     if not server.started:
         raise UserError("the server could not start; what is above says why.")
     return server.signal
