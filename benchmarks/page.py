@@ -448,7 +448,8 @@ def _load(load: Mapping[str, Any]) -> list[str]:
         f"Mixed load by {load['connections']} connections, {load['minutes']:.1f} minutes"
         f"{'' if load['complete'] else ', then interrupted'}: {load['requests']:,} requests,"
         f" {load['per_second']:.1f} a second, errors: {_errors(load['errors'])}. Memory of the server and its decoders"
-        f" (PSS): {first:.0f} MB after {memory['first']['seconds']:.0f} s, {end:.0f} MB at the end,"
+        f" (their own, without libraries): {first:.0f} MB after {memory['first']['seconds']:.0f} s,"
+        f" {end:.0f} MB at the end,"
         f" {memory['peak_mb']:.0f} MB at most{slope}.",
         "",
         *_drawn(shown),

@@ -7,7 +7,7 @@ client is a process of its own: so many connections, each of which asks again as
 and server take of the processors for a request stands in every row, so that one sees which of the two is measured.
 Beside searches by upload stands the embedding alone: the same images through `Embedder.encode`, in a process of its
 own, before there is a server. Then follow minutes of mixed load, in which the memory of the server and of the processes
-that decode for it is looked at: PSS, where memory that several processes share counts once.
+that decode for it is looked at: what they have filled themselves, without their libraries' files.
 
 What is measured is written as it is, and a run that was interrupted goes on with the rows that are missing; the mixed
 load begins anew, as its server is gone.
@@ -288,10 +288,11 @@ def family(process: int) -> list[int]:
     return found
 
 
-def pss_mb(process: int) -> float:
-    """The memory of a process; a part that n processes share counts as an n-th. 0 if it has ended."""
+def own_mb(process: int) -> float:
+    """The memory that a process has filled itself, without its libraries' files: how much of those counts as its own
+    depends on what other programs run, and they do not grow. 0 if it has ended."""
     lines = [line.split() for line in _read(Path(f"/proc/{process}/smaps_rollup")).splitlines()]
-    return sum(int(line[1]) for line in lines if line[0] == "Pss:") / 1024
+    return sum(int(line[1]) for line in lines if line[0] == "Pss_Anon:") / 1024
 
 
 def processor_seconds(process: int) -> float:
@@ -491,7 +492,7 @@ def mixed_load(
         asking.wait(given[2] / 2)  # look while the server works
         own, *others = family(server.process)
         at = perf_counter() - began
-        server_mb, decoders_mb = pss_mb(own), sum(map(pss_mb, others))
+        server_mb, decoders_mb = own_mb(own), sum(map(own_mb, others))
         if not server_mb:
             raise ConnectionError("the server has ended")
         answers: Answers = _waited(asking, tick, given[2] / 2)

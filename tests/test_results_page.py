@@ -389,7 +389,8 @@ def test_a_gallery_served_has_a_section(tmp_path: Path) -> None:
     assert "| 1 | 30 | 20 % | 60 % | 10 % | 10 % | 48 % |" in made
     assert (
         "Mixed load by 4 connections, 20.0 minutes: 240,000 requests, 200.0 a second, errors: 0. Memory of the server"
-        " and its decoders (PSS): 580 MB after 60 s, 600 MB at the end, 640 MB at most, -1.3 MB an hour over the second"
+        " and its decoders (their own, without libraries): 580 MB after 60 s,"
+        " 600 MB at the end, 640 MB at most, -1.3 MB an hour over the second"
         " half (+2.0 of the server alone)."
     ) in made
     assert "| search by id | 1,920 | 8.00 | 9.00 | 10 |" in made

@@ -33,8 +33,8 @@ from benchmarks.serve import (
     figures,
     get_request,
     memory,
+    own_mb,
     processor_seconds,
-    pss_mb,
     slope,
     upload_request,
     within,
@@ -181,12 +181,12 @@ def test_memory_and_processor_are_those_of_a_process_and_its_children() -> None:
         own, *others = family(process.pid)
         assert own == process.pid
         assert len(others) == 1
-        assert pss_mb(others[0]) > 57
-        assert 0 < pss_mb(own) < 50
+        assert own_mb(others[0]) > 57
+        assert 0 < own_mb(own) < 50
         assert 0.45 < processor_seconds(process.pid) < 5
         process.communicate()
     assert family(process.pid) == [process.pid]
-    assert pss_mb(process.pid) == 0
+    assert own_mb(process.pid) == 0
 
 
 def test_slope_is_that_of_least_squares() -> None:
@@ -316,7 +316,7 @@ def test_a_server_is_stopped_by_sigterm_whatever_happens(stand_in: Path) -> None
 def test_a_server_that_ends_too_soon_says_why() -> None:
     with pytest.raises(UserError) as error, serve.serving("a gallery") as server:  # noqa: PT012
         os.kill(server.process, signal.SIGKILL)
-        while pss_mb(server.process):
+        while own_mb(server.process):
             sleep(0.01)
         raise ConnectionRefusedError
     assert str(error.value) == "the server ended with -9: broken"
