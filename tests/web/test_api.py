@@ -611,7 +611,7 @@ def test_a_folder_that_was_indexed_is_served_whatever_its_files_are_called(
 def test_a_gallery_too_large_for_memory_finds_the_same(
     gallery: Path, store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tammes.web.catalogue._MAPPED", 5)
+    monkeypatch.setattr("tammes.web.catalogue.MAPPED", 5)
     watched = Watched(str(gallery), None, "cpu")
     watched.now.catalogue = Catalogue(store, exact_up_to=3)
     assert not watched.now.catalogue.complete

@@ -105,7 +105,7 @@ def test_the_catalogue_tells_vectors_apart_that_products_in_single_precision_do_
 
 
 def test_a_catalogue_in_part_knows_every_item_and_some_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.web.catalogue._MAPPED", 3)
+    monkeypatch.setattr("tammes.web.catalogue.MAPPED", 3)
     vectors = np.eye(DIM)[np.arange(10) % DIM] * np.arange(1, 11)[:, None]
     rows = [row(f"/photos/{name}", vector, "c") for name, vector in zip("jhfdbacegi", vectors, strict=True)]
     catalogue = Catalogue(stored(rows), exact_up_to=3)

@@ -15,7 +15,7 @@ from tammes.gallery.ranking import Block, Found, ranked
 from tammes.gallery.store import EXACT_UP_TO
 
 _BATCH = 8192  # rows that are read at a time
-_MAPPED = 12_000  # items whose vectors are kept for the map, where there are too many to keep all
+MAPPED = 12_000  # items of the map: t-SNE of more takes minutes; of a large gallery only their vectors are kept
 
 
 @dataclass(frozen=True)
@@ -209,5 +209,5 @@ def _unlike_each_other(names: list[str]) -> list[str]:
 
 def _drawn(count: int) -> ndarray:
     result = np.zeros(count, dtype=bool)
-    result[np.random.default_rng(0).permutation(count)[:_MAPPED]] = True
+    result[np.random.default_rng(0).permutation(count)[:MAPPED]] = True
     return result

@@ -19,11 +19,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from tammes.report.flat import Way, flat
+from tammes.report.flat import Way, flat, shown_items
 from tammes.runtime import cache_folder, write_atomically
-from tammes.web.catalogue import Catalogue
-
-MOST = 12_000  # items; t-SNE of more takes minutes
+from tammes.web.catalogue import MAPPED, Catalogue
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,7 @@ def main() -> None:
 
 
 def _shown(catalogue: Catalogue) -> tuple[ndarray, ndarray]:
-    chosen = np.arange(len(catalogue.drawn))
-    if len(chosen) > MOST:
-        chosen = np.sort(np.random.default_rng(0).permutation(len(chosen))[:MOST])
+    chosen = shown_items(catalogue.drawn, MAPPED)
     return catalogue.drawn[chosen], catalogue.drawn_vectors[chosen]
 
 
