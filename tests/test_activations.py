@@ -132,7 +132,7 @@ def test_a_file_is_used_again_by_what_is_the_same_and_by_nothing_else(
 ) -> None:
     first = kept(Frozen(network(), None), images, tmp_path)
     changed_above = network()
-    torch.nn.init.zeros_(changed_above.penultimate.weight)
+    torch.nn.init.zeros_(changed_above.new_layers()[0].weight)
     assert kept(Frozen(changed_above, None), images, tmp_path).file == first.file
     others = {
         kept(Frozen(network(1), None), images, tmp_path).file,

@@ -54,14 +54,14 @@ def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
     turn = torch.linalg.qr(torch.randn(64, 64, generator=seeded(1)))[0]
     features = torch.randn(500, 64, generator=seeded(0)) @ spread @ turn
     embedder.start_from(features)
-    weight = embedder.penultimate.weight.detach()
+    weight = embedder.new_layers()[0].weight.detach()
     torch.testing.assert_close(weight @ weight.T, torch.eye(5), atol=1e-5, rtol=0)
     torch.testing.assert_close(weight.T @ weight, turn[:5].T @ turn[:5], atol=1e-2, rtol=0)
-    assert embedder.penultimate.bias.eq(0).all()
-    random = made(dim=5).penultimate.weight.detach()
+    assert embedder.new_layers()[0].bias.eq(0).all()
+    random = made(dim=5).new_layers()[0].weight.detach()
     embedder = made(dim=5)
     embedder.start_from(features[:4])  # four images spread in three directions
-    weight = embedder.penultimate.weight.detach()
+    weight = embedder.new_layers()[0].weight.detach()
     torch.testing.assert_close(weight[:3] @ weight[:3].T, torch.eye(3), atol=1e-5, rtol=0)
     assert torch.equal(weight[3:], random[3:])
 
@@ -73,9 +73,9 @@ def test_started_from_labelled_features_it_makes_short_what_differs_within_class
     features[:, 0] += labels  # tells the classes apart
     features[:, 1] += torch.randn(480, generator=seeded(1)) * 4  # differs most, but within classes
     embedder.start_from(features)
-    assert embedder.penultimate.weight[0, 1].abs() > 0.99
+    assert embedder.new_layers()[0].weight[0, 1].abs() > 0.99
     embedder.start_from(features, labels)
-    weight = embedder.penultimate.weight.detach()
+    weight = embedder.new_layers()[0].weight.detach()
     assert weight[0, 0].abs() > 5 * weight[0, 1].abs()
 
 

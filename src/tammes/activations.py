@@ -22,6 +22,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from tammes.backbones.cuts import cut
+from tammes.backbones.depths import Depths
 from tammes.cache import PARTIAL, check_room, no_room
 from tammes.embedder import Embedder
 from tammes.errors import UserError
@@ -43,11 +44,13 @@ class Frozen:
     def __init__(self, embedder: Embedder, at: str | None) -> None:
         self.embedder, self.at = embedder, at
         embedder.backbone.requires_grad_(False)
-        self._below: nn.Module = embedder.backbone
-        self._above: nn.Module = nn.Identity()
+        self._below: Callable[[Tensor], Tensor] = embedder.of_depths
+        self._above: Callable[[Tensor], Tensor] = nn.Identity()
         if at is not None:
-            self._below, self._above = cut(embedder.backbone, at)
-            self._above.requires_grad_(True)
+            below, above = cut(embedder.backbone, at)
+            above.requires_grad_(True)
+            depths = embedder.of_depths
+            self._below, self._above = depths.from_cut(at) if isinstance(depths, Depths) else (below, above)
 
     def below(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch ..."]:
         """The activations of images at the cut."""
@@ -62,7 +65,8 @@ class Frozen:
     def digest(self) -> str:
         """A text that changes with the frozen weights."""
         found = sha256()
-        for name, tensor in sorted(self._below.state_dict().items()):
+        frozen = cut(self.embedder.backbone, self.at)[0] if self.at is not None else self.embedder.backbone
+        for name, tensor in sorted(frozen.state_dict().items()):
             found.update(name.encode())
             found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
@@ -111,6 +115,8 @@ def file_of(
     pool = frozen.embedder.config.pool
     if frozen.at is None and pool != "published":  # it has no weights, and lies above every cut
         depends_on.append(f"pool {pool}")
+    if frozen.at is None and frozen.embedder.config.depths:
+        depends_on.append(f"depths {' '.join(frozen.embedder.config.depths)}")
     key = sha256(dumps(depends_on).encode()).hexdigest()[:16]
     stem = f"{images.file.stem.rpartition('-')[0]}-{frozen.at or 'features'}-{views or 'centre'}-{key}"
     return (cache or cache_folder()) / "activations" / f"{stem}.npy"

@@ -1,7 +1,7 @@
 """The Embedder: image -> unit vector. What is trained, evaluated, shipped and searched with."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,14 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.backbones import backbone
+from tammes.backbones.depths import Depths
 from tammes.backbones.pools import Pool
 from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import centre, open_picture
 from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.geometry import normalise
+from tammes.heads import Layers, joined
 from tammes.runtime import images_at_once, write_atomically
 
 Embedding = Literal["penultimate", "last"]
@@ -35,6 +37,10 @@ class EmbedderConfig:
         class_dim: outputs of the class layer on top of it, None without one.
         embedding: which of the two layers an image's vector is taken from.
         pool: how the backbone's last map becomes a vector.
+        heads: lengths of the parts of the penultimate layer that are each scaled to unit length; () for one.
+        head_weights: how much each of them counts in the vector.
+        depths: the parts of the backbone whose inputs, pooled, are the features of a head each, lowest first; the last
+            head has the backbone's own. () if all features are those.
     """
 
     backbone: str
@@ -42,8 +48,15 @@ class EmbedderConfig:
     class_dim: int | None = None
     embedding: Embedding = "penultimate"
     pool: Pool = "published"
+    heads: tuple[int, ...] = ()
+    head_weights: tuple[float, ...] = ()
+    depths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.heads and (sum(self.heads) != self.dim or len(self.head_weights) != len(self.heads)):
+            raise ValueError(f"heads {self.heads} with weights {self.head_weights} do not make a vector of {self.dim}")
+        if self.depths and len(self.heads) != len(self.depths) + 1:
+            raise ValueError(f"{len(self.depths)} depths and the backbone's own features need as many heads, and one")
         if self.dim < 1:
             raise UserError(f"--dim must be at least 1, got {self.dim}.")
         if self.embedding == "last" and self.class_dim is None:
@@ -67,7 +80,10 @@ class Embedder(nn.Module):
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
         # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
         self.backbone = made.network.to(memory_format=torch.channels_last)
-        self.penultimate = nn.Linear(made.features, config.dim)
+        self._depths = Depths(self.backbone, config.depths, config.pool) if config.depths else None
+        self.penultimate: nn.Linear | Layers = nn.Linear(made.features, config.dim)
+        if self._depths is not None:
+            self.penultimate = Layers(self._depths.sizes(len(self.mode), self.size), config.heads)
         self.class_layer = None if config.class_dim is None else nn.Linear(config.dim, config.class_dim)
         for layer in self.new_layers():
             nn.init.xavier_uniform_(layer.weight)
@@ -77,7 +93,8 @@ class Embedder(nn.Module):
 
     def new_layers(self) -> list[nn.Linear]:
         """The layers on top of the backbone, which the paper trains ten times as fast."""
-        return [self.penultimate] if self.class_layer is None else [self.penultimate, self.class_layer]
+        first = self.penultimate.linear() if isinstance(self.penultimate, Layers) else [self.penultimate]
+        return first if self.class_layer is None else [*first, self.class_layer]
 
     @torch.no_grad()
     def start_from(
@@ -90,10 +107,11 @@ class Embedder(nn.Module):
         made short first. Where there are fewer directions than `dim` (few images, or a backbone with fewer features)
         the other outputs stay random.
         """
-        found = directions(features.double().cpu().numpy(), None if labels is None else labels.cpu().numpy())
-        weight = self.penultimate.weight
-        number = min(*weight.shape, len(features) - 1)
-        weight[:number] = torch.from_numpy(found.T[:number].copy()).to(weight)
+        first = self.penultimate
+        for layer, own in first.with_features(features) if isinstance(first, Layers) else [(first, features)]:
+            found = directions(own.double().cpu().numpy(), None if labels is None else labels.cpu().numpy())
+            number = min(*layer.weight.shape, len(features) - 1)
+            layer.weight[:number] = torch.from_numpy(found.T[:number].copy()).to(layer.weight)
 
     def scaled(
         self, images: Shaped[Tensor, "batch channels height width"]
@@ -102,9 +120,18 @@ class Embedder(nn.Module):
         return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
-        """What the backbone gives."""
-        features: Tensor = self.backbone(self.scaled(images))
+        """What the backbone gives; of several depths, one after the other."""
+        features: Tensor = self.of_depths(self.scaled(images))
         return features
+
+    @property
+    def of_depths(self) -> Callable[[Tensor], Tensor]:
+        """Scaled images -> features: the backbone, or what takes them from several depths of it."""
+        return self.backbone if self._depths is None else self._depths
+
+    def of_backbone(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch own"]:
+        """Of these features those that the backbone gives in the end."""
+        return features[:, -self.penultimate.features[-1] :] if isinstance(self.penultimate, Layers) else features
 
     def outputs(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch outputs"]:
         """What the loss compares with the centroids: the class layer's outputs, or without it the penultimate's."""
@@ -113,7 +140,9 @@ class Embedder(nn.Module):
 
     def embedding(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Unit vectors from the backbone's features: what images are compared by."""
-        return normalise(self.outputs(features) if self.config.embedding == "last" else self.penultimate(features))
+        if self.config.embedding == "last":
+            return normalise(self.outputs(features))
+        return joined(self.penultimate(features), self.config.heads, self.config.head_weights)
 
     @property
     def at_once(self) -> int:
@@ -186,6 +215,7 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
             f"no trained model in {folder}: embedder.json is missing. Train one: tammes train DATA --out {folder}"
         )
     given = json.loads((folder / "embedder.json").read_text())
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if embedding is not None:
         given["embedding"] = embedding
     embedder = Embedder(EmbedderConfig(**given))

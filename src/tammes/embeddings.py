@@ -78,7 +78,8 @@ def vectors(
     rows, done = [], 0
     for given, _, _ in inputs:
         found = features(given.to(device))
-        rows.append((normalise(found) if backbone_only else embedder.embedding(found)).float().cpu())
+        unit = normalise(embedder.of_backbone(found)) if backbone_only else embedder.embedding(found)
+        rows.append(unit.float().cpu())
         done += len(given)
         if on_progress is not None:
             on_progress(done, number)

@@ -10,7 +10,7 @@ from torch import nn
 
 from tammes.backbones import googlenet, vgg16
 from tammes.backbones.conv4 import Conv4
-from tammes.backbones.cuts import cut_points, default_cut, shares_above
+from tammes.backbones.cuts import cut_points, default_cut, default_depths, shares_above
 from tammes.backbones.pools import Pool, exchange_pool
 from tammes.backbones.weights import downloading, googlenet_file, hub_file, load_weights, put_weights
 from tammes.errors import UserError
@@ -33,6 +33,7 @@ class Backbone:
         std: likewise.
         cuts: the places where it can be cut in two, lowest first; see `tammes.backbones.cuts`.
         default_cut: the one to use if none is named.
+        depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
     """
 
     network: nn.Module
@@ -44,6 +45,7 @@ class Backbone:
     std: tuple[float, ...]
     cuts: tuple[str, ...] = ()
     default_cut: str | None = None
+    depths: tuple[str, ...] = ()
 
 
 def backbone(name: str, *, weights: str | Path = "none", pool: Pool = "published") -> Backbone:
@@ -75,7 +77,7 @@ def _conv4(*, imagenet: bool) -> Backbone:
     if imagenet:
         raise UserError("conv4 has no ImageNet weights: it is trained from scratch. Use --weights none.")
     cuts = ("blocks.1", "blocks.2", "blocks.3")
-    return Backbone(Conv4(), 64, "L", 28, 28, (0.5,), (0.5,), cuts, "blocks.2")
+    return Backbone(Conv4(), 64, "L", 28, 28, (0.5,), (0.5,), cuts, "blocks.2", ("blocks.2", "blocks.3"))
 
 
 def _googlenet(*, imagenet: bool) -> Backbone:
@@ -83,7 +85,9 @@ def _googlenet(*, imagenet: bool) -> Backbone:
     if imagenet:
         load_weights(network, googlenet_file())
     cuts, highest = googlenet.CUTS, googlenet.DEFAULT_CUT
-    return Backbone(network, googlenet.FEATURES, "RGB", 224, 256, _CAFFE_MEAN, _CAFFE_STD, cuts, highest)
+    return Backbone(
+        network, googlenet.FEATURES, "RGB", 224, 256, _CAFFE_MEAN, _CAFFE_STD, cuts, highest, googlenet.DEPTHS
+    )
 
 
 def _vgg16(*, imagenet: bool) -> Backbone:
@@ -96,7 +100,9 @@ def _vgg16(*, imagenet: bool) -> Backbone:
             tensors = chosen.get_state_dict(check_hash=True)
         put_weights(network, tensors, chosen.url)
     cuts, highest = vgg16.CUTS, vgg16.DEFAULT_CUT
-    return Backbone(network, vgg16.FEATURES, "RGB", 224, 256, _IMAGENET_MEAN, _IMAGENET_STD, cuts, highest)
+    return Backbone(
+        network, vgg16.FEATURES, "RGB", 224, 256, _IMAGENET_MEAN, _IMAGENET_STD, cuts, highest, vgg16.DEPTHS
+    )
 
 
 OURS = {"conv4": _conv4, "googlenet": _googlenet, "vgg16": _vgg16}
@@ -159,7 +165,18 @@ def _measured(
     network.train(was_training)
     if features.ndim != 2:
         raise UserError(f"the backbone gives features of shape {tuple(features.shape)}; one vector an image is needed.")
-    return Backbone(network, features.shape[1], "RGB", size, shorter_side, mean, std, cuts, default_cut(above))
+    return Backbone(
+        network,
+        features.shape[1],
+        "RGB",
+        size,
+        shorter_side,
+        mean,
+        std,
+        cuts,
+        default_cut(above),
+        default_depths(above),
+    )
 
 
 def _is_of_timm(name: str) -> bool:

@@ -85,6 +85,12 @@ def default_cut(above: dict[str, float]) -> str | None:
     return next((name for name, share in above.items() if share <= SHARE_ABOVE), next(reversed(above), None))
 
 
+def default_depths(above: dict[str, float]) -> tuple[str, ...]:
+    """The lowest cut points above which lie at most two thirds and one third of the computation; () if they are one."""
+    found = [next((name for name, share in above.items() if share <= most), None) for most in (2 / 3, 1 / 3)]
+    return tuple(name for name in found if name is not None) if len(set(found)) == 2 and None not in found else ()
+
+
 class _CannotCutError(Exception):
     """Why a network cannot be cut at some place."""
 

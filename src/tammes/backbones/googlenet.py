@@ -28,6 +28,7 @@ BLOCKS = {
 }
 CUTS = ("conv2_reduce", *(f"inception_{name}" for name in BLOCKS))
 DEFAULT_CUT = "inception_5a"
+DEPTHS = ("inception_4b", "inception_4e")  # what enters them comes out of 4a and 4d, as Yuan et al. (2017) have it
 
 
 class GoogLeNet(nn.Sequential):

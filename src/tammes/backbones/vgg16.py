@@ -14,6 +14,7 @@ FEATURES = 512
 BLOCKS = {"conv1": (64, 2), "conv2": (128, 2), "conv3": (256, 3), "conv4": (512, 3), "conv5": (512, 3)}  # width, depth
 CUTS = ("conv2", "conv3", "conv4", "conv5")
 DEFAULT_CUT = "conv5"
+DEPTHS = ("conv4", "conv5")
 
 
 class VGG16(nn.Sequential):
