@@ -263,6 +263,22 @@ def test_sampling_is_reproducible_with_a_seed() -> None:
     assert len(set(values[0])) == 3
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("weighting", ["none", "balanced", "triplet"])
+def test_the_mean_of_what_each_image_has_is_the_loss(one_hot: bool, weighting: discriminative.Weighting) -> None:
+    embeddings, labels, centroids = case(30, 6, 6)
+    loss = DiscriminativeLoss(
+        6 if one_hot else centroids, class_sizes=[3, 9, 4, 5, 8, 2], weighting=weighting, push=0.2
+    ).double()
+    each = loss.per_image(embeddings, labels)
+    assert each.shape == (30,)
+    whole = loss(embeddings, labels)
+    assert each.mean().item() == pytest.approx(whole.item(), abs=1e-7)
+    torch.testing.assert_close(gradient(each.mean(), embeddings), gradient(whole, embeddings), rtol=0, atol=1e-7)
+    alone = loss(embeddings[4:5], labels[4:5])
+    assert each[4].item() == pytest.approx(alone.item(), abs=1e-7)
+
+
 def test_logits_are_negative_distances() -> None:
     embeddings, labels, centroids = case(8, 5, 5)
     logits = DiscriminativeLoss(centroids).get_logits(embeddings)

@@ -13,14 +13,14 @@ from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, multi_sim
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("alpha", "beta", "base"), [(2.0, 50.0, 0.5), (2.0, 40.0, 1.0), (10.0, 5.0, -0.2)])
+@pytest.mark.parametrize(("alpha", "beta", "threshold"), [(2.0, 50.0, 0.5), (2.0, 40.0, 1.0), (10.0, 5.0, -0.2)])
 @pytest.mark.parametrize("epsilon", [0.1, 0.0, 0.7])
 def test_value_and_gradient_equal_the_equation(
-    sizes: list[int], alpha: float, beta: float, base: float, epsilon: float
+    sizes: list[int], alpha: float, beta: float, threshold: float, epsilon: float
 ) -> None:
-    loss = MultiSimilarityLoss(alpha=alpha, beta=beta, base=base, epsilon=epsilon)
+    loss = MultiSimilarityLoss(alpha=alpha, beta=beta, threshold=threshold, epsilon=epsilon)
     for seed in (0, 5):
-        assert_equals(loss, multi_similarity(alpha, beta, base, epsilon), *problem(sizes, seed=seed))
+        assert_equals(loss, multi_similarity(alpha, beta, threshold, epsilon), *problem(sizes, seed=seed))
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -32,7 +32,7 @@ def test_without_mining_all_pairs_count(sizes: list[int]) -> None:
     ("loss", "expected"),
     [
         (MultiSimilarityLoss(), 0.461512),
-        (MultiSimilarityLoss(base=1.0), 0.448126),
+        (MultiSimilarityLoss(threshold=1.0), 0.448126),
         (MultiSimilarityLoss(mine=False), 0.611062),
     ],
     ids=named,
@@ -147,7 +147,7 @@ def test_an_image_that_is_not_a_number_is_not_mined_away(mine: bool, sizes: list
         ({"alpha": 0.0}, "^alpha must be above 0 and finite, got 0.0.$"),
         ({"beta": float("inf")}, "^beta must be above 0 and finite, got inf.$"),
         ({"beta": float("nan")}, "^beta must be above 0 and finite, got nan.$"),
-        ({"base": 1.5}, r"^base must be in \[-1, 1\], for it is a cosine, got 1.5.$"),
+        ({"threshold": 1.5}, r"^threshold must be in \[-1, 1\], for it is a cosine, got 1.5.$"),
         ({"epsilon": -0.1}, "^epsilon must be at least 0 and finite, got -0.1.$"),
         ({"epsilon": float("inf")}, "^epsilon must be at least 0 and finite, got inf.$"),
         ({"epsilon": 0.2, "mine": False}, "^epsilon is for mining; with mine=False all pairs count.$"),
@@ -159,8 +159,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_what_it_says_of_itself() -> None:
-    assert repr(MultiSimilarityLoss()) == "MultiSimilarityLoss(alpha=2, beta=50, base=0.5, epsilon=0.1)"
-    assert repr(MultiSimilarityLoss(mine=False)) == "MultiSimilarityLoss(alpha=2, beta=50, base=0.5, mine=False)"
+    assert repr(MultiSimilarityLoss()) == "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, epsilon=0.1)"
+    assert repr(MultiSimilarityLoss(mine=False)) == "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, mine=False)"
     assert METHOD.images_per_class == 4
     assert METHOD.parse(["mine=False", "beta=40"]) == {"mine": False, "beta": 40.0}
     assert METHOD.source == "Wang et al. 2019"

@@ -1,5 +1,7 @@
 """The losses, one file each: (embeddings (batch, dim), labels (batch,)) -> scalar."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from tammes.errors import UserError, unknown_name
@@ -80,15 +82,20 @@ WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "cent
 OF_CLASS_LAYER = {name: method.loss for name, method in METHODS.items() if method.on == "class layer"}
 
 
-def find_method(name: str, miner: str | None = None) -> Method:
-    """A loss by its name: one of METHODS, or pml: and the name of one of pytorch-metric-learning."""
+def find_method(name: str, miner: str | None = None, known: Mapping[str, Method] | None = None) -> Method:
+    """A loss by its name: one of METHODS, or pml: and the name of one of pytorch-metric-learning.
+
+    Args:
+        known: all that could have been meant, where there is more than losses.
+    """
+    known = METHODS if known is None else known
     if name.startswith(pml.PREFIX):
         return pml.method_of(name, miner)
-    if name not in METHODS:
-        raise unknown_name("loss", name, METHODS)
+    if name not in known:
+        raise unknown_name("loss", name, known)
     if miner is not None:
         raise UserError(f"--miner is for a loss of pytorch-metric-learning, --loss pml:NAME, not for {name}.")
-    return METHODS[name]
+    return known[name]
 
 
 def find_miner(name: str) -> Method:

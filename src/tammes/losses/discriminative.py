@@ -130,6 +130,26 @@ class DiscriminativeLoss(nn.Module):
         unit = normalise(embeddings)
         return -(distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids))
 
+    def per_image(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """The value of each image, whose mean is the loss; for methods that weigh or choose images by it.
+
+        Takes the memory of all distances, (batch, classes), and repels from all classes.
+        """
+        embeddings, labels = checked_batch(embeddings, labels, self.dim)
+        check_range(labels, self.num_classes)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            apart = -self.get_logits(embeddings)  # (batch, classes)
+            own = apart.gather(1, labels[:, None])[:, 0]  # (batch,)
+            if self.class_weights is None:
+                others = apart.sum(1) - own
+            else:
+                others = apart @ self.class_weights.to(apart) - self.class_weights.to(apart)[labels] * own
+            pull = 1.0 if self.pull_weights is None else self.pull_weights.to(apart)[labels]
+            uniform = self.push / (self.num_classes - 1)
+            return pull * own - (uniform if self.push_weights is None else self.push_weights.to(apart)[labels]) * others
+
     @property
     def minimum(self) -> float:
         """The least value over the training set, reached where every embedding is its own centroid.

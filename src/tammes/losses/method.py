@@ -1,18 +1,18 @@
 """What a method is beside its equation: declared by each loss in its own file, served by whoever trains."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from tammes.errors import UserError
+from tammes.errors import UserError, unknown_name
 
 _NOT_TYPED = "left out: it follows from the data"
-Takes = Literal["centroids", "num_classes", "dim"]
+Takes = Literal["centroids", "num_classes", "dim", "base", "features", "heads"]
 Sees = Literal["batches", "all images once", "all images each epoch"]
 
 
@@ -32,8 +32,15 @@ class Method:
         cost: of a step, in B images of a batch, C classes, dimension D, and what else the text names.
         reference: who published it, and where.
         takes: what the loss is made of, in order.
-        on: what it is computed on: the class layer's outputs (one for each class, where the centroids are), or the
-            embedding itself, in which case there is no class layer.
+        on: what it is computed on: the class layer's outputs (one for each class, where the centroids are); the
+            embedding itself, in which case there is no class layer; or the backbone's features, with the embedder at
+            hand, for what is more than a loss (`tammes.objectives`).
+        bases: for what is more than a loss, the losses that it can be built on, its own first, each with what it then
+            declares otherwise.
+        dim: the usual length of the embedding, where it has one of its own.
+        shares: of the embedding's length that go to each of its heads; one head where there are none.
+        weigh: head sizes -> how much each head counts in the embedding.
+        depths: whether each head has features of its own, from another depth of the backbone.
         images_per_class: of each class that is in a batch; 1 where any batch will do.
         sees: what it sees beside its batches: all training images once before the first epoch, or before each.
         each_on_its_own: whether it is a mean over images whatever else is in the batch, so that it may be computed in
@@ -51,7 +58,12 @@ class Method:
     cost: str
     reference: str
     takes: tuple[Takes, ...] = ()
-    on: Literal["class layer", "embedding"] = "embedding"
+    on: Literal["class layer", "embedding", "features"] = "embedding"
+    bases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    dim: int | None = None
+    shares: tuple[int, ...] = ()
+    weigh: Callable[[tuple[int, ...]], tuple[float, ...]] | None = None
+    depths: bool = False
     images_per_class: int = 1
     sees: Sees = "batches"
     each_on_its_own: bool = False
@@ -109,6 +121,29 @@ class Method:
             except ValueError:
                 raise UserError(f"{name} of {self.title} must be {_in_words(kinds[name])}, got {value!r}.") from None
         return found
+
+    def built_on(self, base: str | None) -> "Method":
+        """The same on another loss than its own."""
+        if base is None:
+            return self if not self.bases else replace(self, **next(iter(self.bases.values())))
+        if not self.bases:
+            raise UserError(
+                f"--base is for what is built on another loss, and {self.title} is a loss itself: drop --base."
+            )
+        if base not in self.bases:
+            raise unknown_name(f"base of {self.title}", base, self.bases)
+        return replace(self, **self.bases[base])
+
+    def head_sizes(self, dim: int) -> tuple[int, ...]:
+        """The lengths of the heads that make an embedding of this length; none where it is one."""
+        if not self.shares:
+            return ()
+        total = sum(self.shares)
+        ends = [round(dim * sum(self.shares[: number + 1]) / total) for number in range(len(self.shares))]
+        sizes = tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+        if min(sizes) < 1:
+            raise UserError(f"{self.title} has {len(self.shares)} heads: --dim must be at least {total}, got {dim}.")
+        return sizes
 
     def make(self, given: Mapping[Takes, Any], options: Mapping[str, Any]) -> nn.Module:
         """The loss, of what it takes and with these options."""

@@ -18,20 +18,22 @@ class MultiSimilarityLoss(nn.Module):
 
     For the cosines s of an anchor with its positives p and negatives n:
 
-        log(1 + sum over p of exp(-alpha (s_p - base))) / alpha  +  log(1 + sum over n of exp(beta (s_n - base))) / beta
+        log(1 + sum over p of exp(-alpha (s_p - threshold))) / alpha
+          + log(1 + sum over n of exp(beta (s_n - threshold))) / beta
 
     Only hard pairs are in the sums: positives less alike than the most alike negative plus epsilon, and negatives more
     alike than the least alike positive minus epsilon. An anchor that lacks positives or negatives has nothing to
     compare them with, and counts as 0; so does one whose pairs are all easy.
 
-    `base` is 0.5, as in the authors' code; the paper has 1. The mean is over all images of the batch, also those that
+    `threshold` is 0.5, as in the authors' code; the paper has 1. The mean is over all images of the batch, also those
+    that
     count as 0, as in their code and in pytorch-metric-learning 2. Their code leaves out positives of a cosine of 1,
     meaning the image itself; here only the image itself is left out, and a copy of it is a pair.
 
     Args:
         alpha: how steep the positives' part is.
         beta: how steep the negatives' part is.
-        base: the cosine from which on a positive is alike enough, and a negative too alike (λ).
+        threshold: the cosine from which on a positive is alike enough, and a negative too alike (λ).
         epsilon: how far a pair may be from a violation and still be hard.
         mine: leave out the easy pairs; without, all pairs count, and a batch of one class only pulls.
 
@@ -45,7 +47,7 @@ class MultiSimilarityLoss(nn.Module):
         *,
         alpha: float = 2.0,
         beta: float = 50.0,
-        base: float = 0.5,
+        threshold: float = 0.5,
         epsilon: float = _EPSILON,
         mine: bool = True,
     ) -> None:
@@ -53,13 +55,13 @@ class MultiSimilarityLoss(nn.Module):
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not 0 < value < float("inf"):
                 raise UserError(f"{name} must be above 0 and finite, got {value}.")
-        if not -1 <= base <= 1:
-            raise UserError(f"base must be in [-1, 1], for it is a cosine, got {base}.")
+        if not -1 <= threshold <= 1:
+            raise UserError(f"threshold must be in [-1, 1], for it is a cosine, got {threshold}.")
         if not 0 <= epsilon < float("inf"):
             raise UserError(f"epsilon must be at least 0 and finite, got {epsilon}.")
         if not mine and epsilon != _EPSILON:
             raise UserError("epsilon is for mining; with mine=False all pairs count.")
-        self.alpha, self.beta, self.base, self.epsilon, self.mine = alpha, beta, base, epsilon, mine
+        self.alpha, self.beta, self.threshold, self.epsilon, self.mine = alpha, beta, threshold, epsilon, mine
 
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels)
@@ -70,8 +72,8 @@ class MultiSimilarityLoss(nn.Module):
             near, far = positives(labels), negatives(labels)  # (batch, batch)
             if self.mine:
                 near, far = self._hard(cosine.detach(), near, far)
-            pull = (self.alpha * (self.base - cosine)).masked_fill(~near, float("-inf"))  # (batch, batch)
-            push = (self.beta * (cosine - self.base)).masked_fill(~far, float("-inf"))  # (batch, batch)
+            pull = (self.alpha * (self.threshold - cosine)).masked_fill(~near, float("-inf"))  # (batch, batch)
+            push = (self.beta * (cosine - self.threshold)).masked_fill(~far, float("-inf"))  # (batch, batch)
             # The column of zeros is the 1 in the logarithm.
             pull, push = (F.pad(each, (1, 0)).logsumexp(1) for each in (pull, push))  # (batch,)
             return (pull / self.alpha + push / self.beta).mean().to(embeddings.dtype)
@@ -90,15 +92,15 @@ class MultiSimilarityLoss(nn.Module):
 
     def extra_repr(self) -> str:
         mined = f"epsilon={self.epsilon:.6g}" if self.mine else "mine=False"
-        return f"alpha={self.alpha:.6g}, beta={self.beta:.6g}, base={self.base:.6g}, {mined}"
+        return f"alpha={self.alpha:.6g}, beta={self.beta:.6g}, threshold={self.threshold:.6g}, {mined}"
 
 
 METHOD = Method(
     loss=MultiSimilarityLoss,
     title="multi-similarity",
     summary="hard pairs, weighed by how alike they are beside the other pairs of their anchor",
-    equation="log(1 + sum over hard positives p of exp(-alpha (cos(x, p) - base))) / alpha\n"
-    "  + log(1 + sum over hard negatives n of exp(beta (cos(x, n) - base))) / beta",
+    equation="log(1 + sum over hard positives p of exp(-alpha (cos(x, p) - threshold))) / alpha\n"
+    "  + log(1 + sum over hard negatives n of exp(beta (cos(x, n) - threshold))) / beta",
     cost="B² D",
     reference="Wang, Han, Huang, Dong, Scott (2019): Multi-Similarity Loss with General Pair Weighting for Deep Metric"
     " Learning. CVPR",
