@@ -20,7 +20,7 @@ from tammes.cli.job import command
 from tammes.cli.losses import explained
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.losses import METHODS
+from tammes.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"

@@ -7,6 +7,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -24,6 +25,22 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         grouped = vars(item).get("_nodeid")
         if grouped is not None and grouped != item.nodeid:
             item._id = type(item._id).parse(grouped)
+
+
+@pytest.fixture(scope="session")
+def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images of a few classes, waves of different lengths: small enough to train with every method."""
+    from PIL import Image
+
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    y, x = np.mgrid[:28, :28]
+    for number in range(8):
+        (root / f"class {number}").mkdir()
+        for image in range(6):
+            wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + image)
+            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
+    return root
 
 
 def in_one_thread(arguments: list[str], said: Path) -> None:

@@ -29,6 +29,7 @@ LINE = [
     "loading",
     "doctor",
     "backbones",
+    "heads",
     "embedder",
     "activations",
     "mining",

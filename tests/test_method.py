@@ -164,22 +164,6 @@ def test_an_objective_that_looks_needs_something_to_see() -> None:
 # ---- the command
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Glyphs of few classes, as a folder of images would be: small enough to train with every loss."""
-    from PIL import Image
-
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    y, x = np.mgrid[:28, :28]
-    for number in range(8):
-        (root / f"class {number}").mkdir()
-        for image in range(6):
-            wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + image)
-            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
-    return root
-
-
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 
 
@@ -192,9 +176,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_loss_trains_by_the_same_command(
-    name: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", str(trained), *SMALL, "--loss", name, "--out", str(tmp_path / "run"), "--json"])
+    main(["train", str(waves), *SMALL, "--loss", name, "--out", str(tmp_path / "run"), "--json"])
     results = json.loads(capsys.readouterr().out)
     assert 0 <= results["trained"]["recall_at_1"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -206,14 +190,14 @@ def test_every_loss_trains_by_the_same_command(
 
 @pytest.mark.parametrize("name", ["triplet-smart", "center", "deepncm", "proxy-nca"])
 def test_a_method_that_remembers_goes_on_to_the_very_same_weights(
-    name: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stopped in the middle of an epoch, and of what it has mined for it."""
     from safetensors.numpy import load_file
 
     from tammes.cli import job
 
-    given = ["train", str(trained), *SMALL, "--loss", name]
+    given = ["train", str(waves), *SMALL, "--loss", name]
     main([*given, "--out", str(tmp_path / "whole")])
 
     steps = 0
@@ -240,7 +224,7 @@ def test_a_method_that_remembers_goes_on_to_the_very_same_weights(
 
 
 def test_smart_mining_takes_negatives_from_the_whole_training_set(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of three images: a negative cannot come from anywhere else."""
     from tammes.cli import job
@@ -254,9 +238,7 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
         return found
 
     monkeypatch.setattr(job, "training_batches", watched)
-    main(
-        ["train", str(trained), *SMALL, "--loss", "triplet-smart", "--batch-size", "3", "--out", str(tmp_path / "run")]
-    )
+    main(["train", str(waves), *SMALL, "--loss", "triplet-smart", "--batch-size", "3", "--out", str(tmp_path / "run")])
     mined = [(labels, indices) for labels, indices in seen if len(labels) == 3]
     assert len(mined) > 20
     for labels, indices in mined:
@@ -352,10 +334,10 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
     ],
 )
 def test_what_a_loss_cannot_use_is_refused(
-    given: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["train", str(trained), *SMALL, "--out", str(tmp_path / "run"), *given])
+        main(["train", str(waves), *SMALL, "--out", str(tmp_path / "run"), *given])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -363,22 +345,22 @@ def test_what_a_loss_cannot_use_is_refused(
 
 @pytest.mark.parametrize("loss", ["triplet", "npair", "triplet-smart", "prototypical"])
 def test_classes_of_one_image_are_nothing_to_compare(
-    loss: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loss: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(8):
         (tmp_path / "photos" / str(number)).mkdir(parents=True)
         for image in range(1 if number < 4 else 3):
             name = f"{image}.png"
-            (tmp_path / "photos" / str(number) / name).write_bytes((trained / f"class {number}" / name).read_bytes())
+            (tmp_path / "photos" / str(number) / name).write_bytes((waves / f"class {number}" / name).read_bytes())
     with pytest.raises(SystemExit):
         main(["train", str(tmp_path / "photos"), *SMALL, "--loss", loss, "--out", str(tmp_path / "run")])
     assert "images of a class, and no training class has more than 1. Add images, or choose" in capsys.readouterr().err
 
 
 def test_batches_that_cannot_be_are_said_before_a_run_is_replaced(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["train", str(trained), *SMALL, "--loss", "triplet", "--out", str(tmp_path / "run")]
+    given = ["train", str(waves), *SMALL, "--loss", "triplet", "--out", str(tmp_path / "run")]
     main(given)
     with pytest.raises(SystemExit):
         main([*given, "--batch-size", "30", "--overwrite"])
@@ -402,12 +384,12 @@ def test_a_learned_scale_trains_as_the_new_layers_do() -> None:
         assert rate(other, loss.proxies) == pytest.approx(usual), "both multiples or neither"
 
 
-def test_options_of_a_loss_reach_it(trained: Path, tmp_path: Path) -> None:
+def test_options_of_a_loss_reach_it(waves: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    main(["train", str(trained), *SMALL, "--loss", "lifted", "--loss-options", "margin=0.25", "--out", str(run)])
+    main(["train", str(waves), *SMALL, "--loss", "lifted", "--loss-options", "margin=0.25", "--out", str(run)])
     assert json.loads((run / "config.json").read_text())["loss_options"] == ["margin=0.25"]
     other = tmp_path / "other"
-    main(["train", str(trained), *SMALL, "--loss", "lifted", "--out", str(other)])
+    main(["train", str(waves), *SMALL, "--loss", "lifted", "--out", str(other)])
     first = [json.loads((each / "metrics.jsonl").read_text().splitlines()[0])["loss"] for each in (run, other)]
     assert first[0] != first[1]
     assert "--loss-options margin=0.25" in json.loads((run / "results.json").read_text())["command"]

@@ -81,6 +81,8 @@ def fit(
     """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
 
     Args:
+        objective: (images, labels) -> the parts of the loss by name; if it has `begin(epoch, epochs)`, it is told of
+            each epoch, and of the one that training goes on in.
         batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked.
         schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
@@ -109,6 +111,8 @@ def fit(
         if at.step == 0:
             torch.manual_seed(_mixed(seed, at.epoch))
             _look(own, everything, at.epoch, seed)
+        if hasattr(own, "begin"):
+            own.begin(at.epoch, epochs)
         objective.train()  # the caller may have evaluated since the last epoch
         saved = perf_counter()
         totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}

@@ -14,8 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tammes.benchmark.published import published_table
 from tammes.errors import UserError
-from tammes.losses import METHODS, find_method, find_miner
 from tammes.losses import Method as Loss
+from tammes.objectives import METHODS, find_method, find_miner
 
 LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
@@ -222,7 +222,7 @@ class _Reader:
         own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
         # The options of a loss that is not there yet cannot be known either.
         loss = own.get("loss", train.get("loss", "discriminative"))
-        found = self.loss(loss, own.get("miner", train.get("miner")), where)
+        found = self.loss(loss, own.get("miner", train.get("miner")), own.get("base", train.get("base")), where)
         strict = not isinstance(loss, str) or found is not None
         of_loss = self.of_loss({key: own.pop(key) for key in list(own) if self.is_of_loss(key, found)}, found, where)
         options = (
@@ -238,8 +238,8 @@ class _Reader:
                 f"{self.file}: {where}{shared[0].replace('_', '-')} must be the same for all: put it in [train]."
             )
         options = {"loss": loss} | options
-        on_embedding = found is not None and found.on == "embedding"
-        if (on_embedding or options.get("class_layer", train.get("class_layer", True)) is False) and "last" in layers:
+        no_class_layer = found is not None and found.on != "class layer"
+        if (no_class_layer or options.get("class_layer", train.get("class_layer", True)) is False) and "last" in layers:
             raise UserError(
                 f"{self.file}: {where}without a class layer there is no layer 'last' beside the penultimate."
             )
@@ -269,11 +269,12 @@ class _Reader:
             )
         return Method(name, options, values, self.paper(table, where, layers, rows))
 
-    def loss(self, name: Any, miner: Any, where: str) -> Loss | None:
+    def loss(self, name: Any, miner: Any, base: Any, where: str) -> Loss | None:
         """The loss of a method; None if it is not there yet."""
         if not isinstance(name, str) or not (name in METHODS or name.startswith("pml:")):
             return None
-        found: Loss = self.named(lambda: find_method(name, None if miner is None else str(miner)), where)
+        miner, base = (None if each is None else str(each) for each in (miner, base))
+        found: Loss = self.named(lambda: find_method(name, miner, base), where)
         return found
 
     def check_miner(self, options: Mapping[str, Any], where: str) -> None:

@@ -25,6 +25,7 @@ from tammes.cli.making import (
     duration,
     embedded,
     evaluated,
+    has_centroids,
     keep,
     load_data,
     make_embedder,
@@ -89,7 +90,8 @@ def run_job(
     training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
     data = replace(data, kept=keep(config, data, embedder))
     above = None if data.kept is None else data.kept.frozen.above
-    objective = Objective(embedder, loss, features=above, sees=method_of(config).sees)
+    method = method_of(config)
+    objective = Objective(embedder, loss, features=above, sees=method.sees, on_features=method.on == "features")
     if config.init_from is None and (resumed is None or resumed.state == "started"):
         start_layers(config, data, objective)
     run = resumed or _new_run(config, data, embedder)
@@ -200,9 +202,12 @@ def _check_loss(config: Train) -> None:
         find_miner(config.miner).parse(config.miner_options)
     elif config.miner_options:
         raise UserError("--miner-options are those of a miner: add --miner pml:NAME, or drop them.")
-    if config.centroids is not None and config.loss not in WITH_CENTROIDS:
-        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}.")
-    if method.on == "embedding":
+    if config.centroids is not None and not has_centroids(config):
+        other = " with this base: add --base discriminative" if method.bases else ""
+        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {config.loss}{other}.")
+    if method.on == "features" and config.embedding == "last":
+        raise UserError(f"--loss {config.loss} does not compare images by a class layer: drop --embedding last.")
+    if method.on == "embedding" or (method.on == "features" and not has_centroids(config)):
         for flag, said in (
             ("--centroid-dim", config.centroid_dim is not None),
             ("--embedding last", config.embedding == "last"),
@@ -210,7 +215,7 @@ def _check_loss(config: Train) -> None:
         ):
             if said:
                 raise UserError(
-                    f"--loss {config.loss} is computed on the embedding, without a class layer: drop {flag}."
+                    f"--loss {config.loss} is computed on the {method.on}, without a class layer: drop {flag}."
                 )
     for flag, given in (("--sampler", config.sampler), ("--images-per-class", config.images_per_class)):
         if method.mines and given is not None:
@@ -342,6 +347,8 @@ def _results(run: Run, data: Data, vectors: np.ndarray, device: torch.device) ->
 def _cut(config: Train, embedder: Embedder) -> str | None:
     if config.train != "top":
         return None
+    if config.cut is None and embedder.config.depths:
+        return embedder.config.depths[0]  # features are taken from there up
     if config.cut is None and embedder.default_cut is None:
         raise UserError(f"{config.backbone} has no usual place to cut: name a module of it with --cut, or --train all.")
     return config.cut or embedder.default_cut
@@ -383,7 +390,7 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
     times = []
     for _ in range(2):
         started = perf_counter()
-        objective(inputs, labels)["loss"].backward()
+        torch.stack(list(objective(inputs, labels).values())).sum().backward()
         times.append(perf_counter() - started)
     objective.zero_grad()
     for name, tensor in objective.named_buffers():
@@ -426,9 +433,8 @@ def _trained(config: Train, embedder: Embedder) -> str:
 
 
 def _loss_in_words(config: Train) -> str:
-    return (
-        config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}, {recipe(config)['centroids']} centroids"
-    )
+    named = config.loss if config.base is None else f"{config.loss} on {config.base}"
+    return f"{named}, {recipe(config)['centroids']} centroids" if has_centroids(config) else named
 
 
 def _bar(config: Train, run: Run, data: Data, least: float | None, objective: nn.Module) -> TrainingBar:
@@ -444,7 +450,7 @@ def _check_start(config: Train) -> None:
         raise UserError("--keep-start True keeps what --start finds: give --start pca or --start whiten.")
     if config.train == "head" and not config.class_layer:
         raise UserError("--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.")
-    if config.train == "head" and method_of(config).on == "embedding":
+    if config.train == "head" and method_of(config).on != "class layer":
         raise UserError(
             f"--keep-start True and --train head leave no layer to train: --loss {config.loss} is computed on the"
             " embedding, without a class layer. Leave one out."

@@ -36,8 +36,8 @@ class Losses:
 
 def losses(config: Losses) -> None:
     """List or explain."""
-    from tammes.losses import METHODS, find_method, find_miner
     from tammes.losses.pml import PREFIX, names
+    from tammes.objectives import METHODS, find_method, find_miner
 
     if config.name == PREFIX:
         of_pml = {"losses": names("loss"), "miners": names("miner")}
@@ -57,7 +57,10 @@ def losses(config: Losses) -> None:
 def as_json(method: "Method") -> dict[str, Any]:
     """Everything that a method declares."""
     said = ("title", "summary", "equation", "cost", "batch", "reference", "on", "images_per_class", "sees")
-    return {name: getattr(method, name) for name in said} | {"options": dict(method.defaults)}
+    return {name: getattr(method, name) for name in said} | {
+        "bases": list(method.bases),
+        "options": dict(method.defaults),
+    }
 
 
 def explained(name: str, method: "Method", flag: str = "loss") -> str:
@@ -72,6 +75,9 @@ def explained(name: str, method: "Method", flag: str = "loss") -> str:
         f"  batch           {method.batch}",
         f"  computed on     the {method.on}",
     ]
+    if method.bases:
+        own, *others = method.bases
+        lines.append(f"  built on        {own}; --base {' or '.join(others)}")
     if method.sees != "batches":
         lines.append(f"  sees            {method.sees}, beside its batches")
     lines += [f"  reference       {method.reference}", ""]

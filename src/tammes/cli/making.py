@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes.activations import Activations, Frozen, activation_batches, activations
+from tammes.backbones import backbone
 from tammes.cache import in_words
 from tammes.centroids import CENTROIDS
 from tammes.cli.console import progress, say, working
@@ -20,10 +21,10 @@ from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.embeddings import vectors
 from tammes.errors import UserError, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
-from tammes.losses import METHODS, WITH_CENTROIDS, Method, find_method, find_miner
+from tammes.losses import WITH_CENTROIDS, DiscriminativeLoss, Method, find_miner
 from tammes.metrics import evaluate
 from tammes.mining import random_triplets
-from tammes.objectives import Objective
+from tammes.objectives import METHODS, Base, ClassLayer, Objective, find_method
 from tammes.presets import recipe_of
 from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
@@ -88,7 +89,10 @@ def resolved(config: Train) -> Train:
     # A run is gone on with from anywhere, so it remembers where its data is from the root.
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     method = method_of(config)
-    kind = config.loss if config.loss not in WITH_CENTROIDS else f"{config.loss}-{recipe(config)['centroids']}"
+    if method.bases:
+        config = replace(config, base=base_of(config))
+    kind = "-".join(each for each in (config.loss, config.base) if each is not None)
+    kind = kind if not has_centroids(config) else f"{kind}-{recipe(config)['centroids']}"
     kind = kind.replace(":", "-")  # not every file system has it
     if config.sampler is None and not method.mines:
         config = replace(config, sampler="shuffled" if method.images_per_class == 1 else "pk")
@@ -99,12 +103,26 @@ def resolved(config: Train) -> Train:
     if method.mines and options["batch_size"] > 3 and options["batch_size"] % 3:
         options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
         say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
-    return replace(config, data=data, weights=weights, out=out, dim=config.dim or DIM, **options)
+    return replace(config, data=data, weights=weights, out=out, dim=_dim(config), **options)
 
 
 def method_of(config: Train) -> Method:
     """The loss that was asked for, and what it needs."""
-    return find_method(config.loss, config.miner)
+    return find_method(config.loss, config.miner, config.base)
+
+
+def base_of(config: Train) -> str | None:
+    """What it is built on; None if it is a loss itself."""
+    return config.base or next(iter(method_of(config).bases), None)
+
+
+def has_centroids(config: Train) -> bool:
+    """Whether distances to centroids are a part of what is trained by."""
+    return config.loss in WITH_CENTROIDS or base_of(config) == "discriminative"
+
+
+def _dim(config: Train) -> int:
+    return config.dim or method_of(config).dim or DIM
 
 
 def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
@@ -257,18 +275,37 @@ def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Bat
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
     """The network before training: the same weights for the same seed."""
-    one_each = num_classes <= MOST_OUTPUTS or "centroids" not in method_of(config).takes
-    one_each = one_each or recipe(config)["centroids"] == "one-hot"
-    outputs = config.centroid_dim or (num_classes if one_each else BEYOND)
+    method = method_of(config)
+    heads = method.head_sizes(_dim(config))
     shape = EmbedderConfig(
         str(config.backbone),
-        config.dim or DIM,
-        outputs if config.class_layer and method_of(config).on == "class layer" else None,
+        _dim(config),
+        class_outputs(config, num_classes) if config.class_layer and method.on == "class layer" else None,
         config.embedding,
         recipe(config)["pool"],
+        heads,
+        () if method.weigh is None else method.weigh(heads),
+        _depths(config) if method.depths else (),
     )
     torch.manual_seed(config.seed)
     return Embedder(shape, weights=config.weights or "none")
+
+
+def class_outputs(config: Train, num_classes: int) -> int:
+    """How many outputs a class layer has."""
+    one_each = num_classes <= MOST_OUTPUTS or not has_centroids(config) or recipe(config)["centroids"] == "one-hot"
+    return config.centroid_dim or (num_classes if one_each else BEYOND)
+
+
+def _depths(config: Train) -> tuple[str, ...]:
+    """The parts of the backbone that features are taken from what enters them."""
+    found = backbone(str(config.backbone)).depths
+    if not found:
+        raise UserError(
+            f"--loss {config.loss} takes features from several depths, and {config.backbone} cannot be cut at two"
+            " places far apart. Use another backbone: googlenet, resnet18, …"
+        )
+    return found
 
 
 def untrained_embedder(config: Train) -> Embedder:
@@ -286,6 +323,8 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
         one, other = (getattr(embedder.config, name) for embedder in (source, target))
         if one != other:
             raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
+    if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
+        raise UserError("--init-from has another number of heads: it must be a run of the same --loss.")
     same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
     return ours | same
 
@@ -294,7 +333,8 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     """The loss that was asked for, made of what it takes; options of another loss are refused, not ignored."""
     method, options = method_of(config), loss_options(config)
     classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
-    given: dict[Any, Any] = {"num_classes": classes, "dim": dim}
+    given: dict[Any, Any] = {"num_classes": classes, "dim": dim, "base": _base(config, classes)}
+    given |= {"heads": embedder.config.heads, "features": embedder.new_layers()[0].in_features}
     if method.on == "class layer" and "num_classes" in method.takes and dim != classes:
         wrong = "--no-class-layer" if embedder.config.class_dim is None else "--centroid-dim"
         raise UserError(f"--loss {config.loss} needs one output per class: {classes}, not {dim}. Drop {wrong}.")
@@ -360,6 +400,23 @@ def loss_options(config: Train) -> dict[str, Any]:
     return found
 
 
+def _base(config: Train, classes: int) -> Base | None:
+    """What a method is built on, where it is more than a loss: how that is made for an embedding of some length."""
+    name = base_of(config)
+    if name is None:
+        return None
+
+    def discriminative(dim: int) -> nn.Module:
+        outputs = class_outputs(config, classes) if config.class_layer else dim
+        loss = DiscriminativeLoss(_centroids(recipe(config)["centroids"], classes, outputs, config.seed))
+        return ClassLayer(dim, loss) if config.class_layer else loss
+
+    other = METHODS.get(name)
+    if name == "discriminative":
+        return Base(name, discriminative)
+    return Base(name, None if other is None else lambda _: other.make({}, {}))
+
+
 def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
     if kind not in CENTROIDS:
         raise unknown_name("kind of centroids", kind, CENTROIDS)
@@ -415,7 +472,7 @@ def recipe(config: Train) -> dict[str, Any]:
     found = recipe_of(config.preset, str(config.backbone), config.train)
     if _suited(config, config.optimizer or found.optimizer):
         found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
-    if config.train == "head" and method.on == "embedding":
+    if config.train == "head" and method.on != "class layer":
         # Nothing else would be left to train; and a layer that trains does not begin whitened: docs/log.md.
         found = replace(found, keep_start=False, start="pca" if found.start == "whiten" else found.start)
     preset = asdict(found)

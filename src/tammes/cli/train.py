@@ -44,8 +44,11 @@ class Train:
 
     loss: str = "discriminative"
     """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
-    classifier; any other that `tammes losses` lists (those of a class layer for vectors too); or pml: and the name of
-    one of pytorch-metric-learning, such as pml:ProxyAnchorLoss."""
+    classifier; any other that `tammes losses` lists (those of a class layer for vectors too), also what is more than a
+    loss: hdc, bier, daml, dvml; or pml: and the name of one of pytorch-metric-learning, such as pml:ProxyAnchorLoss."""
+    base: Annotated[str | None, optional("NAME")] = None
+    """What hdc, bier, daml or dvml is built on: the loss of its own paper, or discriminative, the O(NC) loss in place
+    of pairs and triplets; `tammes losses NAME` lists them."""
     loss_options: Annotated[tuple[str, ...], optional("NAME=VALUE …")] = ()
     """Options of the loss, such as margin=0.2; `tammes losses NAME` lists them."""
     miner: Annotated[str | None, optional("pml:NAME")] = None
@@ -81,7 +84,7 @@ class Train:
     """How the backbone's last map becomes a vector: by its mean or maximum over all places, or as it was published with
     the network."""
     dim: Annotated[int | None, optional("INT")] = None
-    """Length of an embedding: 256, or for vectors of fewer columns as many as these."""
+    """Length of an embedding: 256 (hdc 384, bier 512), or for vectors of fewer columns as many as these."""
     hidden: Annotated[tuple[int, ...], optional("INT INT …")] = ()
     """Widths of hidden layers between vectors and embedding; without them the map is linear (vectors only)."""
     method: Annotated[Literal["gradient", "ridge"] | None, optional("{gradient,ridge}")] = None

@@ -26,8 +26,9 @@ from tammes.estimator.network import MOST_DIMENSIONS
 from tammes.estimator.streams import Rows, blocks
 from tammes.estimator.training import Passed, epochs, number_of_epochs
 from tammes.geometry import normalise
-from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
+from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
+from tammes.objectives import METHODS
 from tammes.runs import Run, create, save_checkpoint
 from tammes.runtime import environment
 from tammes.splits import Split, split

@@ -1,4 +1,4 @@
-"""The plain objective: an Embedder and a loss on its last layer."""
+"""The objective: an Embedder and the loss that it is trained by."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,12 @@ class Objective(nn.Module):
     """What is trained: (inputs, labels) -> the parts of the loss by name. Its parameters are all that trains.
 
     Args:
+        loss: (outputs of the embedder, labels) -> scalar; or, for what is more than a loss, (features, labels,
+            embedder) -> the parts by name, of which "loss" is the one that the embedder is trained by.
         features: what turns the inputs into the backbone's features. By default the inputs are images, and it is the
             whole backbone; where a part of it is frozen they are activations, and it is the part above.
         sees: what the loss sees beside its batches, as its method declares it.
+        on_features: whether it is more than a loss.
     """
 
     features: Callable[[Tensor], Tensor]
@@ -27,12 +30,18 @@ class Objective(nn.Module):
         *,
         features: Callable[[Tensor], Tensor] | None = None,
         sees: Sees = "batches",
+        on_features: bool = False,
     ) -> None:
         super().__init__()
         self.embedder = embedder
         self.loss = loss
         self.features = features or embedder.features
-        self.sees = sees
+        self.sees, self.on_features = sees, on_features
+
+    def begin(self, epoch: int, epochs: int) -> None:
+        """Tell the loss which epoch begins, from 1, and how many there will be, if it asks for that."""
+        if hasattr(self.loss, "begin"):
+            self.loss.begin(epoch, epochs)  # type: ignore[operator]
 
     def look(
         self, embeddings: Float[Tensor, "images dim"], labels: Integer[Tensor, " images"], *, generator: Generator
@@ -41,4 +50,8 @@ class Objective(nn.Module):
         self.loss.look(embeddings, labels, generator=generator)  # type: ignore[operator]
 
     def forward(self, inputs: Shaped[Tensor, "batch ..."], labels: Integer[Tensor, " batch"]) -> dict[str, Tensor]:
-        return {"loss": self.loss(self.embedder.outputs(self.features(inputs)), labels)}
+        features = self.features(inputs)
+        if self.on_features:
+            parts: dict[str, Tensor] = self.loss(features, labels, self.embedder)
+            return parts
+        return {"loss": self.loss(self.embedder.outputs(features), labels)}

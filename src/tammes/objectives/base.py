@@ -1,0 +1,45 @@
+"""What a method that is more than a loss is built on: the loss of its own paper, or the discriminative loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
+from tammes.losses.discriminative import DiscriminativeLoss
+
+
+@dataclass(frozen=True)
+class Base:
+    """The loss that a method is built on.
+
+    Attributes:
+        name: as `--base` has it.
+        make: length of an embedding -> the loss for it; None where the method has the loss itself.
+    """
+
+    name: str
+    make: Callable[[int], nn.Module] | None = None
+
+
+class ClassLayer(nn.Module):
+    """The discriminative loss behind a class layer of its own: (embeddings, labels) -> scalar.
+
+    The paper's two layers on top of each other, as in the Embedder; a method with several heads has one on each.
+    """
+
+    def __init__(self, dim: int, loss: DiscriminativeLoss) -> None:
+        super().__init__()
+        self.layer, self.loss = nn.Linear(dim, loss.dim), loss
+        nn.init.xavier_uniform_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        value: Tensor = self.loss(self.layer(embeddings), labels)
+        return value
+
+    def per_image(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """The value of each image, whose mean is the loss."""
+        return self.loss.per_image(self.layer(embeddings), labels)

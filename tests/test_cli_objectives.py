@@ -1,0 +1,206 @@
+"""`tammes train` with what is more than a loss, on the losses of their own papers and on the discriminative loss."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tammes
+from tammes.cli import main
+from tammes.cli.making import resolved
+from tammes.cli.train import Train
+from tammes.objectives import MORE_THAN_LOSSES
+
+SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
+BUILT = [(name, base) for name, method in MORE_THAN_LOSSES.items() for base in method.bases]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("name", "base"), BUILT)
+def test_each_trains_on_each_of_its_bases_and_is_found_again(
+    name: str, base: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    main(["train", str(waves), *SMALL, "--loss", name, "--base", base, "--out", str(run), "--json"])
+    results = json.loads(capsys.readouterr().out)
+    assert 0 <= results["trained"]["recall_at_1"] <= 1
+    assert f"--loss {name} --base {base}" in results["command"]
+    parts = {"daml": {"generator"}, "dvml": {"kl", "reconstruction"}}.get(name, set())
+    assert all({"loss", *parts} <= line.keys() for line in lines_of(run))
+    vectors = tammes.load(run).encode(sorted(waves.glob("class 7/*.png")))
+    assert vectors.shape == (6, 16)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    main(["evaluate", str(run), "--json"])
+    again = json.loads(capsys.readouterr().out)
+    assert again["trained"]["recall_at_1"] == pytest.approx(results["trained"]["recall_at_1"], abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "stop_at"), [("daml", 1), ("daml", 3), ("dvml", 3), ("hdc", 3), ("bier", 3)])
+def test_each_goes_on_to_the_very_same_weights(
+    name: str, stop_at: int, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle of an epoch: its phase, its draws and what it learns besides are as they were."""
+    from safetensors.numpy import load_file
+
+    from tammes.cli import job
+
+    given = ["train", str(waves), *SMALL, "--loss", name, "--base", "discriminative"]
+    main([*given, "--out", str(tmp_path / "whole")])
+    steps = 0
+
+    class Stopped:
+        def __enter__(self) -> Any:
+            def stop() -> bool:
+                nonlocal steps
+                steps += 1
+                return steps == stop_at
+
+            return stop
+
+        def __exit__(self, *_: object) -> None: ...
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "stop_on_signal", Stopped)
+        with pytest.raises(SystemExit):
+            main([*given, "--out", str(tmp_path / "part")])
+    main(["train", "--resume", str(tmp_path / "part")])
+    whole, part = (load_file(tmp_path / run / "embedder.safetensors") for run in ("whole", "part"))
+    assert all(np.array_equal(whole[key], part[key]) for key in whole)
+    assert [line["loss"] for line in lines_of(tmp_path / "whole")] == [
+        line["loss"] for line in lines_of(tmp_path / "part")
+    ]
+
+
+@pytest.mark.parametrize("part", ["head", "top"])
+@pytest.mark.parametrize("base", ["contrastive", "discriminative"])
+def test_hdc_trains_on_activations_that_are_kept(
+    part: str, base: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--loss", "hdc", "--base", base, "--train", part, "--start", "pca", "--out", str(tmp_path / "run")]
+    main(["train", str(waves), *SMALL, *given, "--json"])
+    kept = json.loads(capsys.readouterr().out)["trained"]["recall_at_1"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["cut"] == (None if part == "head" else "blocks.2")
+    main(["evaluate", str(tmp_path / "run"), "--json"])  # from the images themselves
+    assert json.loads(capsys.readouterr().out)["trained"]["recall_at_1"] == pytest.approx(kept, abs=0.06)
+
+
+def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, tmp_path: Path) -> None:
+    """A run of another method must not find the features of three depths in the cache, nor the other way round."""
+    for loss in ("hdc", "discriminative", "hdc"):
+        main(["train", str(waves), *SMALL, "--loss", loss, "--train", "head", "--out", str(tmp_path / "run"),
+              "--start", "pca", "--keep-start", "False", "--overwrite"])  # fmt: skip
+    assert tammes.load(tmp_path / "run").penultimate.features == (64, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--loss", "hdc", "--base", "triplet"], "unknown base of HDC 'triplet'. Known: contrastive, discriminative."),
+        (
+            ["--base", "discriminative"],
+            "--base is for what is built on another loss, and discriminative is a loss itself: drop --base.",
+        ),
+        (
+            ["--loss", "bier", "--centroids", "one-hot"],
+            "--centroids is for --loss discriminative or hard-discriminative, not for bier with this base: "
+            "add --base discriminative.",
+        ),
+        (
+            ["--loss", "daml", "--embedding", "last"],
+            "--loss daml does not compare images by a class layer: drop --embedding last.",
+        ),
+        (
+            ["--loss", "dvml", "--centroid-dim", "3"],
+            "--loss dvml is computed on the features, without a class layer: drop --centroid-dim.",
+        ),
+        (
+            ["--loss", "hdc", "--train", "top", "--cut", "blocks.3"],
+            "features are taken from what enters blocks.2, so nothing above it can be the cut: 'blocks.3'. "
+            "Use --cut blocks.2 or lower.",
+        ),
+        (["--loss", "hdc", "--dim", "2"], "HDC has 3 heads: --dim must be at least 3, got 2."),
+        (
+            ["--loss", "bier", "--train", "top", "--start", "pca", "--keep-start", "True", "--loss-options",
+             "diversity=1"],
+            "diversity trains the penultimate layer, which --keep-start True keeps as it is: drop one.",
+        ),
+        (["--loss", "hcd"], "unknown loss 'hcd'. Did you mean 'hdc'? Known: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said(
+    given: list[str], message: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(waves), *SMALL, *given, "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_embedding_has_the_length_that_the_paper_has() -> None:
+    lengths = {loss: resolved(Train(data="glyphs", loss=loss)).dim for loss in ("hdc", "bier", "daml", "triplet")}
+    assert lengths == {"hdc": 384, "bier": 512, "daml": 256, "triplet": 256}
+    assert resolved(Train(data="glyphs", loss="hdc", dim=30)).dim == 30
+
+
+def test_a_run_is_named_after_its_base() -> None:
+    named = {
+        loss: resolved(Train(data="glyphs", loss=loss, base=base, centroids=centroids)).out
+        for loss, base, centroids in (
+            ("hdc", None, None),
+            ("bier", "discriminative", "one-hot"),
+            ("softmax", None, None),
+        )
+    }
+    assert [str(path) for path in named.values()] == [
+        "runs/glyphs-hdc-contrastive-0",
+        "runs/glyphs-bier-discriminative-one-hot-0",
+        "runs/glyphs-softmax-0",
+    ]
+
+
+def test_layers_of_a_base_have_one_output_for_each_class_or_none(waves: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    shapes = {}
+    for name, more in (("layer", []), ("placed", ["--no-class-layer", "--centroids", "place"])):
+        main(["train", str(waves), *SMALL, "--loss", "bier", "--base", "discriminative", *more,
+              "--out", str(tmp_path / name)])  # fmt: skip
+        with safe_open(tmp_path / name / "checkpoint.safetensors", framework="pt") as opened:
+            found = [key for key in opened.keys() if "bases" in key and "layer.weight" in key]  # noqa: SIM118
+            shapes[name] = [tuple(opened.get_slice(key).get_shape()) for key in found]
+    assert shapes == {"layer": [(4, 3), (4, 5), (4, 8)], "placed": []}
+
+
+def test_what_is_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["losses"])
+    listed = capsys.readouterr().out
+    main(["losses", "daml"])
+    explained = capsys.readouterr().out
+    assert all(f"\n{name} " in listed for name in MORE_THAN_LOSSES)
+    assert "built on        npair; --base triplet or discriminative" in explained
+    assert "computed on     the features" in explained
+
+
+def test_an_ensemble_of_heads_is_searched_as_one_vector(waves: Path, tmp_path: Path) -> None:
+    """Of a run of BIER the vector is that of its heads, each by its share of the length."""
+    main(["train", str(waves), *SMALL, "--loss", "bier", "--out", str(tmp_path / "run")])
+    embedder = tammes.load(tmp_path / "run")
+    images = torch.from_numpy(np.stack([embedder.prepared(file) for file in sorted(waves.glob("class 0/*.png"))]))
+    with torch.no_grad():
+        vectors = embedder(images)
+    lengths = torch.stack([part.norm(dim=1) for part in vectors.split([3, 5, 8], dim=1)], dim=1)
+    torch.testing.assert_close(lengths / lengths[:, 2:], torch.tensor([[3 / 8, 5 / 8, 1.0]]).expand(6, 3))
