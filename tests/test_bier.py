@@ -181,9 +181,14 @@ def test_images_are_weighed_by_what_the_heads_before_have_left() -> None:
 
 
 def test_where_nothing_is_left_all_images_weigh_the_same() -> None:
-    """A value below the minimum, as rounding makes them, counts as the minimum."""
-    values = [torch.tensor([1.0, 1.0 - 1e-6]), torch.tensor([5.0, 3.0])]
-    assert weighed(values, [1.0, 0.0]).item() == pytest.approx((1.0 + 4.0) / 2, abs=1e-6)
+    values = [torch.tensor([1.0, 1.0]), torch.tensor([5.0, 3.0])]
+    assert weighed(values, [1.0, 0.0]).item() == (1.0 + 4.0) / 2
+
+
+def test_an_image_below_the_minimum_has_nothing_left() -> None:
+    """The minimum is that of the mean, so that of a single class may be lower; no weight is below 0."""
+    values = [torch.tensor([0.5, 3.0]), torch.tensor([5.0, 3.0])]
+    assert weighed(values, [1.0, 0.0]).item() == (1.75 + 2 * 3.0 / 2) / 2
 
 
 def test_the_minimum_is_that_of_the_loss_on_each_head() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tammes import UserError
 from tammes.embedder import Embedder, EmbedderConfig
-from tammes.geometry import normalise
+from tammes.geometry import normalise, typical_length
 from tammes.losses import DiscriminativeLoss, NPairLoss
 from tammes.objectives.base import Base, ClassLayer
 from tammes.objectives.daml import (
@@ -18,7 +18,6 @@ from tammes.objectives.daml import (
     generator_loss,
     negatives_in_order,
     triplet_loss,
-    typical_length,
 )
 from tests.oracles import seeded
 from tests.oracles_pairs import SIZES, TOY, pairs_by_position

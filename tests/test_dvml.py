@@ -309,6 +309,8 @@ def test_nan_is_not_hidden(base: str, row: int) -> None:
     features[row, 3] = float("nan")
     parts = made(base)(features, labels, embedder)
     assert all(part.isnan() for part in parts.values())
+    alone = made(base)(features[row : row + 1], labels[:1], embedder)  # of pairs the base then has none
+    assert all(part.isnan() for part in alone.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -46,6 +46,19 @@ def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns 
     return _Distances.apply(points.to(dtype), others.to(dtype))  # type: ignore[no-any-return]
 
 
+def squared_distances_of_rows(
+    points: Float[Tensor, "rows dim"], others: Float[Tensor, "rows dim"]
+) -> Float[Tensor, " rows"]:
+    """Squared distances of each point to the other in the same row, from the difference, so that nothing cancels."""
+    return (points - others).square().sum(1)
+
+
+def typical_length(points: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
+    """The root of the mean squared length, as a constant without a gradient; 1 where all are zero."""
+    length = points.detach().double().square().sum(1).mean().sqrt()  # in float64, where no square overflows
+    return torch.where(length <= NO_LENGTH, 1.0, length).to(full_precision(points))
+
+
 def absolute_distances(
     points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]
 ) -> Float[Tensor, "rows columns"]:

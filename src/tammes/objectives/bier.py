@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tammes.embedder import Embedder
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import NO_LENGTH, checked_batch, full_precision, normalise
+from tammes.geometry import checked_batch, full_precision, normalise, typical_length
 from tammes.heads import parted
 from tammes.losses.method import Method
 from tammes.objectives.base import Base, ClassLayer
@@ -151,8 +151,7 @@ class BIER(nn.Module):
             raise UserError("diversity trains the penultimate layer, which --keep-start True keeps as it is: drop one.")
         outputs = full_precision(embedder.penultimate(features.detach()))
         with torch.autocast(outputs.device.type, enabled=False):
-            length = full_precision(features.detach()).square().sum(1).mean().sqrt()
-            outputs = outputs / torch.where(length > NO_LENGTH, length, 1.0)
+            outputs = outputs / typical_length(features)
             rows = torch.cat([full_precision(each.weight).square().sum(1) for each in layers])  # (dim,)
             penalty = (rows - 1).square().mean()
             return self.diversity * (activation_loss(parted(outputs, self.heads)) + self.unit_weights * penalty)

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from tammes.embedder import Embedder
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import NO_LENGTH, checked_batch, normalise
+from tammes.geometry import checked_batch, normalise, squared_distances_of_rows, typical_length
 from tammes.losses.method import Method
 from tammes.mining import checked_margin, mean_or_zero, pairs_in_order
 from tammes.objectives.base import Base
@@ -166,12 +166,6 @@ def negatives_in_order(labels: Integer[Tensor, " pairs"]) -> Int[Tensor, " pairs
     return (ends[run % len(ends)] + 1) % len(labels)
 
 
-def typical_length(features: Float[Tensor, "batch features"]) -> Float[Tensor, ""]:
-    """The root of the mean squared length, as a constant without a gradient; 1 where all are zero."""
-    length = features.detach().double().square().sum(1).mean().sqrt()  # in float64, where no square overflows
-    return torch.where(length <= NO_LENGTH, 1.0, length).to(features)
-
-
 def generator_loss(
     anchors: Float[Tensor, "triplets features"],
     negatives: Float[Tensor, "triplets features"],
@@ -185,9 +179,13 @@ def generator_loss(
     margin: float = 1.0,
 ) -> Float[Tensor, ""]:
     """What the generator minimises, as a mean over triplets: of features, and of their embeddings as they are given."""
-    hard = _squared_distances(synthetic, anchors)  # (triplets,)
-    real = _squared_distances(synthetic, negatives)  # (triplets,)
-    farther = _squared_distances(of_synthetic, of_anchors) - _squared_distances(of_positives, of_anchors) - margin
+    hard = squared_distances_of_rows(synthetic, anchors)  # (triplets,)
+    real = squared_distances_of_rows(synthetic, negatives)  # (triplets,)
+    farther = (
+        squared_distances_of_rows(of_synthetic, of_anchors)
+        - squared_distances_of_rows(of_positives, of_anchors)
+        - margin
+    )
     return mean_or_zero(hard + to_negative * real + adversarial * torch.relu(farther))
 
 
@@ -199,7 +197,9 @@ def triplet_loss(
     margin: float = 1.0,
 ) -> Float[Tensor, ""]:
     """The mean of [D²(a, p) - D²(a, n) + margin]+ over given triplets."""
-    nearer = _squared_distances(anchors, positives) - _squared_distances(anchors, negatives)  # (triplets,)
+    nearer = squared_distances_of_rows(anchors, positives) - squared_distances_of_rows(
+        anchors, negatives
+    )  # (triplets,)
     return mean_or_zero(torch.relu(nearer + margin))
 
 
@@ -220,11 +220,6 @@ def npair_loss(
     return mean_or_zero(terms + _PENALTY / 4 * lengths).to(anchors.dtype)
 
 
-def _squared_distances(points: Tensor, others: Tensor) -> Tensor:
-    """(rows, dim) twice -> (rows,): row by row, from the difference, so that nothing cancels."""
-    return (points - others).square().sum(1)
-
-
 METHOD = Method(
     loss=DAML,
     title="DAML",
@@ -236,7 +231,8 @@ METHOD = Method(
     takes=("base", "features", "dim"),
     on="features",
     bases={
-        "npair": {"images_per_class": 2},
+        # Embeddings that are not of unit length bear small rates only; the generator need not wait for them.
+        "npair": {"images_per_class": 2, "proxy_rate": 1000.0},
         "triplet": {"images_per_class": 2},
         "discriminative": {"images_per_class": 2},
     },

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from tammes.embedder import Embedder
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import checked_batch
+from tammes.geometry import checked_batch, typical_length
 from tammes.losses.method import Method
 from tammes.objectives.base import Base
-from tammes.objectives.daml import typical_length
 
 # The weights of KL, reconstruction, L(z_I + z_V) and L(z_I) in the two phases.
 _FIRST = (1.0, 1.0, 0.1, 1.0)
@@ -126,7 +125,8 @@ METHOD = Method(
     takes=("base", "features", "dim"),
     on="features",
     bases={
-        "npair": {"images_per_class": 2},
+        # Embeddings that are not of unit length bear small rates only; the decoder need not wait for them.
+        "npair": {"images_per_class": 2, "proxy_rate": 1000.0},
         "triplet-semihard": {"images_per_class": 4},
         "discriminative": {"images_per_class": 1},
     },
