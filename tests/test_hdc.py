@@ -82,9 +82,9 @@ def slow_cascade(heads: list[Tensor], y: list[int], fractions: tuple[float, ...]
     for head, fraction in zip(heads, fractions, strict=True):
         x = unit_rows(head)
         pull = first_largest([(apart(x, *pair) ** 2, pair) for pair in near], ceil(fraction * len(positive)))
+        close = first_largest([(-apart(x, *pair), pair) for pair in far], ceil(fraction * len(negative)))
+        near, far = [pair for _, pair in pull], [pair for _, pair in close]
         push = [((margin - apart(x, *pair)).clamp_min(0) ** 2, pair) for pair in far]
-        push = first_largest(push, ceil(fraction * len(negative)))
-        near, far = [pair for _, pair in pull], [pair for _, pair in push]
         total = total + mean([term for term, _ in pull + push], head)
     return total
 
@@ -292,14 +292,16 @@ def test_order_of_the_batch_does_not_matter_where_no_two_are_equally_hard(base: 
     torch.testing.assert_close(there[1], here[1][order])
 
 
-def test_negatives_beyond_the_margin_are_kept_in_the_order_of_the_batch() -> None:
-    """In the first head no pair costs anything, in the second only that of images 0 and 2 does."""
+def test_of_negatives_beyond_the_margin_the_nearest_are_kept() -> None:
+    """In the first head no pair costs anything, and images 0 and 2 are nearest; in the second only they cost."""
     corners = torch.eye(3, dtype=torch.float64)
-    heads, labels = [corners, corners[[0, 1, 0]]], torch.arange(3)
-    for fractions, expected in (((1.0, 1.0), 1 / 3), ((0.5, 0.5), 1 / 2), ((0.3, 0.3), 0.0)):
-        assert cascade(heads, labels, fractions=fractions, margin=1.0).item() == pytest.approx(expected, abs=1e-12)
-    swapped = [head[[0, 2, 1]] for head in heads]
-    assert cascade(swapped, labels, fractions=(0.3, 0.3), margin=1.0).item() == pytest.approx(1.0, abs=1e-12)
+    first = unit_rows(corners + 0.05 * corners[[2, 1, 0]])
+    heads, labels = [first, corners[[0, 1, 0]]], torch.arange(3)
+    for order in ([0, 1, 2], [0, 2, 1], [1, 0, 2]):
+        turned = [head[order] for head in heads]
+        for fractions, expected in (((1.0, 1.0), 1 / 3), ((0.5, 0.5), 1 / 2), ((0.3, 0.3), 1.0)):
+            found = cascade(turned, labels, fractions=fractions, margin=1.0)
+            assert found.item() == pytest.approx(expected, abs=1e-12)
 
 
 @BOTH

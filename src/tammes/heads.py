@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tammes.geometry import normalise
 
 
-def parted(outputs: Float[Tensor, "batch dim"], sizes: Sequence[int]) -> tuple[Float[Tensor, "batch head"], ...]:
+def parted(outputs: Float[Tensor, "batch dim"], sizes: Sequence[int]) -> tuple[Float[Tensor, "batch _"], ...]:
     """The outputs of each head; without heads, all of them in one."""
     return outputs.split(list(sizes), dim=1) if sizes else (outputs,)
 

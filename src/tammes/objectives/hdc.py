@@ -140,8 +140,10 @@ def cascade(
         apart = distances(unit, unit)  # (batch, batch)
         pull, push = (apart[kind[:, 0], kind[:, 1]] for kind in kinds)  # (positive pairs,), (negative pairs,)
         costs = [pull.square(), torch.relu(margin - push).square()]
+        # By the distance and not by its cost: negatives beyond the margin all cost 0, and the nearest is the hardest.
         kept = [
-            hardest(cost, ceil(round(fraction * count, _DIGITS))) for cost, count in zip(costs, counts, strict=True)
+            hardest(hard, ceil(round(fraction * count, _DIGITS)))
+            for hard, count in zip((pull, -push), counts, strict=True)
         ]
         kinds = [kind[rows] for kind, rows in zip(kinds, kept, strict=True)]
         means.append(mean_or_zero(torch.cat([cost[rows] for cost, rows in zip(costs, kept, strict=True)])))
