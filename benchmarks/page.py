@@ -34,7 +34,7 @@ SECTIONS = {
     ),
     "CUB-200-2011, every method (table 4)": ("cub-methods",),
     "CARS196, every method (table 5)": ("cars196-methods",),
-    "The state of the art (table 6)": ("cub-more", "cars196-more"),
+    "The state of the art (table 6)": ("cub-more-head", "cub-more-top", "cub-more", "cars196-more"),
     "Minutes to train (table 7)": ("cub-minutes", "cars196-minutes"),
     "Another network, VGG-16 (table 8)": ("cub-vgg16", "cub-vgg16-all", "cars196-vgg16"),
     "Complexity (table 1)": (),
@@ -511,7 +511,8 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 
 def readme(text: str, results: Path = RESULTS) -> str:
     """The README with its tables as they should be, between <!-- results: NAME --> and <!-- end -->."""
-    blocks = {"cub": readme_cub(results), "methods": readme_methods(results), "omniglot": readme_omniglot(results)}
+    blocks = {"cub": readme_cub(results), "methods": readme_methods(results), "more": readme_more(results)}
+    blocks["omniglot"] = readme_omniglot(results)
     for name, block in blocks.items():
         text = _with_block(text, "README.md", f"results: {name}", block)
     return text
@@ -614,6 +615,29 @@ def readme_methods(results: Path) -> list[str]:
         "the paper's R@1, every layer trained": [str((row.paper or {}).get("R@1", "")) for row in rows],
     }
     return _drawn(shown)
+
+
+def readme_more(results: Path) -> list[str]:
+    """Methods that are more than a loss, with both of their bases, beside the paper's own figures."""
+    tables = {part: _read(results / "plans" / f"cub-more-{part}.json") for part in ("head", "top")}
+    rows = {
+        part: {row.method: row for row in next(iter(from_json(stored["tables"]).values())) if row.measures}
+        for part, stored in tables.items()
+        if stored is not None
+    }
+    if "head" not in rows:
+        return ["The state of the art was not compared yet.", ""]
+    names = [name for name in rows["head"] if name != "untrained backbone"]
+    shown = {"CUB-200-2011, R@1": names}
+    for part, found in rows.items():
+        measured = [found.get(name) for name in names]
+        shown[f"`{part}`"] = ["" if row is None else str(row.measures["recall_at_1"]) for row in measured]
+        shown[f"seconds an epoch, `{part}`"] = [
+            "" if row is None or row.minutes_per_epoch is None else f"{60 * row.minutes_per_epoch:.2g}"
+            for row in measured
+        ]
+    paper = [(rows["head"][name].paper or {}).get("R@1", "") for name in names]
+    return _drawn(shown | {"as published, every layer trained": [str(value) for value in paper]})
 
 
 def readme_omniglot(results: Path) -> list[str]:

@@ -36,8 +36,8 @@ class HDC(nn.Module):
     "cascade" is the paper's text: of each kind, positive and negative, the ceil(fraction * all pairs of the kind)
     hardest are kept. "released" is the authors' code: positive pairs in one point are left out, and of each kind the
     floor(fraction * count) hardest are kept. Where that is no pair at all their code divides 0 by 0; here the hardest
-    pair of each kind is then kept. Of pairs equally hard, such as the negative ones beyond the margin, the first in the
-    batch are kept.
+    pair of each kind is then kept. Of pairs equally hard the first in the batch are kept; negatives beyond the margin,
+    which all cost 0, "cascade" ranks by their distance.
 
     On the discriminative loss there are images instead of pairs: each head has a class layer of its own, and the
     second and third see the ceil(fraction * batch) images of the largest value, of those that the head before has kept
