@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,27 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
     return root
+
+
+@pytest.fixture
+def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], Path, int], None]:
+    """Train by a command into a folder, stop it after so many steps as Ctrl-C would, and go on to its end."""
+    from tammes.cli import job, main
+
+    def run(command: list[str], out: Path, steps: int) -> None:
+        left = [steps]
+
+        def stop() -> bool:
+            left[0] -= 1
+            return left[0] == 0
+
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "stop_on_signal", lambda: nullcontext(stop))
+            with pytest.raises(SystemExit):
+                main([*command, "--out", str(out)])
+        main(["train", "--resume", str(out)])
+
+    return run
 
 
 def in_one_thread(arguments: list[str], said: Path) -> None:

@@ -1,6 +1,5 @@
 """BIER: heads of one layer, each on what those before it get wrong."""
 
-from collections.abc import Callable
 from math import exp, log
 from typing import Any, get_args
 
@@ -16,6 +15,7 @@ from tammes.losses import DiscriminativeLoss
 from tammes.objectives.base import Base, ClassLayer
 from tammes.objectives.bier import BIER, METHOD, Form, activation_loss, by_size, deviance, weighed
 from tests.oracles import seeded
+from tests.oracles_objectives import problem, sum_of, value_and_gradients
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, unit_rows
 
 HEADS = (2, 3, 5)
@@ -35,30 +35,9 @@ def embedder(dtype: torch.dtype = torch.float64) -> Embedder:
     return made
 
 
-def problem(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    labels = labels[torch.randperm(len(labels), generator=seeded(seed))]
-    return torch.randn(len(labels), FEATURES, generator=seeded(seed + 1), dtype=torch.float64), labels
-
-
 def made(base: Base, dtype: torch.dtype = torch.float64, /, **options: Any) -> BIER:
     torch.manual_seed(1)
     return BIER(base, HEADS, **options).to(dtype)
-
-
-def value_and_gradients(
-    network: Embedder, loss: Callable[[Tensor], Tensor], features: Tensor, more: nn.Module | None = None
-) -> tuple[Tensor, ...]:
-    """The loss, and its gradient by the features, the layer, and what the loss learns itself."""
-    z = features.clone().requires_grad_()
-    value = loss(z)
-    trained = [z, *network.penultimate.parameters(), *(more.parameters() if more is not None else ())]
-    return value, *torch.autograd.grad(value, trained)
-
-
-def sum_of(loss: BIER, labels: Tensor, network: Embedder) -> Callable[[Tensor], Tensor]:
-    """Features -> the sum of its parts, which whoever trains makes small."""
-    return lambda z: torch.stack(list(loss(z, labels, network).values())).sum()
 
 
 def heads_of(network: Embedder, features: Tensor) -> tuple[Tensor, ...]:

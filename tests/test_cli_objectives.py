@@ -1,6 +1,7 @@
 """`tammes train` with what is more than a loss, on the losses of their own papers and on the discriminative loss."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,33 +51,14 @@ def test_each_trains_on_each_of_its_bases_and_is_found_again(
 
 @pytest.mark.parametrize(("name", "stop_at"), [("daml", 1), ("daml", 3), ("dvml", 3), ("hdc", 3), ("bier", 3)])
 def test_each_goes_on_to_the_very_same_weights(
-    name: str, stop_at: int, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, stop_at: int, waves: Path, tmp_path: Path, stopped_and_resumed: Callable[[list[str], Path, int], None]
 ) -> None:
     """Stopped in the middle of an epoch: its phase, its draws and what it learns besides are as they were."""
     from safetensors.numpy import load_file
 
-    from tammes.cli import job
-
     given = ["train", str(waves), *SMALL, "--loss", name, "--base", "discriminative"]
     main([*given, "--out", str(tmp_path / "whole")])
-    steps = 0
-
-    class Stopped:
-        def __enter__(self) -> Any:
-            def stop() -> bool:
-                nonlocal steps
-                steps += 1
-                return steps == stop_at
-
-            return stop
-
-        def __exit__(self, *_: object) -> None: ...
-
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "stop_on_signal", Stopped)
-        with pytest.raises(SystemExit):
-            main([*given, "--out", str(tmp_path / "part")])
-    main(["train", "--resume", str(tmp_path / "part")])
+    stopped_and_resumed(given, tmp_path / "part", stop_at)
     whole, part = (load_file(tmp_path / run / "embedder.safetensors") for run in ("whole", "part"))
     assert all(np.array_equal(whole[key], part[key]) for key in whole)
     assert [line["loss"] for line in lines_of(tmp_path / "whole")] == [

@@ -1,6 +1,5 @@
 """Deep adversarial metric learning: the generator, the embedder, and what neither learns from the other."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,10 +19,12 @@ from tammes.objectives.daml import (
     triplet_loss,
 )
 from tests.oracles import seeded
+from tests.oracles_objectives import FEATURES, problem
+from tests.oracles_objectives import embedder_of as embedder_of_length
 from tests.oracles_pairs import SIZES, TOY, pairs_by_position
 
 BASES = ["npair", "triplet", "discriminative"]
-FEATURES, DIM, CLASSES = 64, 5, 4
+DIM, CLASSES = 5, 4
 SYNTHETIC_TOY = torch.tensor([[-0.2, 0.9], [0.0, 0.9], [-0.5, -0.6]], dtype=torch.float64)
 
 
@@ -40,27 +41,12 @@ def made(base: str, dtype: torch.dtype = torch.float64, **options: Any) -> DAML:
     return daml.to(dtype)
 
 
-@cache
-def _embedder(dtype: torch.dtype) -> Embedder:
-    torch.manual_seed(0)
-    embedder = Embedder(EmbedderConfig("conv4", DIM))
-    assert isinstance(embedder.penultimate, nn.Linear)
-    with torch.no_grad():
-        embedder.penultimate.bias.normal_(generator=seeded(2))
-    return embedder.to(dtype)
-
-
 def embedder_of(dtype: torch.dtype = torch.float64) -> Embedder:
-    embedder = _embedder(dtype)
-    embedder.zero_grad()
-    return embedder
+    return embedder_of_length(DIM, dtype)
 
 
 def batch(sizes: list[int], dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    labels = labels[torch.randperm(len(labels), generator=seeded(seed))]
-    features = 0.3 * torch.randn(len(labels), FEATURES, generator=seeded(seed + 1), dtype=torch.float64)
-    return features.to(dtype), labels
+    return problem(sizes, dtype, seed, scale=0.3)
 
 
 def squared(x: Tensor, y: Tensor) -> Tensor:

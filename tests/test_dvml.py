@@ -1,6 +1,5 @@
 """Deep variational metric learning: the four terms, the two phases, and what has a gradient in each."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -13,10 +12,12 @@ from tammes.losses import DiscriminativeLoss, NPairLoss, TripletSemihardLoss
 from tammes.objectives.base import Base, ClassLayer
 from tammes.objectives.dvml import DVML, METHOD, kl
 from tests.oracles import seeded
+from tests.oracles_objectives import FEATURES, problem
+from tests.oracles_objectives import embedder_of as embedder_of_length
 from tests.oracles_pairs import npair, semihard
 
 BASES = ["npair", "triplet-semihard", "discriminative"]
-FEATURES, DIM, CLASSES = 64, 5, 4
+DIM, CLASSES = 5, 4
 WEIGHTS = {True: (1.0, 1.0, 0.1, 1.0), False: (0.8, 1.0, 0.2, 0.8)}  # by whether it is the first phase
 
 
@@ -38,27 +39,12 @@ def made(base: str, dtype: torch.dtype = torch.float64, **options: Any) -> DVML:
     return dvml.to(dtype)
 
 
-@cache
-def _embedder(dtype: torch.dtype) -> Embedder:
-    torch.manual_seed(0)
-    embedder = Embedder(EmbedderConfig("conv4", DIM))
-    assert isinstance(embedder.penultimate, nn.Linear)
-    with torch.no_grad():
-        embedder.penultimate.bias.normal_(generator=seeded(2))
-    return embedder.to(dtype)
-
-
 def embedder_of(dtype: torch.dtype = torch.float64) -> Embedder:
-    embedder = _embedder(dtype)
-    embedder.zero_grad()
-    return embedder
+    return embedder_of_length(DIM, dtype)
 
 
 def batch(sizes: list[int], dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    labels = labels[torch.randperm(len(labels), generator=seeded(seed))]
-    features = 0.3 * torch.randn(len(labels), FEATURES, generator=seeded(seed + 1), dtype=torch.float64)
-    return features.to(dtype), labels
+    return problem(sizes, dtype, seed, scale=0.3)
 
 
 def parts_of(dvml: DVML, features: Tensor, labels: Tensor, embedder: Embedder, seed: int = 7) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """HDC: three heads, each on harder pairs or images than the one before."""
 
-from collections.abc import Callable
 from math import ceil, floor
 from typing import Any
 
@@ -16,6 +15,8 @@ from tammes.losses import DiscriminativeLoss
 from tammes.objectives.base import Base, ClassLayer
 from tammes.objectives.hdc import HDC, METHOD, cascade, hardest, last_counts_twice, level
 from tests.oracles import seeded
+from tests.oracles_objectives import problem as problem_of
+from tests.oracles_objectives import sum_of, value_and_gradients
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, apart, pairs, unit_rows
 
 HEADS = (4, 3, 5)
@@ -36,29 +37,12 @@ def embedder(dtype: torch.dtype = torch.float64) -> Embedder:
 
 
 def problem(sizes: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    labels = labels[torch.randperm(len(labels), generator=seeded(seed))]
-    return torch.randn(len(labels), FEATURES, generator=seeded(seed + 1), dtype=torch.float64), labels
+    return problem_of(sizes, seed=seed, features=FEATURES)
 
 
 def made(base: Base, dtype: torch.dtype = torch.float64, /, **options: Any) -> HDC:
     torch.manual_seed(1)
     return HDC(base, HEADS, **options).to(dtype)
-
-
-def value_and_gradients(
-    network: Embedder, loss: Callable[[Tensor], Tensor], features: Tensor, more: nn.Module | None = None
-) -> tuple[Tensor, ...]:
-    """The loss, and its gradient by the features, the layers, and what the loss learns itself."""
-    z = features.clone().requires_grad_()
-    value = loss(z)
-    trained = [z, *network.penultimate.parameters(), *(more.parameters() if more is not None else ())]
-    return value, *torch.autograd.grad(value, trained)
-
-
-def sum_of(loss: HDC, labels: Tensor, network: Embedder) -> Callable[[Tensor], Tensor]:
-    """Features -> the sum of its parts, which whoever trains makes small."""
-    return lambda z: torch.stack(list(loss(z, labels, network).values())).sum()
 
 
 def heads_of(network: Embedder, features: Tensor) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -190,35 +191,15 @@ def test_every_loss_trains_by_the_same_command(
 
 @pytest.mark.parametrize("name", ["triplet-smart", "center", "deepncm", "proxy-nca"])
 def test_a_method_that_remembers_goes_on_to_the_very_same_weights(
-    name: str, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, waves: Path, tmp_path: Path, stopped_and_resumed: Callable[[list[str], Path, int], None]
 ) -> None:
     """Stopped in the middle of an epoch, and of what it has mined for it."""
     from safetensors.numpy import load_file
 
-    from tammes.cli import job
-
     given = ["train", str(waves), *SMALL, "--loss", name]
     main([*given, "--out", str(tmp_path / "whole")])
 
-    steps = 0
-
-    class Stopped:
-        def __enter__(self) -> Any:
-            def stop() -> bool:
-                nonlocal steps
-                steps += 1
-                return steps == 3
-
-            return stop
-
-        def __exit__(self, *_: object) -> None: ...
-
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "stop_on_signal", Stopped)
-        with pytest.raises(SystemExit):
-            main([*given, "--out", str(tmp_path / "part")])
-    main(["train", "--resume", str(tmp_path / "part")])
-    capsys.readouterr()
+    stopped_and_resumed(given, tmp_path / "part", 3)
     whole, part = (load_file(tmp_path / run / "embedder.safetensors") for run in ("whole", "part"))
     assert all(np.array_equal(whole[key], part[key]) for key in whole)
 

@@ -3,7 +3,7 @@
 import json
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from inspect import isclass
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pytorch_metric_learning import losses, miners, reducers, regularizers, trainers
 from safetensors.numpy import load_file
 from torch import Tensor, nn
@@ -346,32 +345,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight classes of six images: stripes of a class's own angle."""
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    y, x = np.mgrid[:28, :28]
-    for number in range(8):
-        (root / f"class {number}").mkdir()
-        for image in range(6):
-            wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + image)
-            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
-    return root
-
-
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--epochs", "2", "--device", "cpu")
 ASKED = ("--loss", "pml:ProxyAnchorLoss", "--loss-options", "margin=0.2", "alpha=16")
 MINED = ("--miner", "pml:DistanceWeightedMiner", "--miner-options", "cutoff=0.4")
 
 
 def test_a_run_of_their_loss_and_miner_is_stopped_and_gone_on_with(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    waves: Path,
+    tmp_path: Path,
+    stopped_and_resumed: Callable[[list[str], Path, int], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also evaluated and reported; the miner draws at random, so the checkpoint holds that too."""
-    from tammes.cli import job
-
-    given = ["train", str(photos), *SMALL, *ASKED, *MINED, "--json"]
+    given = ["train", str(waves), *SMALL, *ASKED, *MINED, "--json"]
     main([*given, "--out", str(tmp_path / "whole")])
     results = json.loads(capsys.readouterr().out)
     assert "--loss pml:ProxyAnchorLoss --loss-options margin=0.2 alpha=16" in results["command"]
@@ -380,24 +366,7 @@ def test_a_run_of_their_loss_and_miner_is_stopped_and_gone_on_with(
     assert (config["sampler"], config["images_per_class"]) == ("pk", 4)
     assert json.loads((tmp_path / "whole" / "embedder.json").read_text())["class_dim"] is None
 
-    steps = 0
-
-    class Stopped:
-        def __enter__(self) -> Any:
-            def stop() -> bool:
-                nonlocal steps
-                steps += 1
-                return steps == 2
-
-            return stop
-
-        def __exit__(self, *_: object) -> None: ...
-
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "stop_on_signal", Stopped)
-        with pytest.raises(SystemExit):
-            main([*given, "--out", str(tmp_path / "part")])
-    main(["train", "--resume", str(tmp_path / "part")])
+    stopped_and_resumed(given, tmp_path / "part", 2)
     whole, part = (load_file(tmp_path / run / "embedder.safetensors") for run in ("whole", "part"))
     assert all(np.array_equal(whole[key], part[key]) for key in whole)
     proxies = [load_file(tmp_path / run / "checkpoint.safetensors") for run in ("whole", "part")]

@@ -100,5 +100,6 @@ def _print_list(methods: dict[str, "Method"]) -> None:
         table.add_row(name, method.summary, method.cost, method.batch, method.source)
     # A person's terminal is as wide as it is; what reads a pipe gets one line each.
     Console(width=None if sys.stdout.isatty() else 260).print(table)
-    print("\nB images in a batch, C classes, D dimensions. `tammes losses NAME` shows the equation and the options.")
+    print("\nB images in a batch, C classes, D dimensions; F features, H hidden units, T draws.")
+    print("`tammes losses NAME` shows the equation, the options, and what a method is built on (--base).")
     print("Also all of pytorch-metric-learning, as pml:NAME, with its miners: `tammes losses pml:` lists them.")

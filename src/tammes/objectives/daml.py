@@ -226,7 +226,7 @@ METHOD = Method(
     summary="negatives made by a generator, as hard as it can make them, beside the loss that it is built on",
     equation="the base's loss of (a, p, ñ), ñ = generator(a, p, n), which minimises the mean of\n"
     "  |ñ - a|² + to_negative |ñ - n|² + adversarial [D²(ñ, a) - D²(p, a) - margin]+",
-    cost="B F H + B H² for F features and H hidden units, beside its base",
+    cost="B H (F + H), and its base",
     reference="Duan, Zheng, Lin, Lu, Zhou (2018): Deep Adversarial Metric Learning. CVPR",
     takes=("base", "features", "dim"),
     on="features",

@@ -185,7 +185,7 @@ METHOD = Method(
         "sum over heads k of the mean over its pairs of  |x_i - x_j|²  (one class),  [margin - |x_i - x_j|]+²  (two)\n"
         "pairs of head k: all, the hardest half, the hardest fifth; of those of head k - 1 those it finds hardest"
     ),
-    cost="B² D + 3 B² log B, and features from three depths",
+    cost="B² D + B² log B",
     reference="Yuan, Yang, Zhang (2017): Hard-Aware Deeply Cascaded Embedding. ICCV",
     takes=("base", "heads"),
     on="features",
