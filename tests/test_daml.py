@@ -75,6 +75,8 @@ def oracle(daml: DAML, embedder: Embedder, x: Tensor, y: list[int]) -> tuple[Ten
     length = (sum(float(each @ each) for each in x.detach()) / len(x)) ** 0.5
     of_generator, of_triplets, negatives = [], [], []
     scaled = [each.detach() / length for each in x]
+    embedded = [weight.detach() @ each.detach() + bias.detach() for each in x]
+    typical = (sum(float(each @ each) for each in embedded) / len(x)) ** 0.5
     for a, p, n in triplets_of(y):
         now = torch.cat([scaled[a], scaled[p], scaled[n]])
         for number in (0, 2, 4):
@@ -85,6 +87,8 @@ def oracle(daml: DAML, embedder: Embedder, x: Tensor, y: list[int]) -> tuple[Ten
         )
         if daml.on != "npair":
             e_a, e_p, e_made = unit(e_a), unit(e_p), unit(e_made)
+        else:
+            e_a, e_p, e_made = e_a / typical, e_p / typical, e_made / typical
         farther = (squared(e_made, e_a) - squared(e_p, e_a) - daml.margin).clamp_min(0)
         near = squared(now, scaled[a]) + daml.to_negative * squared(now, scaled[n])
         of_generator.append(near + daml.adversarial * farther)

@@ -73,12 +73,13 @@ def oracle(dvml: DVML, embedder: Embedder, x: Tensor, y: list[int], seed: int = 
         spread.append((mu, (lv.exp()).sqrt()))
         invariant.append(linear(embedder.penultimate, f))
     rebuilt, drawn = [], []
+    unit = (sum(float(z.detach() @ z.detach()) for z in invariant) / len(x) / DIM) ** 0.5
     for draw in noise:
         moved = []
         for f, z, (mu, sigma), each in zip(x, invariant, spread, draw, strict=True):
-            moved.append(z + mu + sigma * each)
+            moved.append(z + unit * (mu + sigma * each))
             behind = linear(embedder.penultimate, f.detach()) if dvml.first_phase else z
-            inside = linear(dvml.decoder[0], behind + mu + sigma * each).clamp_min(0)
+            inside = linear(dvml.decoder[0], behind / unit + mu + sigma * each).clamp_min(0)
             gap = linear(dvml.decoder[2], inside) - f.detach() / length
             rebuilt.append(gap @ gap)
         drawn.append(base_oracle(dvml, torch.stack(moved), y))

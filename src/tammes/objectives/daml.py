@@ -34,15 +34,17 @@ class DAML(nn.Module):
         triplet          [D²(a, p) - D²(a, ñ) + margin]+
         discriminative   its mean over a, p and ñ, which has the class of n
 
-    Embeddings are scaled to unit length for D, but not with the N-pair loss. Neither of the two learns from the other's
-    part: the generator sees features, and weights of the embedder, as constants, and so does the embedder see ñ.
+    Embeddings are scaled to unit length for D; with the N-pair loss only by what is typical of the batch. Neither of
+    the two learns from the other's part: the generator sees features, and weights of the embedder, as constants, and so
+    does the embedder see ñ.
 
     The authors train the embedder first, then the generator, then both. Here the first two run side by side: in the
     first epochs, `warm_up` of all, the embedder has the real negatives n in place of ñ. The last epoch is never one of
     them, so training of a single epoch has no warm-up; nor has the module alone, before it is told of an epoch.
 
     Ours: the generator's features are divided by their root mean squared length in the batch, and what it makes is
-    multiplied by it. So the three terms weigh the same against each other whatever the backbone.
+    multiplied by it; so are embeddings that are not of unit length. So the three terms weigh the same against each
+    other whatever the backbone.
 
     A batch without two pairs of different classes has no negatives: there the generator's part is 0, and so is the
     triplet loss; the N-pair loss keeps its penalty, the discriminative loss takes the images as they are.
@@ -115,11 +117,15 @@ class DAML(nn.Module):
             constant = {name: each.detach() for name, each in embedder.penultimate.named_parameters()}
             of_made = functional_call(embedder.penultimate, constant, (made * length,))  # (triplets, dim)
             compared = [outputs.detach()[triplets[0]], outputs.detach()[triplets[1]], of_made]
+            if self.on == "npair":
+                compared = [each / typical_length(outputs) for each in compared]
+            else:
+                compared = [normalise(each) for each in compared]
             generator = generator_loss(
                 given[0],
                 given[2],
                 made,
-                *(compared if self.on == "npair" else map(normalise, compared)),
+                *compared,
                 to_negative=self.to_negative,
                 adversarial=self.adversarial,
                 margin=self.margin,

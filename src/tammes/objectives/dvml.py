@@ -34,8 +34,9 @@ class DVML(nn.Module):
     is told of an epoch.
 
     Ours: the features that are reconstructed, and that mean and variance are made of, are divided by their root mean
-    squared length in the batch. So the reconstruction weighs the same against the rest whatever the backbone. What is
-    to be reconstructed is a constant: features that shrink would be easy to reconstruct.
+    squared length in the batch, and z_V is in units of a typical coordinate of z_I, which the decoder sees in these
+    units too. So the terms weigh the same against each other whatever the backbone, and the two are of one size. What
+    is to be reconstructed is a constant: features that shrink would be easy to reconstruct.
 
     Args:
         base: what it is built on: npair, triplet-semihard or discriminative.
@@ -85,13 +86,14 @@ class DVML(nn.Module):
                 inner = features.detach()
                 to_decoder = embedder.penultimate(inner)
             scaled = inner / typical_length(features)  # (batch, features)
+            unit = typical_length(invariant) / invariant.shape[1] ** 0.5  # a typical coordinate of z_I
             mean = self.mean(scaled)  # (batch, dim)
             log_variance = self.log_variance(scaled).clamp(-_LOG_VARIANCE, _LOG_VARIANCE)  # (batch, dim)
             noise = torch.randn(self.draws, *mean.shape, dtype=mean.dtype, device=mean.device)  # (draws, batch, dim)
             variance = mean + (log_variance / 2).exp() * noise  # (draws, batch, dim)
-            decoded = self.decoder((to_decoder + variance).flatten(0, 1)).unflatten(0, noise.shape[:2])
+            decoded = self.decoder((to_decoder / unit + variance).flatten(0, 1)).unflatten(0, noise.shape[:2])
             reconstruction = (decoded - scaled.detach()).square().sum(2).mean()
-            drawn = torch.stack([self.base(invariant + each, labels) for each in variance]).mean()
+            drawn = torch.stack([self.base(invariant + unit * each, labels) for each in variance]).mean()
             loss = of_drawn * drawn + of_invariant * self.base(invariant, labels)
             return {
                 # Zero times all outputs: a NaN is seen also in an image that the base leaves out.
