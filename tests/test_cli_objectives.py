@@ -11,9 +11,11 @@ import torch
 
 import tammes
 from tammes.cli import main
-from tammes.cli.making import resolved
+from tammes.cli.making import make_optimizer, resolved
 from tammes.cli.train import Train
-from tammes.objectives import MORE_THAN_LOSSES
+from tammes.embedder import Embedder, EmbedderConfig
+from tammes.losses import DiscriminativeLoss
+from tammes.objectives import DAML, MORE_THAN_LOSSES, Base, ClassLayer, Objective
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 BUILT = [(name, base) for name, method in MORE_THAN_LOSSES.items() for base in method.bases]
@@ -165,6 +167,24 @@ def test_layers_of_a_base_have_one_output_for_each_class_or_none(waves: Path, tm
             found = [key for key in opened.keys() if "bases" in key and "layer.weight" in key]  # noqa: SIM118
             shapes[name] = [tuple(opened.get_slice(key).get_shape()) for key in found]
     assert shapes == {"layer": [(4, 3), (4, 5), (4, 8)], "placed": []}
+
+
+def test_class_layers_of_a_base_train_as_new_layers_and_what_else_is_learned_at_its_own_rate() -> None:
+    config = resolved(Train(data="glyphs", loss="daml", base="discriminative", optimizer="sgd", rate=0.5, dim=8))
+    embedder = Embedder(EmbedderConfig("conv4", 8))
+    base = Base("discriminative", lambda dim: ClassLayer(dim, DiscriminativeLoss(4)))
+    loss = DAML(base, 64, 8)
+    objective = Objective(embedder, loss, on_features=True)
+    groups = make_optimizer(config, objective).param_groups
+
+    def group(weight: torch.Tensor) -> dict[str, Any]:
+        return next(each for each in groups if any(weight is other for other in each["params"]))
+
+    assert isinstance(loss.base, ClassLayer)
+    assert (group(loss.base.layer.weight)["lr"], group(loss.base.layer.weight)["weight_decay"]) == (0.5, 5e-4)
+    assert (group(loss.generator[0].weight)["lr"], group(loss.generator[0].weight)["weight_decay"]) == (0.05, 0.0)
+    assert group(embedder.new_layers()[0].weight)["lr"] == 0.5
+    assert sum(len(each["params"]) for each in groups) == len(list(objective.parameters()))
 
 
 def test_what_is_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:

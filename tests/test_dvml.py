@@ -79,7 +79,7 @@ def oracle(dvml: DVML, embedder: Embedder, x: Tensor, y: list[int], seed: int = 
         for f, z, (mu, sigma), each in zip(x, invariant, spread, draw, strict=True):
             moved.append(z + unit * (mu + sigma * each))
             behind = linear(embedder.penultimate, f.detach()) if dvml.first_phase else z
-            inside = linear(dvml.decoder[0], behind / unit + mu + sigma * each).clamp_min(0)
+            inside = linear(dvml.decoder[0], (behind / unit + mu + sigma * each) / DIM**0.5).clamp_min(0)
             gap = linear(dvml.decoder[2], inside) - f.detach() / length
             rebuilt.append(gap @ gap)
         drawn.append(base_oracle(dvml, torch.stack(moved), y))

@@ -217,11 +217,12 @@ def parameter_groups(
     """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay.
 
     Args:
+        new: also layers of the loss that are to be trained as those on top of the backbone.
         proxies: the loss, if it learns something itself: its points and weights are trained at `proxy_rate`, a scale or
             a bias of it as the new layers.
     """
-    kinds = {id(parameter): 2 for module in new for parameter in module.parameters()}
-    kinds |= {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
+    kinds = {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
+    kinds |= {id(parameter): 2 for module in new for parameter in module.parameters()}
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for parameter in everything.parameters():
         if parameter.requires_grad:

@@ -445,7 +445,7 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
     method = method_of(config)
     multiple = method.proxy_rate if _suited(config, options["optimizer"]) else 1.0
     groups = parameter_groups(
-        objective.embedder.new_layers(),
+        [*objective.embedder.new_layers(), *(each for each in objective.modules() if isinstance(each, ClassLayer))],
         objective,
         rate=options["rate"],
         backbone_rate=options["backbone_rate"],

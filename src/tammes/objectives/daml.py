@@ -237,10 +237,10 @@ METHOD = Method(
     takes=("base", "features", "dim"),
     on="features",
     bases={
-        # Embeddings that are not of unit length bear small rates only; the generator need not wait for them.
+        # The generator diverges above 0.01; embeddings that are not of unit length bear much smaller rates only.
         "npair": {"images_per_class": 2, "proxy_rate": 1000.0},
-        "triplet": {"images_per_class": 2},
-        "discriminative": {"images_per_class": 2},
+        "triplet": {"images_per_class": 2, "proxy_rate": 0.1},
+        "discriminative": {"images_per_class": 2, "proxy_rate": 0.1},
     },
     images_per_class=2,
 )

@@ -91,7 +91,9 @@ class DVML(nn.Module):
             log_variance = self.log_variance(scaled).clamp(-_LOG_VARIANCE, _LOG_VARIANCE)  # (batch, dim)
             noise = torch.randn(self.draws, *mean.shape, dtype=mean.dtype, device=mean.device)  # (draws, batch, dim)
             variance = mean + (log_variance / 2).exp() * noise  # (draws, batch, dim)
-            decoded = self.decoder((to_decoder / unit + variance).flatten(0, 1)).unflatten(0, noise.shape[:2])
+            # As long as the features are: a first layer on longer vectors would bear small rates only.
+            given = (to_decoder / unit + variance) / invariant.shape[1] ** 0.5  # (draws, batch, dim)
+            decoded = self.decoder(given.flatten(0, 1)).unflatten(0, noise.shape[:2])
             reconstruction = (decoded - scaled.detach()).square().sum(2).mean()
             drawn = torch.stack([self.base(invariant + unit * each, labels) for each in variance]).mean()
             loss = of_drawn * drawn + of_invariant * self.base(invariant, labels)
