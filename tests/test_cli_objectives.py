@@ -183,7 +183,7 @@ def test_class_layers_of_a_base_train_as_new_layers_and_what_else_is_learned_at_
     assert isinstance(loss.base, ClassLayer)
     assert (group(loss.base.layer.weight)["lr"], group(loss.base.layer.weight)["weight_decay"]) == (0.5, 5e-4)
     generator = next(loss.generator.parameters())
-    assert (group(generator)["lr"], group(generator)["weight_decay"]) == (0.05, 0.0)
+    assert (group(generator)["lr"], group(generator)["weight_decay"]) == (0.005, 0.0)
     assert group(embedder.new_layers()[0].weight)["lr"] == 0.5
     assert sum(len(each["params"]) for each in groups) == len(list(objective.parameters()))
 

@@ -86,4 +86,5 @@ METHOD = Method(
     reference="Kim, Kim, Cho, Kwak (2020): Proxy Anchor Loss for Deep Metric Learning. CVPR",
     takes=("num_classes", "dim"),
     proxy_rate=100.0,  # as in the authors' code
+    rate=0.1,
 )

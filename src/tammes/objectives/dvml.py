@@ -130,8 +130,8 @@ METHOD = Method(
     on="features",
     bases={
         # Embeddings that are not of unit length bear small rates only; the decoder need not wait for them.
-        "npair": {"images_per_class": 2, "proxy_rate": 1000.0},
-        "triplet-semihard": {"images_per_class": 4},
+        "npair": {"images_per_class": 2, "rate": 0.00001, "proxy_rate": 1000.0},
+        "triplet-semihard": {"images_per_class": 4, "rate": 0.01},
         "discriminative": {"images_per_class": 1},
     },
     images_per_class=2,
