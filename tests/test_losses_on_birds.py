@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import main
-from tammes.losses import METHODS
+from tammes.objectives import METHODS
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", list(METHODS))
-def test_defaults_neither_diverge_nor_forget(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "base"), [(name, base) for name, method in METHODS.items() for base in (method.bases or [None])]
+)
+def test_defaults_neither_diverge_nor_forget(
+    name: str, base: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = Path(os.environ.get("TAMMES_DATA", ""))
     file = place.parent / "weights" / "googlenet-bvlc-imagenet.fp16.safetensors"
     if "TAMMES_DATA" not in os.environ or not file.is_file() or not (place / "CUB_200_2011").is_dir():
@@ -27,6 +31,9 @@ def test_defaults_neither_diverge_nor_forget(name: str, tmp_path: Path, capsys: 
         "--device",
         "cpu",
     ]
-    main([*command, "--train", "head", "--epochs", "3", "--loss", name, "--out", str(tmp_path / "run"), "--json"])
+    built = [] if base is None else ["--base", base]
+    main(
+        [*command, *built, "--train", "head", "--epochs", "3", "--loss", name, "--out", str(tmp_path / "run"), "--json"]
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["trained"]["recall_at_1"] > found["untrained"]["recall_at_1"] - 0.03
