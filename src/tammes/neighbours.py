@@ -369,7 +369,7 @@ class _Products:
             self.room = torch.empty(
                 shape, dtype=queries.dtype
             )  # kept: new memory costs as much as a tenth of the product
-        with _highest_precision():
+        with highest_precision():
             return torch.mm(queries, gallery.T, out=self.room)
 
     def error(
@@ -394,7 +394,7 @@ class _Products:
 
 
 @contextmanager
-def _highest_precision() -> Iterator[None]:
+def highest_precision() -> Iterator[None]:
     """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,498 @@
+"""How fast is everything around the loss, beside the libraries that people use for it?
+
+    python -m benchmarks.peers                                    # all rows; those that are stored are not measured again
+    python -m benchmarks.peers --only evaluation kmeans --again   # these rows anew
+    TAMMES_DATA=datasets python -m benchmarks.peers --weights googlenet.safetensors --oml-python other-venv/bin/python
+
+Every turn of every side is a process of its own, on one thread; the sides of a row take turns, and the median of a
+side's turns counts. A side that takes longer than --long seconds has one turn. Memory is what the work added at its peak
+to what the process held with its libraries and data loaded. The limit is what no implementation of that kind goes below:
+the bare matrix product, the decoding or the copying alone. Rows on real data look for CUB_200_2011 and omniglot in the
+folder that the environment variable TAMMES_DATA names, and are left out without. What is timed is in peer_work.py; the
+results go to docs/performance.md and README.md by `make results`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.timing import machine
+from tammes.errors import UserError, unknown_name
+from tammes.runtime import data_folder
+
+OURS = "Tammes"
+PACKAGES = (
+    *("tammes", "torch", "torchvision", "numpy", "pillow", "scikit-learn", "faiss-cpu", "pytorch-metric-learning"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time Tammes and its peers, row by row."""
+
+    only: tuple[str, ...] = ()
+    """These rows."""
+    again: bool = False
+    """Measure rows that are stored already."""
+    turns: int = 3
+    """Of each side of a row."""
+    long: float = 60.0
+    """Seconds; a side that takes longer has one turn."""
+    limit: float = 1800.0
+    """Seconds after which a turn is ended and counts as not done."""
+    items: int = 60_502
+    """Vectors that are evaluated; as many as the test images of Stanford Online Products."""
+    classes: int = 11_316
+    dim: int = 512
+    queries: int = 6_050
+    """Of the row about neighbours."""
+    iterations: int = 20
+    """Of K-means, whatever the library."""
+    images: int = 600
+    """Of the image pipeline."""
+    workers: int = 2
+    """Threads or processes that decode."""
+    epochs: int = 5
+    """Of the training on Omniglot."""
+    batch: int = 8
+    """Images of a step of a network."""
+    weights: str = "imagenet"
+    """GoogLeNet's, for the features of birds."""
+    oml_python: Path | None = None
+    """The interpreter of an environment with open-metric-learning, where it is not in this one."""
+    json: Path = Path("benchmarks/results/peers.json")
+    """Where the figures go, after each row."""
+
+
+class Side(NamedTuple):
+    """One implementation of a row's work."""
+
+    name: str
+    work: str
+    given: dict[str, Any]
+    python: Path | None = None
+
+
+class Row(NamedTuple):
+    """What is compared, ours first; and the side that is the limit of all."""
+
+    title: str
+    note: str
+    sides: tuple[Side, ...]
+    limit: Side | None = None
+    finish: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None
+
+
+# ---- rows
+
+
+def evaluation(options: Options, _: Path) -> Row:
+    given = {"items": options.items, "dim": options.dim, "classes": options.classes}
+    return Row(
+        f"Recall@K and MAP@R of {options.items:,} x {options.dim}, {options.classes:,} classes",
+        "PML ranks as deep as the largest class (k='max_bin_count') and has no Recall@K beyond K = 1; OML has no MAP@R,"
+        " but MAP at the size of the largest class.",
+        (
+            Side(OURS, "evaluation_tammes", given),
+            Side("PML AccuracyCalculator, faiss", "evaluation_pml", given),
+            Side("OML", "evaluation_oml", given, options.oml_python),
+        ),
+        Side("the matrix product of all with all", "products", given),
+    )
+
+
+def nmi(options: Options, _: Path) -> Row:
+    given = {
+        "items": options.items, "dim": options.dim, "classes": options.classes, "iterations": options.iterations,
+    }  # fmt: skip
+    return Row(
+        f"NMI of the same: {options.classes:,} clusters, {options.iterations} iterations of K-means",
+        "The same first centres, one start, the same number of iterations; PML's NMI is faiss's K-means.",
+        (
+            Side(OURS, "kmeans_tammes", given),
+            Side("PML, faiss", "kmeans_faiss", given),
+            Side("scikit-learn", "kmeans_sklearn", given),
+        ),
+        Side("the matrix products of one iteration", "products", given | {"queries": options.classes}),
+    )
+
+
+def kmeans(options: Options, _: Path) -> Row:
+    items, classes = max(2, options.items // 10), max(2, options.classes // 100)
+    given = {"items": items, "dim": options.dim, "classes": classes, "iterations": options.iterations}
+    return Row(
+        f"K-means of {items:,} x {options.dim}, {classes} clusters, {options.iterations} iterations",
+        "From the same first centres.",
+        (
+            Side(OURS, "kmeans_tammes", given | {"warm": 1, "repeat": 3}),
+            Side("faiss", "kmeans_faiss", given | {"warm": 1, "repeat": 3}),
+            Side("scikit-learn", "kmeans_sklearn", given | {"warm": 1, "repeat": 3}),
+        ),
+        Side("the matrix products of one iteration", "products", given | {"queries": classes, "warm": 1, "repeat": 9}),
+    )
+
+
+def neighbours(options: Options, _: Path) -> Row:
+    given = {
+        "items": options.items, "dim": options.dim, "classes": options.classes, "queries": options.queries, "k": 10,
+    }  # fmt: skip
+    return Row(
+        f"The 10 nearest of {options.items:,} x {options.dim} to {options.queries:,} queries",
+        "Ours are in the order of float64 distances, with ties known as ties; the others' in that of float32.",
+        (
+            Side(OURS, "neighbours_tammes", given),
+            Side("faiss IndexFlatL2", "neighbours_faiss", given),
+            Side("scikit-learn, brute", "neighbours_sklearn", given),
+        ),
+        Side("the matrix product", "products", given),
+    )
+
+
+def _command(name: str, code: str, python: Path | None = None) -> Side:
+    return Side(name, "command", {"command": [str(python or sys.executable), "-c", code], "repeat": 3, "warm": 1})
+
+
+_NOTHING = _command("an empty Python program", "pass")
+
+
+def help_(_options: Options, _: Path) -> Row:
+    return Row(
+        "`tammes --help`",
+        "No peer has a command line.",
+        (_command(OURS, "import sys; sys.argv = ['tammes', '--help']\nfrom tammes.cli import main\nmain()"),),
+        _NOTHING,
+    )
+
+
+def imported(options: Options, _: Path) -> Row:
+    return Row(
+        "`import tammes`",
+        "Ours imports the rest when it is first used.",
+        (
+            _command(OURS, "import tammes"),
+            _command("PML", "import pytorch_metric_learning.losses"),
+            _command("OML", "import oml.losses", options.oml_python),
+            _command("faiss", "import faiss"),
+        ),
+        _NOTHING,
+    )
+
+
+def first_loss(options: Options, _: Path) -> Row:
+    use = "\nimport torch\nloss(torch.randn(8, 64, requires_grad=True), torch.arange(8) // 2).backward()"
+    return Row(
+        "from nothing to the first gradient of a loss",
+        "",
+        (
+            _command(OURS, f"import tammes\nloss = tammes.DiscriminativeLoss(64){use}"),
+            _command("PML", f"from pytorch_metric_learning.losses import TripletMarginLoss as L\nloss = L(){use}"),
+            _command("OML", f"from oml.losses import ArcFaceLoss as L\nloss = L(64, 8){use}", options.oml_python),
+        ),
+        _command("import torch", "import torch"),
+    )
+
+
+def first_embedding(_options: Options, folder: Path) -> Row:
+    from tammes.embedder import Embedder, EmbedderConfig
+
+    embedder = Embedder(EmbedderConfig("resnet18", 256))
+    embedder.save(folder)
+    torch.save(embedder.backbone.state_dict(), folder / "theirs.pt")
+    picture = folder / "picture.jpg"
+    noise = np.random.default_rng(0).integers(256, size=(12, 16, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((500, 375)).save(picture)
+    theirs = f"""
+import torch, torchvision
+from PIL import Image
+from pytorch_metric_learning.utils.inference import InferenceModel
+from torchvision import transforms
+network = torchvision.models.resnet18()
+network.fc = torch.nn.Identity()
+network.load_state_dict(torch.load({str(folder / "theirs.pt")!r}), strict=False)
+network.eval()
+steps = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
+image = steps(Image.open({str(picture)!r}).convert("RGB"))[None]
+model = InferenceModel(network, data_device=torch.device("cpu"))
+with torch.inference_mode():
+    model.get_embeddings(image)
+"""
+    return Row(
+        "from nothing to a saved ResNet-18's first embedding of an image",
+        "PML by its InferenceModel, the network from torchvision.",
+        (
+            _command(OURS, f"import tammes\ntammes.load({str(folder)!r}).encode({str(picture)!r})"),
+            _command("PML and torchvision", theirs),
+        ),
+        _command("import torch, torchvision", "import torch, torchvision"),
+    )
+
+
+def _data(name: str) -> Path:
+    folder = data_folder()
+    if folder is None or not (folder / name).exists():
+        raise UserError(f"{name} is not there: name the folder that holds it by TAMMES_DATA.")
+    return folder / name
+
+
+def _pipeline(options: Options) -> dict[str, Any]:
+    return {"folder": str(_data("CUB_200_2011")), "images": options.images, "workers": options.workers}
+
+
+def _by(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers > 1)}"
+
+
+def pipeline_first(options: Options, _: Path) -> Row:
+    given = _pipeline(options)
+    return Row(
+        f"the first epoch of {options.images:,} photographs: decode, scale, crop, mirror, batch; {_by(options.workers)}",
+        "Birds of CUB-200-2011. Ours scales by Lanczos and keeps the pixels on disk; torchvision scales by a cheaper filter.",
+        (
+            Side(OURS, "pipeline_first_tammes", given),
+            Side("torchvision ImageFolder and DataLoader", "pipeline_torchvision", given),
+        ),
+        Side("decoding alone, one worker", "decoding", given),
+    )
+
+
+def pipeline_later(options: Options, _: Path) -> Row:
+    given = _pipeline(options)
+    return Row(
+        f"each later epoch of {options.images:,} photographs, {_by(options.workers)}",
+        "",
+        (
+            Side(OURS, "pipeline_later_tammes", given | {"warm": 1, "repeat": 5}),
+            Side("torchvision ImageFolder and DataLoader", "pipeline_torchvision", given | {"warm": 1, "repeat": 2}),
+        ),
+        Side("copying the crops", "copying", given | {"warm": 1, "repeat": 5}),
+    )
+
+
+def head(options: Options, _: Path) -> Row:
+    given = {"folder": str(_data("CUB_200_2011")), "weights": options.weights, "warm": 1, "repeat": 5}
+    return Row(
+        "an epoch of `head` on GoogLeNet's features of 5,864 birds, batches of 32",
+        "Two new layers and the discriminative loss; PML: one new layer and its NormalizedSoftmaxLoss, whose weights are"
+        " the other.",
+        (
+            Side(OURS, "head_tammes", given),
+            Side("PML's trainer MetricLossOnly", "head_pml_trainer", given),
+            Side("a loop with a DataLoader and PML's loss", "head_pml_loop", given),
+        ),
+        Side("our layers and loss over tensors in memory", "head_bare", given),
+    )
+
+
+def omniglot(options: Options, _: Path) -> Row:
+    given = {"folder": str(_data("omniglot")), "epochs": options.epochs}
+    return Row(
+        "Omniglot: seconds of training until R@1 on validation classes is the best of our semi-hard triplets",
+        f"{options.epochs} epochs of conv4 from scratch, batches of 64, looked at after each; a turn is a seed.",
+        (
+            Side(f"{OURS}, semi-hard triplets", "omniglot_tammes", given | {"loss": "triplet-semihard"}),
+            Side(f"{OURS}, discriminative", "omniglot_tammes", given | {"loss": "discriminative"}),
+            Side("PML, semi-hard triplets", "omniglot_pml", given),
+        ),
+        finish=time_to_goal,
+    )
+
+
+def time_to_goal(sides: list[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds until the mean R@1 over seeds is what the first side has at best; None where it never is."""
+    curves = []
+    for side in sides:
+        found = [turn["said"] for turn in side["turns"]]
+        curves.append(
+            (
+                np.cumsum([each["epoch_seconds"] for each in found], axis=1).mean(axis=0),
+                np.mean([each["recalls"] for each in found], axis=0),
+            )
+        )
+    goal = float(curves[0][1].max())
+    for side, (seconds, recalls) in zip(sides, curves, strict=True):
+        there = np.flatnonzero(recalls >= goal)
+        side["seconds"] = float(seconds[there[0]]) if len(there) else None
+        side["best"], side["in_all"] = float(recalls.max()), float(seconds[-1])
+    return {"goal": goal}
+
+
+FORMS = ("plain", "channels last", "channels last, bf16", "channels last, compiled", "channels last, compiled, bf16")
+
+
+def _network(name: str, train: bool) -> Callable[[Options, Path], Row]:
+    def row(options: Options, _: Path) -> Row:
+        given = {"network": name, "train": train, "batch": options.batch, "warm": 2, "repeat": 5}
+        forms = (Side(form, "network", given | {"form": form}) for form in FORMS)
+        return Row(
+            f"{name}: {'a step of training' if train else 'inference'}, {options.batch} images",
+            "Forms of the same network; ours is what the Embedder does by itself. bf16 by autocast.",
+            (Side(OURS, "network_default", given), *forms),
+            Side("as many multiplications in matrix products", "network_limit", given),
+        )
+
+    return row
+
+
+ROWS: dict[str, Callable[[Options, Path], Row]] = {
+    "evaluation": evaluation,
+    "nmi": nmi,
+    "neighbours": neighbours,
+    "kmeans": kmeans,
+    "help": help_,
+    "import": imported,
+    "first-loss": first_loss,
+    "first-embedding": first_embedding,
+    "pipeline-first": pipeline_first,
+    "pipeline-later": pipeline_later,
+    "head": head,
+    "omniglot": omniglot,
+    "googlenet-inference": _network("googlenet", train=False),
+    "googlenet-training": _network("googlenet", train=True),
+    "resnet18-inference": _network("resnet18", train=False),
+    "resnet18-training": _network("resnet18", train=True),
+}
+
+
+# ---- measuring
+
+
+def turn(side: Side, options: Options, number: int) -> dict[str, Any]:
+    """One turn of a side, in a process of its own."""
+    given = side.given | {"threads": 1, "seed": number}
+    code = [str(side.python or sys.executable), "-W", "ignore", "-m", "benchmarks.peer_work"]
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    try:
+        ended = subprocess.run(
+            [*code, side.work, json.dumps(given)],
+            capture_output=True, text=True, check=False, timeout=options.limit, env=os.environ | threads,
+            cwd=Path(__file__).parents[1],
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {options.limit:g} s"}
+    try:
+        return dict(json.loads(ended.stdout.splitlines()[-1]))
+    except (IndexError, json.JSONDecodeError):
+        return {"failed": f"ended with {ended.returncode}: {(ended.stderr.splitlines() or ['without a word'])[-1][:200]}"}
+
+
+def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """All sides of a row, in turns."""
+    sides = [*row.sides, *(() if row.limit is None else (row.limit,))]
+    turns: list[list[dict[str, Any]]] = [[] for _ in sides]
+    for number in range(options.turns):
+        for side, own in zip(sides, turns, strict=True):
+            if own and ("failed" in own[-1] or own[-1]["seconds"] > options.long):
+                continue
+            own.append(turn(side, options, number))
+            took = own[-1].get("failed") or f"{own[-1]['seconds']:.3g} s, {own[-1]['mb']:.0f} MB"
+            say(f"{row.title}: {side.name}, turn {number + 1}: {took}")
+    found = [_side(side, own) for side, own in zip(sides, turns, strict=True)]
+    result: dict[str, Any] = {"title": row.title, "note": row.note}
+    done = [each for each in found[: len(row.sides)] if "failed" not in each]
+    if row.finish is not None and done and done[0]["name"] == row.sides[0].name:
+        result |= row.finish(done)
+    for each in found:
+        del each["turns"]
+    ours = found[0].get("seconds")
+    for each in found:
+        each["ratio"] = each["seconds"] / ours if ours and each.get("seconds") else None
+    return result | {
+        "sides": found[: len(row.sides)],
+        "limit": None if row.limit is None else found[-1],
+        "machine": machine(),
+        "versions": versions(options),
+    }
+
+
+def _side(side: Side, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    done = [each for each in turns if "failed" not in each]
+    if not done:
+        return {"name": side.name, "turns": turns, "failed": turns[-1]["failed"]}
+    return {
+        "name": side.name,
+        "turns": done,
+        "seconds": median(each["seconds"] for each in done),
+        "counted": len(done),
+        "mb": max(each["mb"] for each in done),
+        "said": done[-1]["said"],
+    }
+
+
+def versions(options: Options) -> dict[str, str]:
+    """What the sides were."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    ask = "from importlib.metadata import version; print(version('open-metric-learning'))"
+    python = str(options.oml_python or sys.executable)
+    oml = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    return found | ({} if oml.returncode else {"open-metric-learning": oml.stdout.strip()})
+
+
+def table(row: dict[str, Any]) -> Table:
+    shown = Table(title=row["title"])
+    for column in ("", "seconds", "/ ours", "MB", "said"):
+        shown.add_column(column, justify="left" if column in ("", "said") else "right")
+    for side in (*row["sides"], *([row["limit"]] if row["limit"] else [])):
+        if "failed" in side:
+            shown.add_row(side["name"], "-", "", "", side["failed"])
+            continue
+        seconds = "never" if side["seconds"] is None else f"{side['seconds']:.4g}"
+        ratio = "" if side["ratio"] is None else f"{side['ratio']:.2f}"
+        said = "" if side["said"] is None else ", ".join(f"{name} {_short(value)}" for name, value in side["said"].items())
+        shown.add_row(side["name"], seconds, ratio, f"{side['mb']:.0f}", said)
+    return shown
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value) if isinstance(value, int) else "…"
+
+
+def main(options: Options) -> None:
+    torch.set_num_threads(1)
+    options = replace(options, json=options.json.absolute())
+    for name in options.only:
+        if name not in ROWS:
+            raise unknown_name("row", name, ROWS)
+    stored = json.loads(options.json.read_text()) if options.json.exists() else {"rows": {}}
+    console, err = Console(), Console(stderr=True)
+    for name, make in ROWS.items():
+        if (options.only and name not in options.only) or (name in stored["rows"] and not options.again):
+            continue
+        with TemporaryDirectory() as folder:
+            try:
+                row = make(options, Path(folder))
+            except UserError as error:
+                err.print(f"{name}: left out. {error}")
+                continue
+            stored["rows"][name] = measured(row, options, err.print)
+        # Always in the order of ROWS, whichever were measured first.
+        stored["rows"] = {each: stored["rows"][each] for each in ROWS if each in stored["rows"]}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(stored, indent=1) + "\n")
+        console.print(table(stored["rows"][name]))
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Options, description=__doc__))
+    except UserError as error:
+        raise SystemExit(f"peers: {error}") from None
