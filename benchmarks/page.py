@@ -1,9 +1,9 @@
-"""docs/results.md and the tables of the README, from what is stored in benchmarks/results/: `make results`.
+"""docs/results.md, docs/performance.md and the tables of the README, from benchmarks/results/: `make results`.
 
     python -m benchmarks.page
 
 Plans are stored by `python -m benchmarks.store`; a table of the paper whose plan has no results yet is shown as not
-run, with the commands. tests/test_results_page.py fails where the two files are not what this makes.
+run, with the commands. tests/test_results_page.py fails where the files are not what this makes.
 """
 
 import json
@@ -25,6 +25,7 @@ from tammes.objectives import METHODS
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
@@ -63,8 +64,9 @@ PAPER_IN_README = (
 
 
 def write_page() -> None:
-    """docs/results.md, the README's tables, and the list of losses in docs/method.md."""
+    """docs/results.md, docs/performance.md, the README's tables, and the list of losses in docs/method.md."""
     PAGE.write_text(page())
+    PERFORMANCE.write_text(performance_page())
     README.write_text(readme(README.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
 
@@ -506,6 +508,104 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
     return [f"{of['processor']}, {threads}, torch {of['torch']}, commit {of['commit'][:7]}.", ""]
 
 
+# ---- speed beside the peers
+
+
+def performance_page(results: Path = RESULTS) -> str:
+    """docs/performance.md as it should be."""
+    return "\n".join(performance(_read(results / "peers.json") or {"rows": {}}))
+
+
+def performance(stored: Mapping[str, Any]) -> list[str]:
+    """Every row of benchmarks/peers.py: all sides, the memory, the limit, and where a peer is faster."""
+    lines = [
+        "# Speed beside the peers",
+        "",
+        "Written by `make results` from `benchmarks/results/peers.json`; do not edit. Made by",
+        "",
+        "    TAMMES_DATA=DATASETS python -m benchmarks.peers --weights FILE --oml-python PYTHON",
+        "",
+        "Every turn is a process of its own, on one thread; the sides take turns, and medians count. MB is what the"
+        " work added at its peak to what the process held with its libraries and data loaded; of a command, all that it"
+        " held."
+        " PML is pytorch-metric-learning, OML open-metric-learning. Limit: what the work cannot do without.",
+        "",
+    ]
+    for row in stored["rows"].values():
+        lines += [f"## {row['title'][0].upper()}{row['title'][1:]}", "", *([row["note"], ""] if row["note"] else [])]
+        lines += [*_drawn(_sides(row)), *_standing(row), *_peers_machine(row)]
+    return lines
+
+
+def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    shown: dict[str, list[str]] = {title: [] for title in ("", "seconds", "/ ours", "MB", "turns", "found")}
+    for side in (*row["sides"], *([row["limit"]] if row["limit"] else [])):
+        cells = [side["name"], side.get("failed", ""), "", "", "", ""]
+        if "failed" not in side:
+            said = side["said"] or {}
+            told = [f"{name} {_plain(value)}" for name, value in said.items() if not isinstance(value, list)]
+            told += [f"best R@1 {side['best']:.4f}, {side['in_all']:.1f} s in all"] if "best" in side else []
+            ratio = "" if side["ratio"] is None else f"{side['ratio']:.2f}"
+            cells = [side["name"], _seconds(side["seconds"]), ratio, f"{side['mb']:,.0f}"]
+            cells += [str(side["counted"]), ", ".join(told)]
+        for title, cell in zip(shown, cells, strict=True):
+            shown[title].append(cell)
+    return shown
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "never"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.2g}"
+
+
+def _standing(row: Mapping[str, Any]) -> list[str]:
+    """In words: who is faster than ours, and how far ours is from the limit."""
+    said = []
+    for side in row["sides"][1:]:
+        if side.get("ratio") is not None and side["ratio"] < 1:
+            said.append(f"{side['name']} is {1 / side['ratio']:.2f} times as fast as {row['sides'][0]['name']}.")
+    limit = row["limit"]
+    if limit and limit.get("ratio"):
+        said.append(f"Ours takes {1 / limit['ratio']:.2f} times {limit['name']}.")
+    return [" ".join(said), ""] if said else []
+
+
+def _peers_machine(row: Mapping[str, Any]) -> list[str]:
+    of, found = row["machine"], row["versions"]
+    names = ", ".join(f"{name} {number}" for name, number in found.items() if name not in ("tammes", "numpy"))
+    return [f"{of['processor']}, 1 thread, commit {of['commit'][:7]}; {names}.", ""]
+
+
+FORMS_OF = ("-training", "-inference")  # rows whose sides are forms of our own network
+
+
+def readme_performance(stored: Mapping[str, Any]) -> list[str]:
+    """A line for each row that has a peer: the fastest of them."""
+    shown: dict[str, list[str]] = {
+        title: []
+        for title in ("one thread", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
+    }
+    for name, row in stored["rows"].items():
+        ours, *others = row["sides"]
+        others = [side for side in others if side.get("ratio") is not None and not side["name"].startswith("Tammes")]
+        if name.endswith(FORMS_OF) or "failed" in ours or not others:
+            continue
+        best = min(others, key=lambda side: side["seconds"])
+        limit = row["limit"]
+        ratio = f"{best['ratio']:.2f}" if best["ratio"] >= 1 else f"**{best['ratio']:.2f}**"
+        cells = [row["title"], f"{_seconds(ours['seconds'])} s", f"{ratio} ({best['name']})"]
+        cells += [f"{ours['mb']:,.0f} / {best['mb']:,.0f} MB"]
+        cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit and limit.get("ratio") else ""]
+        for column, cell in zip(shown.values(), cells, strict=True):
+            column.append(cell)
+    return _drawn(shown) if shown["Tammes"] else ["Not measured yet.", ""]
+
+
 # ---- the README's tables
 
 
@@ -513,6 +613,7 @@ def readme(text: str, results: Path = RESULTS) -> str:
     """The README with its tables as they should be, between <!-- results: NAME --> and <!-- end -->."""
     blocks = {"cub": readme_cub(results), "methods": readme_methods(results), "more": readme_more(results)}
     blocks["omniglot"] = readme_omniglot(results)
+    blocks["peers"] = readme_performance(_read(results / "peers.json") or {"rows": {}})
     for name, block in blocks.items():
         text = _with_block(text, "README.md", f"results: {name}", block)
     return text

@@ -228,7 +228,8 @@ def _photographs(given: Given) -> tuple[list[Path], Any]:
     chosen = np.linspace(0, len(dataset) - 1, min(given["images"], len(dataset))).astype(np.int64)
     some = replace(
         dataset, keys=tuple(dataset.keys[index] for index in chosen), labels=dataset.labels[chosen],
-        read=lambda index: dataset.read(int(chosen[index])), fingerprint=f"{dataset.fingerprint} {len(chosen)}", files=None,
+        read=lambda index: dataset.read(int(chosen[index])), fingerprint=f"{dataset.fingerprint} {len(chosen)}",
+        files=None,
     )  # fmt: skip
     return [Path(dataset.files[index]) for index in chosen], some
 
@@ -287,9 +288,7 @@ def pipeline_torchvision(given: Given) -> Work:
         ]
     )
     names = {str(file) for file in files}
-    folder = ImageFolder(
-        str(files[0].parents[1]), transform=wanted, is_valid_file=names.__contains__, allow_empty=True
-    )
+    folder = ImageFolder(str(files[0].parents[1]), transform=wanted, is_valid_file=names.__contains__, allow_empty=True)
     loader = DataLoader(
         folder, batch_size=32, shuffle=True, num_workers=given["workers"], persistent_workers=given["workers"] > 0
     )
@@ -314,8 +313,7 @@ def decoding(given: Given) -> Work:
 def copying(given: Given) -> Work:
     """The bytes of the crops of an epoch, copied from one place in memory to another."""
     batch, rounds = torch.zeros(32, 3, 224, 224, dtype=torch.uint8), -(-given["images"] // 32)
-    source = torch.zeros(given["images"], 3, 224, 224, dtype=torch.uint8)
-    batch[:] = source[:32]
+    source = torch.ones(given["images"], 3, 224, 224, dtype=torch.uint8)  # not zeros: those have no memory of their own
 
     def work() -> dict[str, int]:
         for number in range(rounds):
@@ -389,14 +387,15 @@ def head_pml_trainer(given: Given) -> Work:
     logging.getLogger("PML").setLevel(logging.ERROR)
     features, labels, layer, size = _features(given)
     loss = NormalizedSoftmaxLoss(int(labels.max()) + 1, layer.out_features)
+    optimizers = {"trunk_optimizer": _optimizer(layer), "metric_loss_optimizer": _optimizer(loss)}
     trainer = MetricLossOnly(
-        models={"trunk": layer}, optimizers={"trunk_optimizer": _optimizer(layer), "metric_loss_optimizer": _optimizer(loss)},
-        batch_size=size, loss_funcs={"metric_loss": loss}, dataset=TensorDataset(features, labels),
-        dataloader_num_workers=0, data_device=torch.device("cpu"), dtype=torch.float32,
+        models={"trunk": layer}, optimizers=optimizers, batch_size=size, loss_funcs={"metric_loss": loss},
+        dataset=TensorDataset(features, labels), dataloader_num_workers=0, data_device=torch.device("cpu"),
+        dtype=torch.float32,
     )  # fmt: skip
 
     def work() -> dict[str, int]:
-        with open(os.devnull, "w") as nowhere:  # its progress bar
+        with Path(os.devnull).open("w") as nowhere:  # its progress bar
             kept, sys.stderr = sys.stderr, nowhere
             try:
                 trainer.train(num_epochs=1)
@@ -425,7 +424,10 @@ def head_bare(given: Given) -> Work:
     from tammes import DiscriminativeLoss
 
     classes = int(labels.max()) + 1
-    network, loss = torch.nn.Sequential(layer, torch.nn.Linear(layer.out_features, classes)), DiscriminativeLoss(classes)
+    network, loss = (
+        torch.nn.Sequential(layer, torch.nn.Linear(layer.out_features, classes)),
+        DiscriminativeLoss(classes),
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
     ready = list(zip(features.split(size), labels.split(size), strict=True))
     return lambda: _loop(ready, network, loss, optimizer)

@@ -1,15 +1,15 @@
 """How fast is everything around the loss, beside the libraries that people use for it?
 
-    python -m benchmarks.peers                                    # all rows; those that are stored are not measured again
+    python -m benchmarks.peers                                    # all rows but those that are stored
     python -m benchmarks.peers --only evaluation kmeans --again   # these rows anew
     TAMMES_DATA=datasets python -m benchmarks.peers --weights googlenet.safetensors --oml-python other-venv/bin/python
 
 Every turn of every side is a process of its own, on one thread; the sides of a row take turns, and the median of a
-side's turns counts. A side that takes longer than --long seconds has one turn. Memory is what the work added at its peak
-to what the process held with its libraries and data loaded. The limit is what no implementation of that kind goes below:
-the bare matrix product, the decoding or the copying alone. Rows on real data look for CUB_200_2011 and omniglot in the
-folder that the environment variable TAMMES_DATA names, and are left out without. What is timed is in peer_work.py; the
-results go to docs/performance.md and README.md by `make results`.
+side's turns counts. A side that takes longer than --long seconds has one turn. Memory is what the work added at its
+peak to what the process held with its libraries and data loaded. The limit is what the work cannot do without: the bare
+matrix product, the decoding or the copying alone. Rows on real data look for CUB_200_2011 and omniglot in the folder
+that the environment variable TAMMES_DATA names, and are left out without. What is timed is in peer_work.py; the results
+go to docs/performance.md and README.md by `make results`.
 """
 
 import json
@@ -260,8 +260,9 @@ def _by(workers: int) -> str:
 def pipeline_first(options: Options, _: Path) -> Row:
     given = _pipeline(options)
     return Row(
-        f"the first epoch of {options.images:,} photographs: decode, scale, crop, mirror, batch; {_by(options.workers)}",
-        "Birds of CUB-200-2011. Ours scales by Lanczos and keeps the pixels on disk; torchvision scales by a cheaper filter.",
+        f"the first epoch of {options.images:,} photographs, {_by(options.workers)}",
+        "Birds of CUB-200-2011: decode, scale, crop, mirror, batch. Ours scales by Lanczos and keeps the pixels on"
+        " disk; torchvision scales by a cheaper filter.",
         (
             Side(OURS, "pipeline_first_tammes", given),
             Side("torchvision ImageFolder and DataLoader", "pipeline_torchvision", given),
@@ -287,8 +288,8 @@ def head(options: Options, _: Path) -> Row:
     given = {"folder": str(_data("CUB_200_2011")), "weights": options.weights, "warm": 1, "repeat": 5}
     return Row(
         "an epoch of `head` on GoogLeNet's features of 5,864 birds, batches of 32",
-        "Two new layers and the discriminative loss; PML: one new layer and its NormalizedSoftmaxLoss, whose weights are"
-        " the other.",
+        "Two new layers and the discriminative loss; PML: one new layer, and its NormalizedSoftmaxLoss, whose weights"
+        " are the other.",
         (
             Side(OURS, "head_tammes", given),
             Side("PML's trainer MetricLossOnly", "head_pml_trainer", given),
@@ -375,7 +376,7 @@ def turn(side: Side, options: Options, number: int) -> dict[str, Any]:
     """One turn of a side, in a process of its own."""
     given = side.given | {"threads": 1, "seed": number}
     code = [str(side.python or sys.executable), "-W", "ignore", "-m", "benchmarks.peer_work"]
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     try:
         ended = subprocess.run(
             [*code, side.work, json.dumps(given)],
@@ -387,7 +388,9 @@ def turn(side: Side, options: Options, number: int) -> dict[str, Any]:
     try:
         return dict(json.loads(ended.stdout.splitlines()[-1]))
     except (IndexError, json.JSONDecodeError):
-        return {"failed": f"ended with {ended.returncode}: {(ended.stderr.splitlines() or ['without a word'])[-1][:200]}"}
+        return {
+            "failed": f"ended with {ended.returncode}: {(ended.stderr.splitlines() or ['without a word'])[-1][:200]}"
+        }
 
 
 def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
@@ -457,7 +460,9 @@ def table(row: dict[str, Any]) -> Table:
             continue
         seconds = "never" if side["seconds"] is None else f"{side['seconds']:.4g}"
         ratio = "" if side["ratio"] is None else f"{side['ratio']:.2f}"
-        said = "" if side["said"] is None else ", ".join(f"{name} {_short(value)}" for name, value in side["said"].items())
+        said = (
+            "" if side["said"] is None else ", ".join(f"{name} {_short(value)}" for name, value in side["said"].items())
+        )
         shown.add_row(side["name"], seconds, ratio, f"{side['mb']:.0f}", said)
     return shown
 

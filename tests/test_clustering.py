@@ -1,10 +1,14 @@
 """K-means finds clusters that are there, the same ones for the same seed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 
 from tammes import UserError
-from tammes.clustering import kmeans
+from tammes.clustering import kmeans, lloyd
 from tammes.metrics import nmi
 
 
@@ -40,3 +44,50 @@ def test_an_error_for_more_clusters_than_vectors() -> None:
     with pytest.raises(UserError) as error:
         kmeans(np.eye(3), 4)
     assert str(error.value) == "the number of clusters must be in 1..3, one for each vector, got 4."
+
+
+@pytest.mark.parametrize(
+    ("items", "clusters", "dim"), [(300, 5, 3), (400, 60, 8), (500, 250, 16), (60, 60, 4), (80, 1, 2)]
+)
+def test_the_clusters_are_those_of_scikit_learn(items: int, clusters: int, dim: int) -> None:
+    vectors = np.random.default_rng(items).standard_normal((items, dim)).astype(np.float32) + 3
+    theirs = KMeans(clusters, n_init=2, random_state=5).fit(vectors)
+    ours = kmeans(vectors, clusters, seed=5, restarts=2)
+    assert nmi(theirs.labels_, ours) == pytest.approx(1)
+
+
+def lloyd_by_loops(vectors: NDArray[Any], centres: NDArray[Any], iterations: int) -> NDArray[Any]:
+    """Every vector with every centre in every iteration; a centre without vectors stays."""
+    for _ in range(iterations):
+        clusters = np.square(vectors[:, None] - centres).sum(axis=2).argmin(axis=1)
+        centres = np.stack(
+            [vectors[clusters == i].mean(axis=0) if (clusters == i).any() else own for i, own in enumerate(centres)]
+        )
+    return np.asarray(np.square(vectors[:, None] - centres).sum(axis=2).argmin(axis=1))
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 100])
+@pytest.mark.parametrize("iterations", [1, 2, 5, 50])
+def test_what_is_skipped_could_not_have_changed(iterations: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tammes.clustering._AT_ONCE", at_once)
+    vectors = np.random.default_rng(3).standard_normal((400, 6))
+    centres = vectors[:40].copy()
+    found = lloyd(vectors, centres, iterations=iterations)
+    assert (found.clusters == lloyd_by_loops(vectors, centres, iterations)).all()
+    assert found.spread == pytest.approx(np.square(vectors - found.centres[found.clusters]).sum())
+    assert found.iterations <= iterations
+
+
+def test_iterations_end_when_nothing_changes() -> None:
+    vectors = np.repeat(np.eye(3), 4, axis=0)
+    found = lloyd(vectors, np.eye(3) * 0.9)
+    assert found.iterations == 2
+    assert found.spread == pytest.approx(0, abs=1e-12)
+    np.testing.assert_allclose(found.centres, np.eye(3), atol=1e-7)  # vectors are rounded to float32
+
+
+def test_a_centre_that_nobody_is_near_takes_the_farthest_vector() -> None:
+    vectors = np.array([[0.0], [1.0], [2.0], [10.0]])
+    found = lloyd(vectors, np.array([[1.0], [500.0]]))
+    assert sorted(found.centres[:, 0].tolist()) == [1, 10]
+    assert found.clusters.tolist() == [0, 0, 0, 1]

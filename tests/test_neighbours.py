@@ -1,5 +1,8 @@
 """Neighbours against plain loops: exact integers for ties, float64 for the rest, small blocks for the seams."""
 
+from time import sleep
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -31,11 +34,60 @@ def normal(*shape: int, seed: int, dtype: type = np.float32) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-@pytest.fixture(params=["one block", "many blocks"])
+@pytest.fixture(params=["one block", "many blocks", "bfloat16 first", "bfloat16 first, many blocks"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "many blocks":
+    if "many blocks" in request.param:
         for name, size in zip(SIZES, (700, 64, 500, 100), strict=True):
             monkeypatch.setattr(neighbours, name, size)
+    if "bfloat16" in request.param:
+        always_in_half(monkeypatch)
+
+
+def always_in_half(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Products in bfloat16 come first, however few there are; of each block, how many rows, and how many in vain."""
+    for name, value in (("_HALF_ROWS", 1), ("_HALF_FROM", 0), ("_HALF_FAILS", 1)):
+        monkeypatch.setattr(neighbours, name, value)
+    monkeypatch.setattr(neighbours, "half_is_faster", lambda: True)
+    made: list[tuple[int, int]] = []
+    ranking = Search._ranking
+
+    def watched(self: Search, rows: Any, depth: int, candidates: Any) -> Any:
+        found = ranking(self, rows, depth, candidates)
+        if candidates == self._half_candidates:
+            made.append((len(rows), len(found[1])))
+        return found
+
+    monkeypatch.setattr(Search, "_ranking", watched)
+    return made
+
+
+def test_bfloat16_leaves_few_queries_to_float32_where_neighbours_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = always_in_half(monkeypatch)
+    vectors = normal(2000, 32, seed=20)
+    found = search(vectors[:12], vectors, 5, itself=np.arange(12))
+    assert made == [(12, 0)]
+    assert found.ids.tolist() == nearest_by_loops(vectors[:12], vectors, 5, np.eye(12, 2000, dtype=bool))
+
+
+def test_bfloat16_is_given_up_where_it_tells_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = always_in_half(monkeypatch)
+    monkeypatch.setattr(neighbours, "_HALF_FAILS", 0.25)
+    monkeypatch.setattr(neighbours, "_AT_ONCE", 6 * 2000)
+    vectors = normal(2000, 8, seed=21, dtype=np.float64) * 1e-4
+    vectors[0] = 1  # all others lie together
+    found = search(vectors[1:19], vectors, 5)
+    assert made == [(6, 6)], "the blocks that follow do not try"
+    assert found.ids.tolist() == nearest_by_loops(vectors[1:19], vectors, 5)
+
+
+def test_the_choice_of_a_precision_is_made_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbours.half_is_faster.cache_clear()
+    assert neighbours.half_is_faster() in (True, False)
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b: product(a, b) if a.dtype == torch.float32 else sleep(0.01))
+    neighbours.half_is_faster.cache_clear()
+    assert not neighbours.half_is_faster(), "a slow bfloat16"
+    neighbours.half_is_faster.cache_clear()
 
 
 @pytest.mark.usefixtures("blocks")

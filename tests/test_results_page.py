@@ -12,12 +12,14 @@ from benchmarks.page import (
     IN_README,
     METHOD,
     PAGE,
+    PERFORMANCE,
     PLANS,
     README,
     RESULTS,
     SECTIONS,
     method_page,
     page,
+    performance_page,
     plan_section,
     readme,
     served,
@@ -32,7 +34,8 @@ from tammes.losses import METHODS
 STALE = "{} is not what benchmarks/results says: run `make results`."
 BLOCKS = (
     "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: methods -->\n<!-- end -->\n"
-    "<!-- results: more -->\n<!-- end -->\n<!-- results: omniglot -->\n<!-- end -->\nafter\n"
+    "<!-- results: more -->\n<!-- end -->\n<!-- results: peers -->\n<!-- end -->\n"
+    "<!-- results: omniglot -->\n<!-- end -->\nafter\n"
 )
 
 
@@ -94,6 +97,10 @@ def test_the_page_is_what_is_stored() -> None:
     assert PAGE.read_text() == page(), STALE.format("docs/results.md")
 
 
+def test_the_page_of_speeds_is_what_is_stored() -> None:
+    assert PERFORMANCE.read_text() == performance_page(), STALE.format("docs/performance.md")
+
+
 def test_the_tables_of_the_readme_are_what_is_stored() -> None:
     assert README.read_text() == readme(README.read_text()), STALE.format("README.md")
 
@@ -112,7 +119,7 @@ def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) 
 
 
 def test_make_results_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, file in (("PAGE", "page.md"), ("README", "readme.md")):
+    for name, file in (("PAGE", "page.md"), ("README", "readme.md"), ("PERFORMANCE", "performance.md")):
         monkeypatch.setattr(pages, name, tmp_path / file)
     (tmp_path / "readme.md").write_text(BLOCKS)
     pages.write_page()

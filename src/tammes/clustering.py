@@ -1,11 +1,10 @@
-"""K-means, for the cluster measures: scikit-learn's starts, and Lloyd's iterations that skip what cannot have changed."""
+"""K-means, for the cluster measures: scikit-learn's starts, Lloyd's iterations without what cannot have changed."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
@@ -100,11 +99,14 @@ def lloyd(
     return Clustering(found, means.numpy() + middle, spread, done)
 
 
-def _assign(points: Tensor, means: Tensor, moved: Tensor, clusters: Tensor, nearest: Tensor) -> Bool[Tensor, " clusters"]:
+def _assign(
+    points: Tensor, means: Tensor, moved: Tensor, clusters: Tensor, nearest: Tensor
+) -> Bool[Tensor, " clusters"]:
     """Each vector to its nearest centre, in place; and which clusters have lost or won one."""
     changed = torch.zeros(len(means), dtype=torch.bool)
     table = torch.cat([means, means.square().sum(dim=1, keepdim=True)], dim=1).float()  # (clusters, dim + 1)
     which = moved.nonzero().squeeze(1)
+    parts: list[tuple[Tensor, Tensor | None]]  # which vectors, and with which centres; None: all
     if len(which) < len(means):
         own = moved[clusters].nonzero().squeeze(1)  # vectors whose own centre has moved
         value = (points[own] * table[clusters[own], :-1]).sum(dim=1).mul_(-2).add_(table[clusters[own], -1])
@@ -112,9 +114,9 @@ def _assign(points: Tensor, means: Tensor, moved: Tensor, clusters: Tensor, near
         nearest[own[~away]] = value[~away]
         everything = torch.zeros(len(points), dtype=torch.bool)
         everything[own[away]] = True
-        parts = ((everything.nonzero().squeeze(1), None), ((~everything).nonzero().squeeze(1), which))
+        parts = [(everything.nonzero().squeeze(1), None), ((~everything).nonzero().squeeze(1), which)]
     else:
-        parts = ((torch.arange(len(points)), None),)
+        parts = [(torch.arange(len(points)), None)]
     for rows, columns in parts:
         against = table if columns is None else table[columns]
         size = max(1, _AT_ONCE // max(1, len(against)))

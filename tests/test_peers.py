@@ -1,0 +1,138 @@
+"""benchmarks/peers.py: the sides of a row do the same work, and what is stored and shown is what was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import peers
+from benchmarks.page import performance, readme_performance
+from benchmarks.peer_work import WORK, measured
+from benchmarks.peers import ROWS, Options, Row, Side, time_to_goal
+from tammes.errors import UserError
+
+SMALL: dict[str, Any] = {"items": 240, "dim": 8, "classes": 40, "queries": 10, "k": 3, "iterations": 3}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("evaluation_tammes", "evaluation_pml"), ("R@1", "MAP@R")),
+        (("kmeans_tammes", "kmeans_faiss", "kmeans_sklearn"), ("NMI", "spread")),
+        (("neighbours_tammes", "neighbours_faiss", "neighbours_sklearn"), ("sum of the numbers found",)),
+    ],
+)
+def test_the_sides_of_a_row_find_the_same(names: tuple[str, ...], said: tuple[str, ...]) -> None:
+    found = [measured(name, SMALL) for name in names]
+    for each in found:
+        assert each["seconds"] > 0
+        assert each["said"] == pytest.approx(found[0]["said"], rel=1e-5)
+        assert tuple(each["said"]) == said
+
+
+def test_the_sides_of_the_image_pipeline_see_the_same_images(tmp_path: Path) -> None:
+    for number in range(6):
+        folder = tmp_path / "abc"[number % 3]
+        folder.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(256, size=(270, 300, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    given = {"folder": str(tmp_path), "images": 6, "workers": 0}
+    names = ("pipeline_first_tammes", "pipeline_later_tammes", "pipeline_torchvision", "decoding", "copying")
+    assert [measured(name, given)["said"] for name in names] == [{"images": 6}] * 5
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """Two rows of which one has no data; of the other, ours is as quick as the limit and a peer is not installed."""
+
+    def commands(_options: Options, _folder: Path) -> Row:
+        given = {"command": ["true"], "repeat": 2}
+        absent = Side("Peer", "command", {"command": ["false"]})
+        return Row("nothing", "By `true`.", (Side("Tammes", "command", given), absent), Side("limit", "command", given))
+
+    def without_data(_options: Options, _folder: Path) -> Row:
+        raise UserError("birds are not there.")
+
+    monkeypatch.setattr(peers, "ROWS", {"import": commands, "head": without_data})
+    return Options(turns=1, json=tmp_path / "peers.json")
+
+
+def test_a_row_is_measured_in_processes_of_its_own_and_stored(
+    small: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers.main(small)
+    stored = json.loads(small.json.read_text())
+    assert list(stored["rows"]) == ["import"]
+    row = stored["rows"]["import"]
+    assert row["sides"][0]["ratio"] == 1
+    assert row["limit"]["ratio"] == row["limit"]["seconds"] / row["sides"][0]["seconds"]
+    assert row["sides"][1]["failed"] == "RuntimeError: failed"
+    assert row["sides"][0]["mb"] > 0
+    assert row["machine"]["threads"] == 1
+    assert "torch" in row["versions"]
+    said = capsys.readouterr()
+    assert "head: left out. birds are not there." in said.err
+    assert "RuntimeError: failed" in said.out
+    section = "\n".join(performance(stored))
+    assert "## Nothing" in section
+    assert "| Peer | RuntimeError: failed |" in section
+
+    monkeypatch.setattr(peers, "measured", lambda *_: pytest.fail("it is stored"))
+    peers.main(small)
+
+
+def test_a_row_that_is_not_known(small: Options) -> None:
+    with pytest.raises(UserError, match="^unknown row 'imports'. Did you mean 'import'"):
+        peers.main(Options(only=("imports",), json=small.json))
+
+
+def test_every_row_names_work_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUB_200_2011", "omniglot"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
+    for name, make in ROWS.items():
+        if name != "first-embedding":  # makes a network
+            row = make(Options(), tmp_path)
+            assert row.sides[0].name.startswith("Tammes")
+            assert {side.work for side in (*row.sides, *filter(None, [row.limit]))} <= set(WORK)
+    monkeypatch.delenv("TAMMES_DATA")
+    with pytest.raises(UserError, match="^omniglot is not there: name the folder that holds it by TAMMES_DATA.$"):
+        ROWS["omniglot"](Options(), tmp_path)
+
+
+def turns(*recalls: list[float]) -> dict[str, Any]:
+    return {"turns": [{"said": {"epoch_seconds": [1.0, 2.0, 4.0], "recalls": each}} for each in recalls]}
+
+
+def test_the_goal_is_the_best_mean_of_the_first_side() -> None:
+    sides = [turns([0.2, 0.6, 0.5], [0.4, 0.8, 0.5]), turns([0.1, 0.2, 0.9]), turns([0.1, 0.1, 0.2])]
+    assert time_to_goal(sides)["goal"] == pytest.approx(0.7)
+    assert [side["seconds"] for side in sides] == [3.0, 7.0, None]
+    assert [side["in_all"] for side in sides] == [7.0] * 3
+
+
+def test_the_page_says_where_a_peer_is_faster() -> None:
+    sides = [
+        {"name": "Tammes", "seconds": 2.0, "ratio": 1.0, "mb": 10.0, "counted": 3, "said": None},
+        {"name": "Swift", "seconds": 1.0, "ratio": 0.5, "mb": 30.0, "counted": 3, "said": None},
+        {"name": "Slow", "seconds": 8.0, "ratio": 4.0, "mb": 5.0, "counted": 1, "said": {"R@1": 0.25}},
+    ]
+    limit = {"name": "the product", "seconds": 0.5, "ratio": 0.25, "mb": 1.0, "counted": 3, "said": None}
+    machine = {"processor": "Abacus", "threads": 1, "torch": "9", "commit": "0123456789"}
+    row = {
+        "title": "counting",
+        "note": "",
+        "sides": sides,
+        "limit": limit,
+        "machine": machine,
+        "versions": {"torch": "9"},
+    }
+    text = "\n".join(performance({"rows": {"help": row}}))
+    assert "Swift is 2.00 times as fast as Tammes." in text
+    assert "| Slow | 8.00 | 4.00 | 5 | 1 | R@1 0.2500 |" in text
+    assert "4.00 times the product" in text
+    table = readme_performance({"rows": {"help": row}})
+    assert "| counting | 2.00 s | **0.50** (Swift) | 10 / 30 MB | 4.00 (the product) |" in table
