@@ -80,13 +80,13 @@ def products(given: Given) -> Work:
     """The bare matrix product of `queries` vectors with `items`, block by block, nothing kept."""
     vectors = torch.randn(given["items"], given["dim"])
     queries = vectors[: given.get("queries", len(vectors))].clone()
-    rows = max(1, (1 << 24) // len(vectors))
-    room = torch.empty(rows, len(vectors))
+    # Of several sizes of blocks the fastest: a block as wide as the gallery is half as fast again.
+    blocks = [(some, part.T) for part in vectors.split(1 << 14) for some in queries.split(1 << 10)]
+    rooms = {shape: torch.empty(shape) for shape in {(len(a), b.shape[1]) for a, b in blocks}}
 
     def work() -> None:
-        for start in range(0, len(queries), rows):
-            some = queries[start : start + rows]
-            torch.mm(some, vectors.T, out=room[: len(some)])
+        for a, b in blocks:
+            torch.mm(a, b, out=rooms[len(a), b.shape[1]])
 
     return work
 

@@ -45,7 +45,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def always_in_half(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Products in bfloat16 come first, however few there are; of each block, how many rows, and how many in vain."""
-    for name, value in (("_HALF_ROWS", 1), ("_HALF_FROM", 0), ("_HALF_FAILS", 1)):
+    for name, value in (("_HALF_ROWS", 1), ("_HALF_FROM", 0), ("_HALF_FAILS", 1), ("_SQUARE", 48)):
         monkeypatch.setattr(neighbours, name, value)
     monkeypatch.setattr(neighbours, "half_is_faster", lambda: True)
     made: list[tuple[int, int]] = []
@@ -67,6 +67,25 @@ def test_bfloat16_leaves_few_queries_to_float32_where_neighbours_lie_apart(monke
     found = search(vectors[:12], vectors, 5, itself=np.arange(12))
     assert made == [(12, 0)]
     assert found.ids.tolist() == nearest_by_loops(vectors[:12], vectors, 5, np.eye(12, 2000, dtype=bool))
+
+
+@pytest.mark.parametrize("items", [100, 97, 129, 200])
+def test_all_with_all_but_themselves_takes_half_of_the_products(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    always_in_half(monkeypatch)
+    made: list[int] = []
+    block = neighbours._HalfProducts.block
+
+    def watched(self: Any, centred: Any, columns: slice) -> Any:
+        found = block(self, centred, columns)
+        made.append(found.numel())
+        return found
+
+    monkeypatch.setattr(neighbours._HalfProducts, "block", watched)
+    vectors = normal(items, 5, seed=22)
+    vectors[50:60] = vectors[40:50]  # duplicates on both sides of a seam
+    found = search(vectors, vectors, 4, itself=np.arange(items))
+    assert found.ids.tolist() == nearest_by_loops(vectors, vectors, 4, np.eye(items, dtype=bool))
+    assert sum(made) < 0.75 * items**2
 
 
 def test_bfloat16_is_given_up_where_it_tells_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:

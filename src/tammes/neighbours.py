@@ -15,18 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64, Integer
+from jaxtyping import BFloat16, Bool, Float, Float32, Float64, Int64, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
 
 _AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
-_GALLERY_AT_ONCE = 1 << 16  # a longer gallery is searched in pieces, and the best of each are merged
+_GALLERY_AT_ONCE = 1 << 14  # a longer gallery is searched in pieces, whose products are faster than those of the whole
 _EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which keeps about ten arrays of that size
 _DIFFERENCES_AT_ONCE = 1 << 20  # 8 MB of float64
 _HALF_ROWS = 32  # queries at once from which bfloat16 is tried
 _HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16 saves more than it costs
+_SQUARE = 1 << 12  # items with each of which as many others are compared at once, where all are compared with all
 _HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
 _GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
 _FOLD = 16  # columns of which only the smallest is looked at first
@@ -141,6 +142,7 @@ class Search:
         self.scale = float(longest) or 1.0
         self.products = _Products(self, self.gallery, np.float32)
         self.half_helps = True
+        self._of_all: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
     def _parts(vectors: Numbers) -> Iterator[slice]:
@@ -213,6 +215,7 @@ class Search:
         order = np.argsort(depths, kind="stable")
         order = order[depths[order] > 0]
         columns = min(len(self.gallery), _GALLERY_AT_ONCE)
+        self._of_all = self._candidates_of_all(depths)
         start = 0
         while start < len(order):
             # The rows of a block are as deep as its deepest; their lists must fit as well as their products.
@@ -281,15 +284,43 @@ class Search:
         self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], listed: int
     ) -> _Found:
         """The same by products in bfloat16; those of the candidates that it leaves are computed again in float32."""
-        rough, places = self._smallest_products(self.half_products, rows, centred, _listed_in_half(listed))
+        if self._of_all is None:
+            rough, places = self._smallest_products(self.half_products, rows, centred, _listed_in_half(listed))
+        else:
+            rough, places = (each[torch.from_numpy(rows)] for each in self._of_all)
         worst = rough.amax(dim=1).double().numpy()  # (rows,): what is not among them is no smaller in bfloat16
         error = self.half_products.error(centred) + self.products.error(centred)
-        beyond = np.where(np.isinf(worst), np.inf, np.where(worst < 0, 1 + 2.0**-8, 1 - 2.0**-8) * worst - error)
+        beyond = np.where(worst < 0, 1 + 2.0**-8, 1 - 2.0**-8) * worst - error - np.square(centred).sum(axis=1)
+        beyond[np.isinf(worst)] = np.inf
         values = self.products.chosen(centred, places)
         values[rough.isinf()] = torch.inf
         values, kept = values.topk(listed, dim=1, largest=False, sorted=True)
         bar = np.minimum(values[:, -1].double().numpy(), beyond)
         return values.numpy(), places.gather(1, kept).numpy(), bar
+
+    def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> tuple[Tensor, Tensor] | None:
+        """What bfloat16 leaves of the candidates of all items, where all are compared with all but themselves.
+
+        A distance counts for both its ends, so half of the products are enough. None where this is not the case.
+        """
+        number, listed = len(self.gallery), _listed_in_half(_listed(int(depths.max())))
+        everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
+        if not (everyone and number > 2 * _SQUARE and self._in_half(int((depths > 0).sum()), int(depths.max()))):
+            return None
+        if not np.array_equal(np.asarray(self.itself), np.arange(number)):
+            return None
+        found = torch.full((number, listed), torch.inf), torch.full((number, listed), -1)
+        starts = range(0, number, _SQUARE)
+        for first in starts:
+            centred = self.centred(self.queries[first : first + _SQUARE])
+            for second in starts[first // _SQUARE :]:
+                block = self.half_products.block(centred, slice(second, second + _SQUARE))
+                if first == second:
+                    block.fill_diagonal_(torch.inf)
+                else:
+                    _merge(found, second, block.T, first)
+                _merge(found, first, block, second)
+        return found
 
     def _smallest_products(
         self,
@@ -462,29 +493,29 @@ class _Products:
 
 
 class _HalfProducts:
-    """The same in bfloat16, with float32 inside the product: twice as fast where the processor knows bfloat16.
+    """|a|² + |b|² - 2 a·b in bfloat16, with float32 inside the product: twice as fast where a processor knows bfloat16.
 
-    The squares take three numbers of bfloat16, which together hold all of a float32.
+    A square takes three numbers of bfloat16, which together hold all of a float32.
     """
 
     def __init__(self, products: _Products) -> None:
         dim = products.table.shape[1] - 1
         self.of, self.lost = products, 0.0  # the longest difference between a vector and its bfloat16
-        self.table = torch.empty(len(products.table), dim + 3, dtype=torch.bfloat16)
+        self.table = torch.ones(len(products.table), dim + 6, dtype=torch.bfloat16)  # (gallery, dim, |b|², 1)
         for part in products.parts:
-            vectors, squares = products.table[part, :-1], products.table[part, -1].clone()
-            self.table[part, :-3] = vectors
+            vectors = products.table[part, :-1]
+            self.table[part, :dim] = vectors
             self.lost = max(
-                self.lost, float((vectors - self.table[part, :-3]).double().square().sum(dim=1).max()) ** 0.5
+                self.lost, float((vectors - self.table[part, :dim]).double().square().sum(dim=1).max()) ** 0.5
             )
-            for column in (-3, -2, -1):
-                self.table[part, column] = squares
-                squares -= self.table[part, column]
+            self.table[part, dim:-3] = _in_three(products.table[part, -1])
         self.room: Tensor | None = None
 
     def block(self, centred: Float64[np.ndarray, "rows dim"], columns: slice) -> Tensor:
         """As that of `_Products`."""
-        queries = torch.nn.functional.pad(-2 * torch.from_numpy(centred).bfloat16(), (0, 3), value=1.0)
+        squares = torch.from_numpy(np.square(centred).sum(axis=1)).float()
+        given = torch.from_numpy(centred).bfloat16()
+        queries = torch.cat([-2 * given, torch.ones(len(given), 3), _in_three(squares)], dim=1).bfloat16()
         gallery = self.table[columns]
         shape = (len(queries), len(gallery))
         if self.room is None or self.room.shape != shape:
@@ -500,7 +531,15 @@ class _HalfProducts:
         rounded = given.bfloat16().double()
         lost, lengths = (given - rounded).norm(dim=1).numpy(), rounded.norm(dim=1).numpy()
         longest = self.of.longest
-        return np.asarray(2 * (lost * longest + lengths * self.lost) + 4 * self.of.error(centred))
+        of_sums = 4 * (centred.shape[1] + 16) * float(np.finfo(np.float32).eps) * (lengths + longest) ** 2
+        return np.asarray(2 * (lost * longest + lengths * self.lost) + of_sums)
+
+
+def _in_three(numbers: Float32[Tensor, " some"]) -> BFloat16[Tensor, "some 3"]:
+    """Numbers as the sum of three of bfloat16."""
+    first = numbers.bfloat16()
+    second = (numbers - first).bfloat16()
+    return torch.stack([first, second, (numbers - first - second).bfloat16()], dim=1)
 
 
 @cache
@@ -540,7 +579,7 @@ def _listed(depth: int) -> int:
 
 def _listed_in_half(listed: int) -> int:
     """How many to list by bfloat16, so that the candidates are clearly among them."""
-    return 2 * listed + 32
+    return listed + listed // 4 + 12
 
 
 def _smallest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -549,13 +588,49 @@ def _smallest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
     width = columns // _FOLD
     if 4 * k > width:
         return tuple(block.float().topk(k, dim=1, largest=False))  # type: ignore[return-value]
-    minima = block[:, : width * _FOLD].view(len(block), _FOLD, width).amin(dim=1).float()  # (rows, width)
+    minima = _folded(block[:, : width * _FOLD]).float()  # (rows, width)
     folds = minima.topk(k, dim=1, largest=False, sorted=False).indices  # (rows, k)
     inside = (folds[:, :, None] + width * torch.arange(_FOLD)).flatten(1)  # (rows, k * _FOLD)
     rest = torch.arange(width * _FOLD, columns).expand(len(block), -1)  # (rows, columns that fill no fold)
     places = torch.cat([inside, rest], dim=1)
     values, kept = block.gather(1, places).float().topk(k, dim=1, largest=False)
     return values, places.gather(1, kept)
+
+
+def _folded(block: Tensor) -> Tensor:
+    """The minima of the columns that stand a fold apart; along the memory, whichever way the block lies in it."""
+    if block.stride(0) == 1:
+        return block.T.reshape(_FOLD, -1, len(block)).amin(dim=0).T
+    return block.reshape(len(block), _FOLD, -1).amin(dim=1)
+
+
+def _merge(found: tuple[Tensor, Tensor], start: int, block: Tensor, column: int) -> None:
+    """Put what is smaller in a block, whose first column is known, into the lists from row `start` on."""
+    values, places = (each[start : start + len(block)] for each in found)
+    listed, width = values.shape[1], block.shape[1] // _FOLD
+    if 0 < width * _FOLD < block.shape[1]:
+        _merge(found, start, block[:, width * _FOLD :], column + width * _FOLD)
+        block = block[:, : width * _FOLD]
+    if width == 0 or bool(values[:, -1].isinf().any()):
+        more, where = _smallest(block, min(listed, block.shape[1]))
+        more, where = torch.cat([values, more], dim=1), torch.cat([places, where + column], dim=1)
+    else:
+        # Few are: folds of columns of which the smallest is, and then the columns of these.
+        bar = values[:, -1].bfloat16()  # rounded as the block is, for the block's values are what it was
+        row, fold = (_folded(block) < bar[:, None]).nonzero(as_tuple=True)
+        if not len(row):
+            return
+        inside = fold[:, None] + width * torch.arange(_FOLD)  # (folds found, _FOLD)
+        hit, which = (block[row[:, None], inside] < bar[row, None]).nonzero(as_tuple=True)
+        row, inside = row[hit], inside[hit, which]
+        counts = torch.bincount(row, minlength=len(block))
+        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+        more = torch.full((len(block), int(counts.max())), torch.inf)
+        where = torch.full(more.shape, -1)
+        more[row, place], where[row, place] = block[row, inside].float(), inside + column
+        more, where = torch.cat([values, more], dim=1), torch.cat([places, where], dim=1)
+    kept = more.topk(listed, dim=1, largest=False, sorted=True)
+    values[:], places[:] = kept.values, where.gather(1, kept.indices)
 
 
 def _whole_groups(
