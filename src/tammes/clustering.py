@@ -73,7 +73,7 @@ def lloyd(
     with the centres that have moved, and with no others.
     """
     middle = vectors.mean(axis=0, dtype=np.float64)
-    points = torch.from_numpy((vectors - middle).astype(np.float32))  # (items, dim)
+    points = torch.from_numpy((vectors - middle.astype(vectors.dtype)).astype(np.float32, copy=False))  # (items, dim)
     means = torch.from_numpy(centres - middle)  # (clusters, dim), float64
     clusters = torch.zeros(len(points), dtype=torch.int64)
     nearest = torch.full((len(points),), torch.inf)  # |c|² - 2 x·c of the own centre
@@ -104,35 +104,37 @@ def _assign(
 ) -> Bool[Tensor, " clusters"]:
     """Each vector to its nearest centre, in place; and which clusters have lost or won one."""
     changed = torch.zeros(len(means), dtype=torch.bool)
-    table = torch.cat([means, means.square().sum(dim=1, keepdim=True)], dim=1).float()  # (clusters, dim + 1)
+    squares = means.square().sum(dim=1).float()  # (clusters,)
+    table = means.float()
     which = moved.nonzero().squeeze(1)
-    parts: list[tuple[Tensor, Tensor | None]]  # which vectors, and with which centres; None: all
+    if 2 * len(which) > len(means):
+        which = torch.arange(len(means))  # looking for what can be skipped would cost more than it saves
+    away = torch.zeros(0, dtype=torch.int64)
     if len(which) < len(means):
         own = moved[clusters].nonzero().squeeze(1)  # vectors whose own centre has moved
-        value = (points[own] * table[clusters[own], :-1]).sum(dim=1).mul_(-2).add_(table[clusters[own], -1])
-        away = value > nearest[own]
-        nearest[own[~away]] = value[~away]
-        everything = torch.zeros(len(points), dtype=torch.bool)
-        everything[own[away]] = True
-        parts = [(everything.nonzero().squeeze(1), None), ((~everything).nonzero().squeeze(1), which)]
+        value = squares[clusters[own]] - 2 * (points[own] * table[clusters[own]]).sum(dim=1)
+        away = own[value > nearest[own]]  # any centre may be nearer now; of the others, only one that has moved
+        nearest[own] = value
     else:
-        parts = [(torch.arange(len(points)), None)]
+        changed |= torch.isinf(nearest).any()  # the first time
+    size = max(1, _AT_ONCE // max(1, len(which)))
+    parts: list[tuple[slice | Tensor, Tensor]] = [
+        (slice(start, start + size), which) for start in range(0, len(points) if len(which) else 0, size)
+    ]
+    parts += [(some, torch.arange(len(means))) for some in away.split(max(1, _AT_ONCE // len(means)))]
     for rows, columns in parts:
-        against = table if columns is None else table[columns]
-        size = max(1, _AT_ONCE // max(1, len(against)))
-        for start in range(0, len(rows) if len(against) else 0, size):
-            some = rows[start : start + size]
-            block = torch.addmm(against[:, -1], points[some], against[:, :-1].T, alpha=-2)  # (rows, centres)
-            value, place = block.min(dim=1)
-            place = place if columns is None else columns[place]
-            nearer = torch.ones_like(value, dtype=torch.bool) if columns is None else value < nearest[some]
-            some, value, place = some[nearer], value[nearer], place[nearer]
-            other = place != clusters[some]
-            if bool(torch.isinf(nearest[some]).any()):
-                other = torch.ones_like(other)  # the first time
-            changed[clusters[some][other]] = True
-            changed[place[other]] = True
-            clusters[some], nearest[some] = place, value
+        everyone = len(columns) == len(means)
+        against, added = (table, squares) if everyone else (table[columns], squares[columns])
+        value, place = torch.addmm(added, points[rows], against.T, alpha=-2).min(dim=1)  # (rows,)
+        place = columns[place]
+        nearer = value < nearest[rows]
+        if everyone and isinstance(rows, slice):
+            nearer[:] = True  # their nearest are those of centres that have gone
+        other = nearer & (place != clusters[rows])
+        changed[clusters[rows][other]] = True
+        changed[place[other]] = True
+        clusters[rows] = torch.where(nearer, place, clusters[rows])
+        nearest[rows] = torch.where(nearer, value, nearest[rows])
     return changed
 
 
@@ -167,4 +169,5 @@ def _squares(points: Tensor) -> Float64[Tensor, " items"]:
 def _spread(points: Tensor, means: Tensor, clusters: Tensor) -> float:
     size = max(1, _ROWS_AT_ONCE // points.shape[1])
     parts = zip(points.split(size), clusters.split(size), strict=True)
-    return float(sum((part.double() - means[own]).square().sum() for part, own in parts))
+    centres = means.float()
+    return float(sum((part - centres[own]).square().sum(dtype=torch.float64) for part, own in parts))
