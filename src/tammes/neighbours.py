@@ -453,7 +453,7 @@ class _Products:
             self.room = torch.empty(
                 shape, dtype=queries.dtype
             )  # kept: new memory costs as much as a tenth of the product
-        with highest_precision():
+        with _highest_precision():
             return torch.mm(queries, gallery.T, out=self.room)
 
     def chosen(
@@ -464,7 +464,7 @@ class _Products:
         queries = torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
         found = torch.empty(places.shape)
         size = max(1, _GATHERED_AT_ONCE // (places.shape[1] * self.table.shape[1]))
-        with highest_precision():
+        with _highest_precision():
             for start in range(0, len(places), size):
                 part = slice(start, start + size)
                 items = self.table[places[part].flatten()].view(*places[part].shape, -1)  # (rows, some, dim + 1)
@@ -548,7 +548,7 @@ def half_is_faster() -> bool:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(rows, 512, generator=generator).bfloat16() for rows in (256, 2048))
     wide_left, wide_right = left.float(), right.float()
-    with highest_precision():
+    with _highest_precision():
         wide, half = wide_left @ wide_right.T, left @ right.T
         if bool(((half.float() - wide).abs() > wide.abs() * 2.0**-8 + 1e-3).any()):
             return False
@@ -562,7 +562,7 @@ def half_is_faster() -> bool:
 
 
 @contextmanager
-def highest_precision() -> Iterator[None]:
+def _highest_precision() -> Iterator[None]:
     """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
