@@ -8,7 +8,6 @@ work added at its peak, and what the work said of its result, by which the sides
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -206,13 +205,22 @@ def _sums(ids: ndarray) -> dict[str, int]:
 # ---- start-up
 
 
-def command(given: Given) -> Work:
-    """A command in a new process, from start to end."""
+# A program that says at its end what it held at most. (What the system says of a child counts its parent's memory.)
+_HELD = """import atexit
+atexit.register(lambda: print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))))
+"""
 
-    def work() -> None:
-        ended = subprocess.run(given["command"], capture_output=True, text=True, check=False)
+
+def program(given: Given) -> Work:
+    """A program in a new process, from start to end."""
+
+    def work() -> dict[str, float]:
+        ended = subprocess.run(
+            [given["python"], "-c", _HELD + given["code"]], capture_output=True, text=True, check=False
+        )
         if ended.returncode:
             raise RuntimeError((ended.stderr.strip().splitlines() or ["failed"])[-1])
+        return {"MB": float(ended.stdout.split()[-2]) / 1024}
 
     return work
 
@@ -623,7 +631,8 @@ def measured(name: str, given: Given) -> dict[str, Any]:
     torch.set_num_threads(given.get("threads", 1))
     work = WORK[name](given)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before, times, said = held("VmRSS"), [], None
+    before, times = held("VmRSS"), []
+    said: Any = None
     for turn in range(given.get("warm", 0) + given.get("repeat", 1)):
         started = perf_counter()
         said = work()
@@ -631,16 +640,16 @@ def measured(name: str, given: Given) -> dict[str, Any]:
             times.append(perf_counter() - started)
     memory = held("VmHWM") - before
     said = said() if callable(said) else said  # what is looked at is no part of the work
-    if work.__qualname__.startswith("command."):
-        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return {"seconds": median(times), "mb": memory, "said": said}
+    if WORK[name] is program:
+        memory = said.pop("MB")
+    return {"seconds": median(times), "mb": memory, "said": said or None}
 
 
 WORK: dict[str, Callable[[Given], Work]] = {
     each.__name__: each
     for each in (
         evaluation_tammes, evaluation_pml, evaluation_oml, products, kmeans_tammes, kmeans_faiss, kmeans_sklearn,
-        neighbours_tammes, neighbours_faiss, neighbours_sklearn, command, pipeline_first_tammes, pipeline_later_tammes,
+        neighbours_tammes, neighbours_faiss, neighbours_sklearn, program, pipeline_first_tammes, pipeline_later_tammes,
         pipeline_torchvision, decoding, copying, head_tammes, head_pml_trainer, head_pml_loop, head_bare,
         omniglot_tammes, omniglot_pml, network, network_default, network_limit,
     )

@@ -1,6 +1,7 @@
 """benchmarks/peers.py: the sides of a row do the same work, and what is stored and shown is what was measured."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     """Two rows of which one has no data; of the other, ours is as quick as the limit and a peer is not installed."""
 
     def commands(_options: Options, _folder: Path) -> Row:
-        given = {"command": ["true"], "repeat": 2}
-        absent = Side("Peer", "command", {"command": ["false"]})
-        return Row("nothing", "By `true`.", (Side("Tammes", "command", given), absent), Side("limit", "command", given))
+        given = {"python": sys.executable, "code": "pass", "repeat": 2}
+        absent = Side("Peer", "program", {"python": sys.executable, "code": "import no_such_thing"})
+        return Row("nothing", "By `pass`.", (Side("Tammes", "program", given), absent), Side("limit", "program", given))
 
     def without_data(_options: Options, _folder: Path) -> Row:
         raise UserError("birds are not there.")
@@ -69,16 +70,16 @@ def test_a_row_is_measured_in_processes_of_its_own_and_stored(
     row = stored["rows"]["import"]
     assert row["sides"][0]["ratio"] == 1
     assert row["limit"]["ratio"] == row["limit"]["seconds"] / row["sides"][0]["seconds"]
-    assert row["sides"][1]["failed"] == "RuntimeError: failed"
-    assert row["sides"][0]["mb"] > 0
+    assert row["sides"][1]["failed"] == "RuntimeError: ModuleNotFoundError: No module named 'no_such_thing'"
+    assert 0 < row["sides"][0]["mb"] < 50, "an empty program, not what started it"
     assert row["machine"]["threads"] == 1
     assert "torch" in row["versions"]
     said = capsys.readouterr()
     assert "head: left out. birds are not there." in said.err
-    assert "RuntimeError: failed" in said.out
+    assert "RuntimeError: ModuleNotFoundError" in said.out
     section = "\n".join(performance(stored))
     assert "## Nothing" in section
-    assert "| Peer | RuntimeError: failed |" in section
+    assert "| Peer | RuntimeError: ModuleNotFoundError: No module named 'no_such_thing' |" in section
 
     monkeypatch.setattr(peers, "measured", lambda *_: pytest.fail("it is stored"))
     peers.main(small)
@@ -95,7 +96,7 @@ def test_every_row_names_work_that_there_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
     for name, make in ROWS.items():
         if name != "first-embedding":  # makes a network
-            row = make(Options(), tmp_path)
+            row = make(Options(images=1), tmp_path)
             assert row.sides[0].name.startswith("Tammes")
             assert {side.work for side in (*row.sides, *filter(None, [row.limit]))} <= set(WORK)
     monkeypatch.delenv("TAMMES_DATA")

@@ -117,7 +117,8 @@ class DiscriminativeLoss(nn.Module):
             dtype = torch.promote_types(centroids.dtype, embeddings.dtype)
             centroids, embeddings = centroids.to(dtype), embeddings.to(dtype)
         if self.sample_classes is not None:
-            classes = _sample(self.num_classes, self.sample_classes, labels.device)  # (sample,)
+            sample = _compiled_sample if torch.compiler.is_compiling() else _sample
+            classes = sample(self.num_classes, self.sample_classes, labels.device)  # (sample,)
         weights = (self.pull_weights, self.push_weights, self.class_weights, self.push / (self.num_classes - 1))
         arguments = (embeddings, labels, centroids, classes, *weights)
         chunk = self.chunk_classes or max(512, _BLOCK // len(labels))
@@ -201,11 +202,10 @@ def _weights(
     return pull * total / (3 * triplets), push * (n - 1) * total / triplets, n
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _sample(num_classes: int, size: int, device: torch.device) -> Tensor:
     """`size` different classes, every set equally likely, in O(size)."""
     if 2 * size > num_classes:
-        return torch.randperm(num_classes, device=device)[:size]
+        return torch.randperm(num_classes, device=device)[:size].clone()
     drawn = torch.empty(0, dtype=torch.long, device=device)
     while len(drawn) < size:
         # The first `size` different values of an endless sequence are a uniform draw without replacement.
@@ -215,7 +215,19 @@ def _sample(num_classes: int, size: int, device: torch.device) -> Tensor:
         first = torch.ones_like(ordered, dtype=torch.bool)
         first[1:] = ordered[1:] != ordered[:-1]
         drawn = drawn[order[first].sort().values]
-    return drawn[:size]
+    return drawn[:size].clone()
+
+
+# An operator of its own for torch.compile, as the loop ends where the draw does. (torch.compiler.disable would do, but
+# takes longer to import than half of torch.)
+_compiled_sample = torch.library.custom_op(
+    "tammes::sample_classes", _sample, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+
+
+@_compiled_sample.register_fake
+def _(num_classes: int, size: int, device: torch.device) -> Tensor:  # noqa: ARG001
+    return torch.empty(size, dtype=torch.long, device=device)
 
 
 class _Fused(torch.autograd.Function):
