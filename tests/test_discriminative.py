@@ -279,6 +279,17 @@ def test_the_mean_of_what_each_image_has_is_the_loss(one_hot: bool, weighting: d
     assert each[4].item() == pytest.approx(alone.item(), abs=1e-7)
 
 
+def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
+    embeddings, labels, centroids = case(8, 50, 3)
+    loss = DiscriminativeLoss(centroids, sample_classes=5)
+    values = []
+    for run in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(7)
+        values.append([run(embeddings, labels).item() for _ in range(3)])
+    assert values[0] == pytest.approx(values[1])
+    assert len(set(values[1])) == 3
+
+
 def test_logits_are_negative_distances() -> None:
     embeddings, labels, centroids = case(8, 5, 5)
     logits = DiscriminativeLoss(centroids).get_logits(embeddings)
