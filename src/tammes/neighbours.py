@@ -28,6 +28,7 @@ _DIFFERENCES_AT_ONCE = 1 << 20  # 8 MB of float64
 _HALF_ROWS = 32  # queries at once from which bfloat16 is tried
 _HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16 saves more than it costs
 _SQUARE = 1 << 12  # items with each of which as many others are compared at once, where all are compared with all
+_TRIED = 64  # queries by which it is tried before all are compared with all
 _HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
 _GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
 _FOLD = 16  # columns of which only the smallest is looked at first
@@ -215,6 +216,7 @@ class Search:
         order = np.argsort(depths, kind="stable")
         order = order[depths[order] > 0]
         columns = min(len(self.gallery), _GALLERY_AT_ONCE)
+        self._of_all = None
         self._of_all = self._candidates_of_all(depths)
         start = 0
         while start < len(order):
@@ -307,7 +309,14 @@ class Search:
         everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
         if not (everyone and number > 2 * _SQUARE and self._in_half(int((depths > 0).sum()), int(depths.max()))):
             return None
-        if not np.array_equal(np.asarray(self.itself), np.arange(number)):
+        if not np.array_equal(np.asarray(self.itself), np.arange(number)) or listed > max(
+            64, self.gallery.shape[1] // 4
+        ):
+            return None  # lists of all must not take more memory than the vectors do
+        some = np.linspace(0, number - 1, _TRIED).astype(np.int64)
+        _, unsure = self._ranking(some, int(depths.max()), self._half_candidates)
+        self.half_helps = len(unsure) <= _HALF_FAILS * len(some)
+        if not self.half_helps:
             return None
         found = torch.full((number, listed), torch.inf), torch.full((number, listed), -1)
         starts = range(0, number, _SQUARE)
