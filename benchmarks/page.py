@@ -578,7 +578,8 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
 def _peers_machine(row: Mapping[str, Any]) -> list[str]:
     of, found = row["machine"], row["versions"]
     names = ", ".join(f"{name} {number}" for name, number in found.items() if name not in ("tammes", "numpy"))
-    return [f"{of['processor']}, 1 thread, commit {of['commit'][:7]}; {names}.", ""]
+    remark = f", {of['remark']}" if of.get("remark") else ""
+    return [f"{of['processor']}, 1 thread{remark}, commit {of['commit'][:7]}; {names}.", ""]
 
 
 FORMS_OF = ("-training", "-inference")  # rows whose sides are forms of our own network

@@ -76,6 +76,8 @@ class Options:
     """GoogLeNet's, for the features of birds."""
     oml_python: Path | None = None
     """The interpreter of an environment with open-metric-learning, where it is not in this one."""
+    remark: str = ""
+    """What should be known of the machine, such as what else it did meanwhile."""
     json: Path = Path("benchmarks/results/peers.json")
     """Where the figures go, after each row."""
 
@@ -419,7 +421,7 @@ def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str
     return result | {
         "sides": found[: len(row.sides)],
         "limit": None if row.limit is None else found[-1],
-        "machine": machine(),
+        "machine": machine() | {"remark": options.remark},
         "versions": versions(options),
     }
 
