@@ -13,6 +13,7 @@ SRC = ROOT / "src" / "tammes"
 LINE = [
     "errors",
     "runtime",
+    "processes",
     "cache",
     "downloads",
     "geometry",

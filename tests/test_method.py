@@ -17,7 +17,7 @@ from tammes.cli import main, making
 from tammes.cli.making import make_optimizer, resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig
-from tammes.loading.samplers import turns
+from tammes.loading.samplers import Turn, turns
 from tammes.losses import METHODS, Method
 from tammes.objectives import Objective
 from tammes.training import Batch, cosine, fit
@@ -86,11 +86,14 @@ def test_a_batch_in_words() -> None:
 # ---- batches
 
 
-def test_mined_triplets_stay_together_and_every_process_gets_as_many() -> None:
+def test_mined_triplets_stay_together_in_a_batch_of_all_processes() -> None:
     labels, order = np.arange(9) % 3, np.array([0, 3, 1, 4, 1, 2, 0, 6, 5, 7, 4, 0, 8, 2, 1])
     for world_size in (1, 2):
-        found = turns(labels, batch_size=7, train=True, order=order, world_size=world_size)
-        assert len(found) % world_size == 0
+        shares = [
+            turns(labels, batch_size=7, train=True, order=order, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        found = [Turn(*map(np.concatenate, zip(*each, strict=True))) for each in zip(*shares, strict=True)]
         assert all(len(turn.positions) % 3 == 0 and len(turn.positions) <= 6 for turn in found)
         assert np.concatenate([turn.positions for turn in found]).tolist() == order.tolist()
         nth = np.concatenate([turn.repeats for turn in found])

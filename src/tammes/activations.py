@@ -259,11 +259,11 @@ def activation_batches(
     first = np.random.default_rng([seed, 1]).integers(stored.views, size=len(indices))
     turned = turns(
         labels, batch_size=batch_size, train=train, sampler=sampler, images_per_class=images_per_class, seed=seed,
-        epoch=epoch, world_size=world_size, order=order,
+        epoch=epoch, rank=rank, world_size=world_size, order=order,
     )  # fmt: skip
 
     def inputs(turn: Turn) -> Float16[Tensor, "batch ..."]:
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-    return Batches(turned[rank::world_size], indices, labels, inputs, ahead=stored.values.ndim > 3)
+    return Batches(turned, indices, labels, inputs, ahead=stored.values.ndim > 3)

@@ -11,6 +11,7 @@ from torch import Tensor
 from tammes.embedder import Embedder
 from tammes.geometry import normalise
 from tammes.loading import Batch, Decoded, batches
+from tammes.processes import by_place
 
 Progress = Callable[[int, int], None]
 
@@ -55,8 +56,8 @@ def embed(
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
     batch_size = batch_size or embedder.at_once
-    nothing = np.zeros(len(indices), dtype=np.int64)
-    pictures = batches(images, indices, nothing, batch_size=batch_size, crop=embedder.size, train=False)
+    places = np.arange(len(indices))
+    pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False)
     return vectors(
         embedder, embedder.features, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress
     )
@@ -72,16 +73,22 @@ def vectors(
     backbone_only: bool = False,
     on_progress: Progress | None = None,
 ) -> Float32[np.ndarray, "images dim"]:
-    """Unit vectors of batches of whatever `features` turns into the backbone's features: images, or activations."""
+    """Unit vectors of batches of whatever `features` turns into the backbone's features: images, or activations.
+
+    Args:
+        inputs: with the place of each among all, from 0, for a label; of several processes, what this one has of them.
+        number: how many there are in all.
+    """
     was_training, device = embedder.training, embedder.mean.device
     embedder.eval()
-    rows, done = [], 0
-    for given, _, _ in inputs:
+    rows, at, done = [], [], 0
+    for given, places, _ in inputs:
         found = features(given.to(device))
         unit = normalise(embedder.of_backbone(found)) if backbone_only else embedder.embedding(found)
         rows.append(unit.float().cpu())
+        at.append(places)
         done += len(given)
         if on_progress is not None:
             on_progress(done, number)
     embedder.train(was_training)
-    return torch.cat(rows).numpy()
+    return by_place(rows, at, number).numpy()

@@ -1,4 +1,4 @@
-"""The run folder: what training leaves, and all that everything after it reads.
+"""The run folder: what training leaves, and all that everything after it reads. Of several processes the first writes.
 
 config.json        every option, with its value          environment.json   versions, machine, commit
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tammes.errors import UserError
+from tammes.processes import is_first
 from tammes.runtime import write_atomically
 
 
@@ -34,7 +35,8 @@ class Run:
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, whole or not at all."""
-        write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
+        if is_first():
+            write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
 
     def read(self, name: str) -> Any:
         """What was written under that name, or None."""
@@ -43,6 +45,8 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
+        if not is_first():
+            return
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -59,6 +63,8 @@ class Run:
 
     def forget_after(self, epoch: int) -> None:
         """Drop the lines of epochs after this one, which will be trained again."""
+        if not is_first():
+            return
         kept = [json.dumps(line) + "\n" for line in self.epochs() if line["epoch"] <= epoch]
         write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
 
@@ -72,6 +78,8 @@ class Run:
 
 def create(folder: Path, *, overwrite: bool = False) -> Run:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
+    if not is_first():
+        return Run(folder)
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         ours = is_run(folder)
         if not overwrite or not ours:
@@ -122,6 +130,8 @@ def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
 
 def save_frozen(run: Run, network: nn.Module) -> None:
     """The weights that do not train, once: with them, checkpoints need not hold them."""
+    if not is_first():
+        return
     from safetensors.torch import save
 
     frozen = _frozen(network)
@@ -147,6 +157,8 @@ def save_checkpoint(
         position: where training is, a dataclass that JSON can hold.
         scaler: the state of what scales the loss of half precision.
     """
+    if not is_first():
+        return
     from safetensors.torch import save
 
     state, frozen = optimizer.state_dict(), _frozen(objective)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,23 @@ def bare_environment() -> dict[str, str]:
     needed = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LD_LIBRARY_PATH")
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {name: os.environ[name] for name in needed if name in os.environ} | one_thread
+
+
+class Launched(NamedTuple):
+    """Which of the processes that were started together this one is, on its host too, and how many there are."""
+
+    rank: int
+    local_rank: int
+    number: int
+
+
+def launched() -> Launched:
+    """What a launcher (torchrun, accelerate launch) says of this process; without one it is the only one."""
+    given = (os.environ.get("RANK"), os.environ.get("LOCAL_RANK"), os.environ.get("WORLD_SIZE"))
+    rank, local_rank, number = (int(each) if each else None for each in given)
+    if rank is None or number is None:
+        return Launched(0, 0, 1)
+    return Launched(rank, rank if local_rank is None else local_rank, number)
 
 
 def write_atomically(file: Path, content: bytes) -> None:

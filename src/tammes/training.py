@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tammes.errors import UserError
+from tammes import processes
 
 Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, indices
 Batches = Callable[[int], Iterable[Batch]]
@@ -80,10 +80,14 @@ def fit(
 ) -> Iterator[Epoch]:
     """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
 
+    Of several processes each gives its own share of every batch, and all end, stop and save after the same step. An
+    objective that `gathers` has the loss of the whole batch in each of them, any other that of its share.
+
     Args:
         objective: (images, labels) -> the parts of the loss by name; if it has `begin(epoch, epochs)`, it is told of
             each epoch, and of the one that training goes on in.
-        batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked.
+        batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
+            several processes, what this one has of them.
         schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
         start: where to go on; weights and optimizer must be those of that moment.
@@ -103,6 +107,8 @@ def fit(
     at = start or Position()
     look_every = 1 if accelerator.device.type == "cpu" else 20
     own = accelerator.unwrap_model(objective)
+    gathers: bool = getattr(own, "gathers", False)
+    number_of_processes = processes.number()
     base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
     while at.epoch <= epochs:
         for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
@@ -115,36 +121,57 @@ def fit(
             own.begin(at.epoch, epochs)
         objective.train()  # the caller may have evaluated since the last epoch
         saved = perf_counter()
-        totals = {name: torch.tensor(value, dtype=torch.float64) for name, value in at.totals.items()}
+        totals = {
+            name: torch.tensor(value if processes.is_first() else 0.0, dtype=torch.float64)
+            for name, value in at.totals.items()
+        }
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
-            seen = sum(len(labels) for _, labels, _ in together)
-            pieces = [piece for images, labels, _ in together for piece in _pieces(images, labels, at_once)]
-            for number, (images, labels) in enumerate(pieces, start=1):
+            if (
+                number_of_processes > 1
+            ):  # each draws its own, whatever it drew before: a run that goes on draws the same
+                torch.manual_seed(_mixed(_mixed(seed, at.epoch), at.step * number_of_processes + processes.rank()))
+            sizes = processes.summed([len(labels) for _, labels, _ in together])  # of the batches, not of our shares
+            seen = sum(sizes)
+            pieces = [
+                (*piece, size)
+                for (images, labels, _), size in zip(together, sizes, strict=True)
+                for piece in _pieces(images, labels, at_once)
+            ]
+            for number, (images, labels, size) in enumerate(pieces, start=1):
+                counted = size / number_of_processes if gathers else len(labels)
                 wait = nullcontext() if number == len(pieces) else accelerator.no_sync(objective)
                 with wait:
                     parts = objective(images.to(accelerator.device), labels.to(accelerator.device))
-                    # Each image counts alike in the step, also when the last batch is smaller than the others.
-                    accelerator.backward(torch.stack(list(parts.values())).sum() * (len(labels) / seen))
+                    # Each image counts alike in the step, also when the last batch is smaller than the others; what
+                    # the processes have is averaged over them.
+                    loss = torch.stack(list(parts.values())).sum()
+                    accelerator.backward(loss * (counted * number_of_processes / seen))
                 for name, part in parts.items():
                     # It stays on its device: reading it would make a GPU wait.
-                    totals[name] = totals.get(name, 0.0) + part.detach().double() * len(labels)
+                    totals[name] = totals.get(name, 0.0) + part.detach().double() * counted
             at.step += len(together)
-            if at.step % look_every < len(together) and not all(total.isfinite() for total in totals.values()):
-                raise UserError(_not_finite(at, optimizer))
+            looks = at.step % look_every < len(together)
+            broken = looks and not all(total.isfinite() for total in totals.values())
+            asked = [broken, perf_counter() - saved >= save_every, stop()]
+            if number_of_processes > 1:
+                asked = processes.in_any(*asked) if looks else [False] * 3
+            broken, late, stopped = asked
+            if broken:
+                raise processes.same_everywhere(_not_finite(at, optimizer))
             optimizer.step()
             optimizer.zero_grad()
             at.images += seen
             at.seconds = perf_counter() - started
-            if stop():
+            if stopped:
                 complete = False
                 break
-            if perf_counter() - saved >= save_every:
-                at.totals = {name: float(total) for name, total in totals.items()}
+            if late:
+                at.totals = _of_all(totals)
                 save(at)
                 saved = perf_counter()
-        at.totals = {name: float(total) for name, total in totals.items()}
+        at.totals = _of_all(totals)
         if not all(isfinite(total) for total in at.totals.values()):
-            raise UserError(_not_finite(at, optimizer))
+            raise processes.same_everywhere(_not_finite(at, optimizer))
         losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
         rates = tuple(group["lr"] for group in optimizer.param_groups)
         done = at
@@ -178,6 +205,11 @@ def cosine(epochs: int) -> Callable[[int], float]:
 def _mixed(seed: int, epoch: int) -> int:
     """One seed from two, such that neighbours have nothing in common."""
     return (seed * 1_000_003 + epoch) * 2_654_435_761 % 2**63
+
+
+def _of_all(totals: dict[str, Tensor]) -> dict[str, float]:
+    """Sums over the images of all processes."""
+    return dict(zip(totals, processes.summed_floats([float(total) for total in totals.values()]), strict=True))
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

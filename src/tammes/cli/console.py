@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 
+from tammes.processes import is_first
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -21,10 +23,15 @@ def optional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
+def _watched() -> bool:
+    """Whether a person may be watching; of several processes the first speaks."""
+    return is_first() and sys.stderr.isatty()
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """A spinner on stderr while something takes long, if a person may be watching."""
-    if not sys.stderr.isatty():
+    if not _watched():
         yield
         return
     from rich.console import Console
@@ -36,7 +43,7 @@ def working(what: str) -> Iterator[None]:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, fed with (done, total), if a person may be watching."""
-    if not sys.stderr.isatty():
+    if not _watched():
         yield lambda *_: None
         return
     from rich.console import Console
@@ -49,6 +56,8 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def say(text: str, log: Path | None = None) -> None:
     """A line for the person who watches, and for the log file; stdout is for results."""
+    if not is_first():
+        return
     print(text, file=sys.stderr, flush=True)
     if log is not None:
         with log.open("a") as file:
@@ -103,7 +112,7 @@ class TrainingBar:
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not _watched(), transient=True)
         self._task = self._bar.add_task("", total=epochs * images, epoch=1, speed="", loss="")
 
     def __enter__(self) -> "TrainingBar":

@@ -1,6 +1,7 @@
 """What `tammes train` does, step by step: make, train, evaluate, report; all of it in a run folder."""
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -13,8 +14,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from tammes import processes
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, print_json, results_table, say, working
 from tammes.cli.making import (
@@ -65,6 +68,42 @@ def run_job(
         data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it.
         untrained: how well the backbone does before training, where another run has measured it; None: measured here.
     """
+    config, resumed = processes.agreed(lambda: _configured(given))
+    data = processes.one_a_host_first(lambda: data_of(config, None if resumed is None else resumed.read("classes")))
+    accelerator = _accelerator(config)
+    begins = resumed is None or resumed.state == "started"
+    # What the first process of a host downloads and keeps the others find.
+    config, data, objective = processes.one_a_host_first(
+        lambda: _made(config, data, resumed, accelerator, begins=begins)
+    )
+    embedder = objective.embedder
+    run = processes.agreed(lambda: resumed or _new_run(config, data, embedder))
+    with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # how accelerate calls torch
+        prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
+    _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
+    untrained = run.read("untrained") or untrained
+    if processes.in_any(processes.is_first() and untrained is None)[0] and len(data.split.test):
+        with working("evaluating the untrained backbone"):
+            untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
+    if untrained is not None:
+        run.write("untrained", untrained)
+    start = Position()
+    if not begins:
+        assert resumed is not None
+        start, scaler = load_checkpoint(resumed, objective, optimizer)
+        if accelerator.scaler is not None and scaler is not None:
+            accelerator.scaler.load_state_dict(scaler)
+    run.forget_after(start.epoch - 1)
+    if not _train(config, run, data, objective, prepared, optimizer, accelerator, start):
+        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
+        raise SystemExit(130)
+    if processes.is_first():
+        embedder.save(run.folder)
+    _report(config, run, data, embedder, untrained)
+
+
+def _configured(given: Train) -> tuple[Train, Run | None]:
+    """All options, and the run to go on with, if one was named."""
     check(given)
     for flag, said in (("--hidden", given.hidden), ("--method", given.method)):
         if said:
@@ -72,18 +111,42 @@ def run_job(
     resumed = resumed_run(given)
     config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
     _check_start(config)
-    data = data_of(config, None if resumed is None else resumed.read("classes"))
+    if config.sync_batch_norm and (config.device == "cpu" or not torch.accelerator.is_available()):
+        raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
+    return config, resumed
+
+
+def _accelerator(config: Train) -> Accelerator:
+    """The device, and what wraps the network where there are several processes."""
     AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision=config.precision)
-    if accelerator.num_processes > 1:
-        raise UserError("training runs in one process: start it with `tammes train`, not with a launcher of several.")
-    # A run that goes on has all its weights in its folder.
-    weights = config.weights if resumed is None or resumed.state == "started" else "none"
+    # Buffers are not sent at each step: statistics are taken over before they are needed, centroids never change.
+    # A stranger's loss may leave some of its weights out of a step.
+    options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+    options["find_unused_parameters"] = config.loss.startswith("pml:")
+    without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
+    return Accelerator(
+        cpu=without_gpu and (config.device == "cpu" or processes.number() > 1),
+        mixed_precision=config.precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(**options)],
+    )
+
+
+def _made(
+    config: Train, data: Data, resumed: Run | None, accelerator: Accelerator, *, begins: bool
+) -> tuple[Train, Data, Objective]:
+    """Network and loss as training begins, or goes on, and what stands for the images where a part is frozen.
+
+    Args:
+        begins: whether there is no checkpoint yet, from which all weights come.
+    """
+    weights = config.weights if begins else "none"
     embedder = make_embedder(replace(config, weights=weights), data.num_classes).to(accelerator.device)
+    if config.sync_batch_norm:
+        embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)
     config = replace(config, cut=_cut(config, embedder))
     if resumed is not None:
         load_frozen(resumed, embedder)
-    if config.init_from is not None and (resumed is None or resumed.state == "started"):
+    if config.init_from is not None and begins:
         # Before the new folder is made, in case it takes the other's place.
         embedder.load_state_dict(matching(load(config.init_from), embedder))
     loss = make_loss(config, data, embedder)
@@ -91,29 +154,17 @@ def run_job(
     data = replace(data, kept=keep(config, data, embedder))
     above = None if data.kept is None else data.kept.frozen.above
     method = method_of(config)
-    objective = Objective(embedder, loss, features=above, sees=method.sees, on_features=method.on == "features")
-    if config.init_from is None and (resumed is None or resumed.state == "started"):
+    objective = Objective(
+        embedder,
+        loss,
+        features=above,
+        sees=method.sees,
+        on_features=method.on == "features",
+        gathers=not method.each_on_its_own,
+    )
+    if config.init_from is None and begins:
         start_layers(config, data, objective)
-    run = resumed or _new_run(config, data, embedder)
-    prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
-    _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
-    untrained = run.read("untrained") or untrained
-    if untrained is None and len(data.split.test):
-        with working("evaluating the untrained backbone"):
-            untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
-    if untrained is not None:
-        run.write("untrained", untrained)
-    start = Position()
-    if run.state == "interrupted":
-        start, scaler = load_checkpoint(run, objective, optimizer)
-        if accelerator.scaler is not None and scaler is not None:
-            accelerator.scaler.load_state_dict(scaler)
-    run.forget_after(start.epoch - 1)
-    if not _train(config, run, data, objective, prepared, optimizer, accelerator, start):
-        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
-        raise SystemExit(130)
-    embedder.save(run.folder)
-    _report(config, run, data, embedder, untrained)
+    return config, data, objective
 
 
 def resumed_run(given: Train) -> Run | None:
@@ -138,9 +189,12 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
     if len(test):
         with working("evaluating on classes never seen"):
             vectors = embedded(embedder, data, test)
-            results |= _results(run, data, vectors, embedder.mean.device) | {"untrained": untrained}
+            results |= _results(run, data, vectors, embedder) | {"untrained": untrained}
+        if not processes.is_first():
+            return
         draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
-    write_and_show(config, run, results)
+    if processes.is_first():
+        write_and_show(config, run, results)
 
 
 def write_and_show(config: Train, run: Run, results: dict[str, Any]) -> None:
@@ -241,7 +295,6 @@ def _train(
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     least: float | None = getattr(objective.loss, "minimum", None)
     best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
-    processes = accelerator.process_index, accelerator.num_processes
 
     def save(position: Position) -> None:
         save_checkpoint(run, objective, optimizer, position, _scaler(accelerator))
@@ -249,7 +302,9 @@ def _train(
     with stop_on_signal() as stop, _bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
-            lambda number: bar.watch(training_batches(config, data, number, *processes, objective.loss), number),
+            lambda epoch: bar.watch(
+                training_batches(config, data, epoch, processes.rank(), processes.number(), objective.loss), epoch
+            ),
             optimizer,
             epochs=options["epochs"],
             schedule=schedule,
@@ -265,8 +320,9 @@ def _train(
             if not epoch.complete:
                 save(epoch.position)
                 return False
+            processes.take_over_statistics(objective)
             line = _line(config, data, objective, epoch, least)
-            if line.get("val_recall_at_1", 0.0) > best:
+            if processes.is_first() and line.get("val_recall_at_1", 0.0) > best:
                 best = line["val_recall_at_1"]
                 (run.folder / "best").mkdir(exist_ok=True)
                 objective.embedder.save(run.folder / "best")
@@ -274,7 +330,7 @@ def _train(
             # Last: an epoch is done when its record is.
             save(epoch.position)
             bar.epoch_ended(line)
-            if config.tensorboard:
+            if config.tensorboard and processes.is_first():
                 _to_tensorboard(run, line)
     return True
 
@@ -296,7 +352,8 @@ def _line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: 
         "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
     }
     if data.split.val is not None:
-        line["val_recall_at_1"] = evaluated(objective.embedder, data, data.split.val, quick=True)["recall_at_1"]
+        found = evaluated(objective.embedder, data, data.split.val, quick=True)
+        line["val_recall_at_1"] = found.get("recall_at_1", 0.0)
     if config.log_bound:
         line["bound"] = _watched_bound(config, data, objective)
     return line
@@ -323,24 +380,29 @@ def _outputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
     """What the loss is given of images: of their centre crops, in evaluation mode."""
     device = objective.embedder.mean.device
     objective.eval()
-    batches = centre_batches(data, indices, device)
-    return torch.cat([objective.embedder.outputs(objective.features(inputs.to(device))) for inputs, _, _ in batches])
+    rows, at = [], []
+    for inputs, places, _ in centre_batches(data, indices, device):
+        rows.append(objective.embedder.outputs(objective.features(inputs.to(device))))
+        at.append(places)
+    return processes.by_place(rows, at, len(indices)).to(device)
 
 
-def _results(run: Run, data: Data, vectors: np.ndarray, device: torch.device) -> dict[str, Any]:
+def _results(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) -> dict[str, Any]:
     labels = data.dataset.labels[data.split.test]
     results = {
         "test_classes": len(np.unique(labels)),
         "test_images": len(labels),
         "train_classes": data.num_classes,
         "train_images": len(data.split.train),
-        "trained": measured(vectors, data.dataset, data.split.test),
+        "trained": measured(vectors, data.dataset, data.split.test) if processes.is_first() else None,
         "seconds": sum(line["seconds"] for line in run.epochs()),
     }
-    if (run.folder / "best").exists():
-        chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0))
-        best = evaluated(load(run.folder / "best").to(device), data, data.split.test)
-        results["best_on_validation"] = {"epoch": chosen["epoch"], **best}
+    if processes.in_any(processes.is_first() and (run.folder / "best").exists())[0]:
+        best = load(run.folder / "best") if processes.is_first() else Embedder(embedder.config).eval()
+        processes.take_over(list(best.state_dict().values()))
+        found = evaluated(best.to(embedder.mean.device), data, data.split.test)
+        chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0), default={"epoch": 0})
+        results["best_on_validation"] = {"epoch": chosen["epoch"], **found}
     return results
 
 
@@ -396,7 +458,8 @@ def _estimate(config: Train, data: Data, objective: Objective) -> float:
     for name, tensor in objective.named_buffers():
         tensor.copy_(before[name])
     torch.set_rng_state(random)
-    return float(min(times) / len(labels) * training_batches(config, data, 1).num_images * recipe(config)["epochs"])
+    images = training_batches(config, data, 1).num_images * recipe(config)["epochs"]
+    return float(min(times) / len(labels) * images / processes.number())
 
 
 def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
@@ -405,6 +468,7 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
     held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
     weights = sum(parameter.numel() for parameter in embedder.parameters())
     pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
+    where = f"{device}, {processes.number()} processes" if processes.number() > 1 else str(device)
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
@@ -412,7 +476,7 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_loss_in_words(config)}, preset {config.preset}",
-        f"device    {device}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 8e4:.0f} MB of disk",
+        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 8e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:
@@ -421,14 +485,14 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
 
 def _trained(config: Train, embedder: Embedder) -> str:
     """What of the network trains, and why."""
-    number = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
+    trained = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
     kept = " but the penultimate layer" if config.keep_start else ""
     if config.train == "all":
-        return f"all of it{kept} ({number:,} weights)"
+        return f"all of it{kept} ({trained:,} weights)"
     part = f"the part from {config.cut} up" if config.train == "top" else "the new layers"
     views = VIEWS[str(config.train)] if config.views is None else config.views
     crops = f"{views} views of each image" if views else "centre crops"
-    weights = f"{part}{kept} ({number:,} weights)"
+    weights = f"{part}{kept} ({trained:,} weights)"
     return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
 
 

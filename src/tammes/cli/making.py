@@ -26,6 +26,7 @@ from tammes.metrics import evaluate
 from tammes.mining import random_triplets
 from tammes.objectives import METHODS, Base, ClassLayer, Objective, find_method
 from tammes.presets import recipe_of
+from tammes.processes import is_first, number, rank
 from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
 from tammes.training import parameter_groups
@@ -216,14 +217,14 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
     start = recipe(config)["start"]
     if start == "random":
         return
-    rows, of, number, device = [], [], 0, objective.embedder.mean.device
+    rows, of, seen, device = [], [], 0, objective.embedder.mean.device
     objective.eval()
     with working("finding the principal directions of the features"):
         for inputs, labels, _ in training_batches(config, data, 0):
             rows.append(objective.features(inputs.to(device)))
             of.append(labels)
-            number += len(labels)
-            if number >= MOST_TO_START:
+            seen += len(labels)
+            if seen >= MOST_TO_START:
                 break
         objective.embedder.start_from(torch.cat(rows), torch.cat(of) if start == "whiten" else None)
     objective.train()
@@ -263,14 +264,17 @@ def training_batches(
 
 
 def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
-    """The centre crops of images in order, or what is kept of them; as many at a time as the device does best."""
-    nothing = np.zeros(len(indices), dtype=np.int64)
+    """The centre crops of images, or what is kept of them, with their places; as many at once as the device does best.
+
+    Of several processes each has some of the batches.
+    """
+    places, of_all = np.arange(len(indices)), dict[str, Any](rank=rank(), world_size=number())
     if data.kept is None:
-        number = images_at_once(data.images.channels * data.size**2, device)
-        return batches(data.images, indices, nothing, batch_size=number, crop=data.size, train=False)
+        size = images_at_once(data.images.channels * data.size**2, device)
+        return batches(data.images, indices, places, batch_size=size, crop=data.size, train=False, **of_all)
     stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
-    number = images_at_once(prod(stored.values.shape[2:]), device)
-    return activation_batches(stored, indices, nothing, batch_size=number, train=False)
+    size = images_at_once(prod(stored.values.shape[2:]), device)
+    return activation_batches(stored, indices, places, batch_size=size, train=False, **of_all)
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
@@ -482,7 +486,10 @@ def recipe(config: Train) -> dict[str, Any]:
 def evaluated(
     embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
 ) -> dict[str, Any]:
+    """The metrics of images; of several processes each embeds some of them, and the first measures."""
     found = embedded(embedder, data, indices, backbone_only=backbone_only)
+    if not is_first():
+        return {}
     return measured(found, data.dataset, indices, quick=quick)
 
 

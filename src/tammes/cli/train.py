@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional
+from tammes.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Train:
     tammes train vectors.npz --out runs/vectors
 
     tammes train --resume runs/photos
+
+    torchrun --nproc-per-node 4 -m tammes train photos/
     """
 
     data: Annotated[str, tyro.conf.Positional] = "glyphs"
@@ -148,6 +151,8 @@ class Train:
     """auto takes a GPU if there is one."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision; distances stay in float32."""
+    sync_batch_norm: bool = False
+    """With several GPUs, let batch normalisation see the whole batch instead of each GPU's share."""
 
     resume: Annotated[Path | None, optional("RUN")] = None
     """Go on with a run that was interrupted, with its own options."""
@@ -171,14 +176,25 @@ def of_vectors(data: str | Path) -> bool:
 
 
 def train(config: Train) -> None:
-    """Train, evaluate, show."""
+    """Train, evaluate, show; in one process, or in those that a launcher has started together."""
+    from tammes.processes import agreed, joined
+
+    with joined():
+        if agreed(lambda: _of_vectors(config)):
+            from tammes.cli.vectors_job import run_vectors_job
+
+            run_vectors_job(config)
+        else:
+            from tammes.cli.job import run_job
+
+            run_job(config)
+
+
+def _of_vectors(config: Train) -> bool:
+    from tammes.processes import number
     from tammes.runs import open_run
 
-    if of_vectors(config.data if config.resume is None else open_run(config.resume).read("config").get("data", "")):
-        from tammes.cli.vectors_job import run_vectors_job
-
-        run_vectors_job(config)
-    else:
-        from tammes.cli.job import run_job
-
-        run_job(config)
+    data = config.data if config.resume is None else open_run(config.resume).read("config").get("data", "")
+    if of_vectors(data) and number() > 1:
+        raise UserError(f"vectors are learned from in one process: start it with `tammes train {data}` alone.")
+    return of_vectors(data)

@@ -51,7 +51,7 @@ def batches(
     Args:
         indices: which images.
         labels: the label of each of them.
-        batch_size: images in a batch of one process.
+        batch_size: images in a batch, of all processes together.
         crop: height and width of what is cut out of an image; None for all of it.
         sampler: "shuffled": each image once. "ordered": likewise, but in the order given. "balanced": each at least
             once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk":
@@ -61,11 +61,10 @@ def batches(
         mirror: mirror every other image, left to right; for writing, say, this is wrong.
         padding: by how many pixels the border of an image is repeated outwards before it is cropped.
         drop_last: leave out a last, smaller batch.
-        rank, world_size: this process and how many there are. Each gets its own share, in equally many batches.
+        rank, world_size: this process and how many there are. For training each has a share of every batch, which may
+            be nothing of a small one; for evaluation each has whole batches.
         order: positions in `indices` that the epoch is made of, triplet after triplet, instead of a sampler's.
     """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} of {world_size} processes")
     turned = turns(
         labels,
         batch_size=batch_size,
@@ -75,6 +74,7 @@ def batches(
         seed=seed,
         epoch=epoch,
         drop_last=drop_last,
+        rank=rank,
         world_size=world_size,
         order=order,
     )
@@ -86,6 +86,8 @@ def batches(
 
     def images(turn: Turn) -> UInt8[Tensor, "batch channels height width"]:
         chosen = indices[turn.positions]
+        if not len(chosen):  # this process has nothing of a small batch
+            return torch.empty(0, decoded.channels, *window, dtype=torch.uint8)
         if train:
             places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
         else:
@@ -94,7 +96,7 @@ def batches(
             return crop_stack(decoded.stack, chosen, places, window, padding)
         return crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
 
-    return Batches(turned[rank::world_size], indices, labels, images)
+    return Batches(turned, indices, labels, images)
 
 
 class Batches:

@@ -29,31 +29,61 @@ def turns(
     seed: int = 0,
     epoch: int = 0,
     drop_last: bool = False,
+    rank: int = 0,
     world_size: int = 1,
     order: Int64[ndarray, " shown"] | None = None,
 ) -> list[Turn]:
-    """The batches of one epoch of all processes, in turn; for evaluation (train=False) everything in order.
+    """The batches of one epoch, in turn; for evaluation (train=False) everything in order.
+
+    Of several processes each has a share of every batch, so that what is trained does not depend on their number; where
+    the last batch is small it may be nothing. For evaluation each has whole batches, as few as none: a network may give
+    other last digits for a part of a batch.
 
     Args:
         order: the positions that the epoch is made of, triplet after triplet, where a method has chosen them.
     """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size} processes")
+    found = _of_all(labels, batch_size, train, sampler, images_per_class, seed, epoch, drop_last, order)
+    return [share(turn, rank, world_size) for turn in found] if train else found[rank::world_size]
+
+
+def share(turn: Turn, rank: int, world_size: int) -> Turn:
+    """What one process has of a batch: the shares are as large as each other, or one image larger, the first first."""
+    each, more = divmod(len(turn.positions), world_size)
+    start = rank * each + min(rank, more)
+    own = slice(start, start + each + (rank < more))
+    return Turn(turn.positions[own], turn.repeats[own])
+
+
+def _of_all(
+    labels: Int64[ndarray, " chosen"],
+    batch_size: int,
+    train: bool,
+    sampler: Sampler,
+    images_per_class: int,
+    seed: int,
+    epoch: int,
+    drop_last: bool,
+    order: Int64[ndarray, " shown"] | None,
+) -> list[Turn]:
     if len(labels) == 0:
         raise UserError("no images to make batches of.")
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
     if order is not None:
-        return of_triplets(order, batch_size, world_size)
+        return of_triplets(order, batch_size)
     random = np.random.default_rng([seed, epoch])
     if not train or sampler == "ordered":
-        return cut(np.arange(len(labels)), None, batch_size, world_size, drop_last)
+        return cut(np.arange(len(labels)), None, batch_size, drop_last)
     if sampler == "shuffled":
-        return cut(random.permutation(len(labels)), None, batch_size, world_size, drop_last)
+        return cut(random.permutation(len(labels)), None, batch_size, drop_last)
     if sampler == "balanced":
-        return cut(*balanced(labels, random), batch_size, world_size, drop_last)
+        return cut(*balanced(labels, random), batch_size, drop_last)
     if sampler == "pk":
         if drop_last:
             raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
-        return by_class(labels, batch_size, images_per_class, world_size, random)
+        return by_class(labels, batch_size, images_per_class, random)
     raise unknown_name("sampler", sampler, ("shuffled", "ordered", "balanced", "pk"))
 
 
@@ -73,7 +103,6 @@ def by_class(
     labels: Int64[ndarray, " chosen"],
     batch_size: int,
     images_per_class: int,
-    world_size: int,
     random: np.random.Generator,
 ) -> list[Turn]:
     """Groups of a class, dealt out like cards: a new shuffle of all batches each time all have got one more."""
@@ -88,9 +117,6 @@ def by_class(
     ]
     num_groups = sum(len(groups) for groups in classes)
     num_batches = -(-num_groups * images_per_class // batch_size)
-    num_batches += -num_batches % world_size
-    if num_groups < num_batches:
-        raise UserError(f"{num_groups} groups of images of a class are too few for {world_size} processes.")
     batches: list[list[ndarray]] = [[] for _ in range(num_batches)]
     deck: deque[int] = deque()
     for number in random.permutation(len(classes)).tolist():
@@ -113,12 +139,12 @@ def by_class(
     return [Turn(positions, np.zeros(len(positions), dtype=np.int64)) for positions in turns]
 
 
-def of_triplets(order: Int64[ndarray, " shown"], batch_size: int, world_size: int) -> list[Turn]:
-    """A given order cut into batches of whole triplets, as many for every process."""
+def of_triplets(order: Int64[ndarray, " shown"], batch_size: int) -> list[Turn]:
+    """A given order cut into batches of whole triplets."""
     together = batch_size // 3
     if together == 0:
         raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use --batch-size 3 or more.")
-    triplets = cut(np.arange(len(order) // 3), None, together, world_size, drop_last=False)
+    triplets = cut(np.arange(len(order) // 3), None, together, drop_last=False)
     nth = _times_before(order)
     places = [(3 * turn.positions[:, None] + np.arange(3)).reshape(-1) for turn in triplets]
     return [Turn(order[place], nth[place]) for place in places]
@@ -145,29 +171,14 @@ def cut(
     positions: Int64[ndarray, " shown"],
     repeats: Int64[ndarray, " shown"] | None,
     batch_size: int,
-    world_size: int,
     drop_last: bool,
 ) -> list[Turn]:
-    """Positions cut into batches, so many that every process gets equally many and none an empty one."""
+    """Positions cut into batches, of which the last may be smaller."""
     if repeats is None:
         repeats = np.zeros(len(positions), dtype=np.int64)
-    at_once = batch_size * world_size
-    full, rest = divmod(len(positions), at_once)
-    if rest and drop_last:
-        if not full:
-            raise UserError(f"{rest} images do not fill one batch of {at_once}. Lower --batch-size.")
-        rest = 0
-    lengths = [batch_size] * (full * world_size)
-    if rest:
-        last = world_size
-        if rest < world_size and full:  # too few for one each: share them and the step before
-            rest, last = rest + at_once, 2 * world_size
-            del lengths[-world_size:]
-        if rest < last:
-            raise UserError(
-                f"{len(positions)} images in batches of {batch_size} are too few for {world_size} processes."
-            )
-        lengths += [rest // last + (number < rest % last) for number in range(last)]
-    ends = np.cumsum(lengths)
-    spans = zip(ends - lengths, ends, strict=True)
-    return [Turn(positions[start:end], repeats[start:end]) for start, end in spans]
+    full = len(positions) // batch_size
+    if drop_last and not full:
+        raise UserError(f"{len(positions)} images do not fill one batch of {batch_size}. Lower --batch-size.")
+    end = full * batch_size if drop_last else len(positions)
+    starts = range(0, end, batch_size)
+    return [Turn(*(each[start : min(start + batch_size, end)] for each in (positions, repeats))) for start in starts]

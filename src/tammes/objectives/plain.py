@@ -7,6 +7,7 @@ from torch import Generator, Tensor, nn
 
 from tammes.embedder import Embedder
 from tammes.losses.method import Sees
+from tammes.processes import gathered
 
 
 class Objective(nn.Module):
@@ -19,6 +20,8 @@ class Objective(nn.Module):
             whole backbone; where a part of it is frozen they are activations, and it is the part above.
         sees: what the loss sees beside its batches, as its method declares it.
         on_features: whether it is more than a loss.
+        gathers: whether, of several processes, each computes the loss of the batch of all of them: needed where the
+            loss compares the images of a batch, or remembers them. Otherwise each has that of its own share.
     """
 
     features: Callable[[Tensor], Tensor]
@@ -31,12 +34,13 @@ class Objective(nn.Module):
         features: Callable[[Tensor], Tensor] | None = None,
         sees: Sees = "batches",
         on_features: bool = False,
+        gathers: bool = False,
     ) -> None:
         super().__init__()
         self.embedder = embedder
         self.loss = loss
         self.features = features or embedder.features
-        self.sees, self.on_features = sees, on_features
+        self.sees, self.on_features, self.gathers = sees, on_features, gathers
 
     def begin(self, epoch: int, epochs: int) -> None:
         """Tell the loss which epoch begins, from 1, and how many there will be, if it asks for that."""
@@ -50,8 +54,16 @@ class Objective(nn.Module):
         self.loss.look(embeddings, labels, generator=generator)  # type: ignore[operator]
 
     def forward(self, inputs: Shaped[Tensor, "batch ..."], labels: Integer[Tensor, " batch"]) -> dict[str, Tensor]:
-        features = self.features(inputs)
+        own = len(labels)
+        if own == 0:
+            # This process has nothing of a small batch, but takes part in the step: by black images that count nothing.
+            inputs, labels = inputs.new_zeros(2, *inputs.shape[1:]), labels.new_zeros(2)
+        rows = self.features(inputs)
+        if not self.on_features:
+            rows = self.embedder.outputs(rows)
+        if self.gathers:
+            rows, labels = gathered(rows[:own], labels[:own])
         if self.on_features:
-            parts: dict[str, Tensor] = self.loss(features, labels, self.embedder)
+            parts: dict[str, Tensor] = self.loss(rows, labels, self.embedder)
             return parts
-        return {"loss": self.loss(self.embedder.outputs(features), labels)}
+        return {"loss": self.loss(rows, labels)}

@@ -1,0 +1,181 @@
+"""What the processes of tests/test_processes.py do; light to import, as each of them must."""
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+CLASSES, DIM = 4, 4
+# Methods that draw something at random in a step draw it anew in each process.
+ALIKE = (
+    *("discriminative", "hard-discriminative", "softmax", "normface", "arcface", "proxy-nca", "proxy-anchor"),
+    *("contrastive", "triplet", "triplet-semihard", "lifted", "npair", "angular", "multi-similarity", "histogram"),
+    *("triplet-global", "clustering", "center", "deepncm", "prototypical", "bier"),
+)
+# Where the usual rate would move little in so few steps.
+RATES = {"lifted": 0.01, "npair": 1.0, "center": 0.01, "deepncm": 1.0, "prototypical": 1.0, "bier": 0.003}
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def process(rank: int, number: int, port: int, said: Path, work: Callable[..., None], *given: Any) -> None:
+    """Be one of several processes as a launcher starts them; what is said goes to a file."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with said.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    torch.set_num_threads(1)
+    try:
+        work(*given)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise
+
+
+def exit_code(*arguments: str) -> int:
+    """Run a command; how it ended."""
+    from tammes.cli import main
+
+    print(f"--- {' '.join(arguments)}", flush=True)
+    try:
+        main(arguments)
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+@contextmanager
+def without_batch_norm() -> Iterator[None]:
+    """Networks made in here have none, and of images a few are evaluated at a time."""
+    from tammes.cli import making
+
+    with (
+        patch.object(nn, "BatchNorm2d", lambda _: nn.Identity()),
+        patch.object(making, "images_at_once", lambda *_: 5),
+    ):
+        yield
+
+
+@contextmanager
+def stopped_after(steps: int, *, here: bool) -> Iterator[None]:
+    """Commands in here are asked to stop after so many steps; here, or in another process."""
+    from tammes.cli import job
+
+    count = iter(range(1, 10_000))
+
+    @contextmanager
+    def asked() -> Iterator[Callable[[], bool]]:
+        yield lambda: next(count) == steps and here
+
+    with patch.object(job, "stop_on_signal", asked):
+        yield
+
+
+def trained(name: str) -> Mapping[str, Tensor]:
+    """The weights, and what the loss remembers, after a few steps of a method; the last batch of an epoch is small."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    from tammes import processes
+    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.objectives import Base, Objective, find_method
+    from tammes.training import Batch, cosine, fit
+
+    method = find_method(name)
+    torch.manual_seed(0)
+    heads = method.head_sizes(16)
+    weights = () if method.weigh is None else method.weigh(heads)
+    dim = 16 if method.on == "features" else DIM
+    embedder = Embedder(EmbedderConfig("conv4", dim, heads=heads, head_weights=weights))
+    given: dict[Any, Any] = {"centroids": CLASSES, "num_classes": CLASSES, "dim": dim, "heads": heads, "features": 64}
+    objective = Objective(
+        embedder,
+        method.make(given | {"base": Base(next(iter(method.bases), ""), None)}, {}),
+        on_features=method.on == "features",
+        gathers=not method.each_on_its_own,
+    )
+    labels = torch.cat([torch.arange(CLASSES).repeat_interleave(4), torch.tensor([0, 0, 1, 1, 2, 2])])
+    if method.each_on_its_own:
+        labels = labels[:17]  # of the last batch the second process has nothing
+    images = torch.randint(256, (len(labels), 1, 28, 28), generator=seeded(0))
+    rank, number = processes.rank(), processes.number()
+
+    def batches(_epoch: int) -> Iterator[Batch]:
+        for part in torch.arange(len(labels)).split(16):
+            own = part.tensor_split(number)[rank]
+            yield images[own], labels[own], own
+
+    handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
+    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=RATES.get(name, 0.01 * max(0.1, method.rate)), momentum=0.9)
+    epochs = 10 if method.each_on_its_own else 3  # a hinge makes more of a last digit with every step
+    layer = embedder.new_layers()[0]
+    begun = layer.weight.detach().clone()
+    with warnings.catch_warnings(action="ignore"):
+        prepared, optimizer = accelerator.prepare(objective, optimizer)
+    for epoch in fit(prepared, batches, optimizer, epochs=epochs, schedule=cosine(epochs), accelerator=accelerator):
+        assert epoch.images == len(labels)
+        losses = {f"mean {part}": torch.tensor(value) for part, value in epoch.losses.items()}
+    losses["moved"] = (layer.weight.detach() - begun).abs().max()
+    return {each: value.detach().clone() for each, value in objective.state_dict().items()} | losses
+
+
+def of_methods(folder: Path) -> None:
+    """What each method comes to in two processes, and what gathers rows from a process that has none."""
+    from safetensors.torch import save_file
+
+    from tammes import processes
+
+    with processes.joined(), without_batch_norm():
+        for name in ALIKE:
+            found = trained(name)
+            save_file(
+                {each: value.contiguous() for each, value in found.items()}, folder / f"{name} {processes.rank()}"
+            )
+        rows = torch.arange(6.0).view(3, 2)[: 3 * processes.is_first()].requires_grad_()
+        whole, labels = processes.gathered(rows, torch.arange(3)[: len(rows)])
+        assert whole.tolist() == torch.arange(6.0).view(3, 2).tolist()
+        assert labels.tolist() == [0, 1, 2]
+        whole.sum().backward()
+        assert rows.grad is not None
+        assert (rows.grad == 2).all()
+
+
+def of_commands(
+    folder: Path, commands: Mapping[str, tuple[str, ...]], to_stop: tuple[str, ...], interrupted: Path
+) -> None:
+    """Commands in two processes, one after the other, and the code that each ends with."""
+    from tammes import processes
+
+    rank = os.environ["RANK"]
+    codes = {}
+    with without_batch_norm():
+        for name, arguments in commands.items():
+            codes[name] = exit_code(*arguments)
+        with stopped_after(7, here=rank == "1"):  # asked in one of them, both stop
+            codes["stopped"] = exit_code(*to_stop)
+        codes["resumed"] = exit_code("train", "--resume", str(interrupted))
+    assert processes.number() == 1
+    (folder / f"codes {rank}").write_text(repr(codes))
+
+
+def both(folder: Path, *given: Any) -> None:
+    of_methods(folder)
+    of_commands(folder, *given)
+
+
+def command(*arguments: str) -> None:
+    raise SystemExit(exit_code(*arguments))

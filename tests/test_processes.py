@@ -1,0 +1,223 @@
+"""Several processes train together: to the weights of one, by every method; one writes; all stop, fail and go on."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from ast import literal_eval
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tammes import processes
+from tammes.cli import main
+from tammes.losses import METHODS
+from tammes.objectives import MORE_THAN_LOSSES
+from tests.several_processes import ALIKE, both, command, exit_code, process, stopped_after, trained, without_batch_norm
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+SMALL = ("--backbone", "conv4", "--dim", "16", "--shift", "2", "--rate", "0.005", "--backbone-rate", "0.005")
+# 18 training images: of the last batch, one image, the second process has nothing.
+WHOLE = ("--epochs", "10", "--batch-size", "17", "--val-classes", "1", *SMALL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+def a_free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def start(number: int, folder: Path, work: Any, *given: Any) -> list[Any]:
+    """Processes as a launcher starts them; forks of one that has imported what they need."""
+    context, port = multiprocessing.get_context("forkserver"), a_free_port()
+    context.set_forkserver_preload(["tammes.cli.job", "tests.several_processes"])
+    found = [
+        context.Process(target=process, args=(rank, number, port, folder / f"said {rank}", work, *given), daemon=True)
+        for rank in range(number)
+    ]
+    for each in found:
+        each.start()
+    return found
+
+
+def ended(started: list[Any], folder: Path, seconds: float = 120) -> list[int]:
+    """How processes ended; all that they said if one does not."""
+    until = time.monotonic() + seconds
+    for each in started:
+        each.join(max(0.1, until - time.monotonic()))
+    codes = [each.exitcode for each in started]
+    if None in codes:
+        for each in started:
+            each.kill()
+        pytest.fail("".join((folder / f"said {rank}").read_text() for rank in range(len(started))))
+    return codes
+
+
+@pytest.fixture(scope="module")
+def two(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes have done, started once for all tests, and beside it what one does."""
+    folder = tmp_path_factory.mktemp("two")
+    with without_batch_norm():
+        main(["train", str(waves), "--out", str(folder / "alone"), *WHOLE])
+        with stopped_after(7, here=True):
+            assert exit_code("train", str(waves), "--out", str(folder / "interrupted"), *WHOLE) == 130
+        smart = (
+            "--loss",
+            "triplet-smart",
+            "--epochs",
+            "2",
+            "--batch-size",
+            "15",
+            *SMALL[:-3],
+            "0.001",
+            "--backbone-rate",
+            "0.001",
+        )
+        main(["train", str(waves), "--out", str(folder / "smart alone"), *smart])
+    commands = {
+        "train": ("train", str(waves), "--out", str(folder / "together"), *WHOLE),
+        "again": ("train", str(waves), "--out", str(folder / "together"), *WHOLE),
+        "smart": ("train", str(waves), "--out", str(folder / "smart"), *smart),
+        "broken": ("train", str(waves), "--out", str(folder / "broken"), *WHOLE, "--rate", "1e30"),
+        "no data": ("train", str(folder / "nowhere")),
+        "vectors": ("train", str(folder / "vectors.npz")),
+    }
+    to_stop = ("train", str(waves), "--out", str(folder / "stopped"), *WHOLE)
+    started = start(2, folder, both, folder, commands, to_stop, folder / "interrupted")
+    assert ended(started, folder) == [0, 0], (folder / "said 0").read_text() + (folder / "said 1").read_text()
+    return folder
+
+
+def codes(two: Path, name: str) -> list[int]:
+    return [literal_eval((two / f"codes {rank}").read_text())[name] for rank in range(2)]
+
+
+def said(two: Path, rank: int, name: str) -> str:
+    """What a process said of a command."""
+    parts = (two / f"said {rank}").read_text().split("--- ")[1:]
+    names = list(literal_eval((two / f"codes {rank}").read_text()))
+    return str(dict(zip(names, parts, strict=True))[name]).partition("\n")[2]
+
+
+def close(one: Path, other: Path) -> None:
+    first, second = (load_file(folder / "embedder.safetensors") for folder in (one, other))
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_processes_come_to_the_weights_of_one(two: Path, name: str) -> None:
+    with without_batch_norm():
+        alone = trained(name)
+    first, second = (load_file(two / f"{name} {rank}") for rank in range(2))
+    assert all(torch.equal(first[each], second[each]) for each in first)
+    torch.testing.assert_close(first, dict(alone), atol=1e-5, rtol=1e-4)
+    assert first["moved"] > 1e-4
+
+
+def test_every_method_that_is_the_same_each_time_is_compared() -> None:
+    draws, mines, cut = {"daml", "dvml"}, {"triplet-smart"}, {"hdc"}
+    assert set(ALIKE) | draws | mines | cut == set(METHODS) | set(MORE_THAN_LOSSES)
+
+
+def test_a_run_of_two_processes_has_the_weights_of_one(two: Path) -> None:
+    assert codes(two, "train") == [0, 0]
+    close(two / "together", two / "alone")
+    lines = [
+        [json.loads(line) for line in (two / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("together", "alone")
+    ]
+    assert [line["loss"] for line in lines[0]] == pytest.approx([line["loss"] for line in lines[1]], abs=1e-5)
+
+
+def test_evaluation_in_two_processes_is_that_of_one_to_the_last_digit(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = json.loads((two / "together" / "results.json").read_text())
+    assert results["untrained"] == json.loads((two / "alone" / "results.json").read_text())["untrained"]
+    with without_batch_norm():
+        main(["evaluate", str(two / "together"), "--json"])
+    again = json.loads(capsys.readouterr().out)["trained"]
+    assert {name: again[name] for name in results["trained"]} == results["trained"]
+
+
+def test_a_method_that_mines_over_all_images_has_the_same_triplets(two: Path) -> None:
+    assert codes(two, "smart") == [0, 0]
+    close(two / "smart", two / "smart alone")
+
+
+def test_only_the_first_process_writes_and_speaks(two: Path) -> None:
+    assert "epoch  10" in said(two, 0, "train")
+    assert said(two, 1, "train") == ""
+    assert len((two / "together" / "metrics.jsonl").read_text().splitlines()) == 10
+    assert "2 processes" in (two / "together" / "log.txt").read_text()
+
+
+def test_what_only_the_first_finds_wrong_ends_all_and_is_said_once(two: Path) -> None:
+    assert codes(two, "again") == [2, 2]
+    assert said(two, 0, "again").startswith(f"tammes: {two / 'together'} is a run already.")
+    assert said(two, 1, "again") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broken", "the loss is not a finite number at epoch 1"),
+        ("no data", "no such folder"),
+        ("vectors", "vectors are learned from in one process"),
+    ],
+)
+def test_what_all_find_wrong_is_said_once(two: Path, name: str, text: str) -> None:
+    assert codes(two, name) == [2, 2]
+    assert text in said(two, 0, name)
+    assert "tammes: " not in said(two, 1, name)
+
+
+def test_all_stop_when_one_is_asked_and_one_process_goes_on(two: Path) -> None:
+    assert codes(two, "stopped") == [130, 130]
+    assert (two / "stopped" / "checkpoint.safetensors").exists()
+    with without_batch_norm():
+        main(["train", "--resume", str(two / "stopped")])
+    close(two / "stopped", two / "alone")
+
+
+def test_two_processes_go_on_with_a_run_of_one(two: Path) -> None:
+    assert codes(two, "resumed") == [0, 0]
+    close(two / "interrupted", two / "alone")
+
+
+def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(waves: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ("--epochs", "500", "--batch-size", "8", "--test-classes", "0", *SMALL)
+    started = start(2, tmp_path, command, "train", str(waves), "--out", str(run), *options)
+    until = time.monotonic() + 60
+    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(started[1].pid, signal.SIGKILL)
+    assert ended(started, tmp_path) == [2, -signal.SIGKILL]
+    text = (tmp_path / "said 0").read_text()
+    assert "tammes: process 0 of 2 has lost the others: one of them has ended" in text
+    assert "train --resume" in text
+    with stopped_after(1, here=True):
+        assert exit_code("train", "--resume", str(run)) == 130
+
+
+def test_alone_there_is_nobody_to_ask() -> None:
+    assert (processes.rank(), processes.number(), processes.is_first()) == (0, 1, True)
+    assert processes.summed([1, 2]) == [1, 2]
+    assert processes.in_any(True, False) == [True, False]
+    with processes.joined():
+        assert processes.agreed(lambda: 3) == 3
