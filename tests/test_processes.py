@@ -3,8 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from ast import literal_eval
 from collections.abc import Iterator
@@ -221,3 +224,79 @@ def test_alone_there_is_nobody_to_ask() -> None:
     assert processes.in_any(True, False) == [True, False]
     with processes.joined():
         assert processes.agreed(lambda: 3) == 3
+
+
+def ip(*arguments: str) -> str:
+    """Ask the system for something about its network."""
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them, 10.201.7.1 and 10.201.7.2, as good as two hosts."""
+    if shutil.which("ip") is None:
+        pytest.skip("no `ip` to make network namespaces with: apt-get install iproute2")
+    names = (f"tammes-{os.getpid()}-a", f"tammes-{os.getpid()}-b")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+    try:
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "address", "add", f"10.201.7.{number}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+def sent(host: str) -> int:
+    """Bytes that a host has sent to the other."""
+    return int(json.loads(ip("-n", host, "-json", "-statistics", "link", "show", "cable"))[0]["stats64"]["tx"]["bytes"])
+
+
+@pytest.mark.slow
+def test_two_hosts_train_together_and_one_killed_ends_the_other_and_the_run_goes_on(
+    waves: Path, tmp_path: Path, hosts: tuple[str, str]
+) -> None:
+    run = tmp_path / "run"
+    options = ("--epochs", "2000", "--batch-size", "8", "--test-classes", "0", *SMALL)
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
+    started = []
+    for number, host in enumerate(hosts):
+        launcher = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number))
+        where = ("--master-addr", "10.201.7.1", "--master-port", "29511", "-m", "tammes")
+        words = ["ip", "netns", "exec", host, sys.executable, "-m", *launcher, *where]
+        with (tmp_path / f"said {number}").open("wb") as said:
+            started.append(
+                subprocess.Popen(
+                    [*words, "train", str(waves), "--out", str(run), *options], stderr=said, env=environment
+                )
+            )
+
+    def epochs() -> int:
+        return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
+
+    try:
+        until = time.monotonic() + 100
+        while epochs() < 2 and time.monotonic() < until and all(each.poll() is None for each in started):
+            time.sleep(0.05)
+        first, before = epochs(), sent(hosts[0])
+        while epochs() < first + 20 and time.monotonic() < until:
+            time.sleep(0.01)
+        steps, num_bytes = 6 * (epochs() - first), sent(hosts[0]) - before
+        print(f"{num_bytes / steps:.0f} bytes a step")
+        assert num_bytes / steps == pytest.approx(4 * 113_112, rel=0.05)  # once each weight's gradient, and little else
+        worker = int(Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children").read_text().split()[0])
+        os.kill(worker, signal.SIGKILL)
+        assert [each.wait(60) for each in started] == [1, 1]
+    finally:
+        for each in started:
+            each.kill()
+    assert "tammes: process 0 of 2 has lost the others: one of them has ended" in (tmp_path / "said 0").read_text()
+    with stopped_after(1, here=True):
+        assert exit_code("train", "--resume", str(run)) == 130

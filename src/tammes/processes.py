@@ -73,7 +73,7 @@ def joined() -> Iterator[None]:
         raise UserError(
             f"process {found.rank} of {found.number} has lost the others: one of them has ended, and its own last words"
             " are elsewhere in this output. Once that is put right, go on from the last checkpoint: start the same"
-            f" launcher with `train --resume RUN`. ({str(error).splitlines()[0]})"
+            f" launcher with `train --resume RUN`. ({str(error).splitlines()[0].split('. ')[0]})"
         ) from None
     except UserError as error:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None
