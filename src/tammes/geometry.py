@@ -201,6 +201,8 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
     twin = first_duplicate(centroids)
     if twin is not None:
         raise UserError(f"classes {twin[0]} and {twin[1]} have the same centroid: nothing could tell them apart.")
+    if (lengths == 1).all():
+        return centroids  # a copy of a million of them takes half a gigabyte
     unit: Tensor = centroids / lengths[:, None]
     return unit
 
@@ -244,7 +246,9 @@ def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | No
     odd = torch.randint(1 << 62, (points.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
     odd = odd.to(points.device)
     # Integer arithmetic wraps and does not round, so equal rows have equal hashes whatever the order of the sum.
-    hashes = torch.cat([((part + 0.0).view(words).long() * odd).sum(1) for part in points.split(_BLOCK)])
+    hashes = torch.empty(len(points), dtype=torch.int64, device=points.device)
+    for part, own in zip(points.split(_BLOCK), hashes.split(_BLOCK), strict=True):
+        torch.sum((part + 0.0).view(words).long() * odd, 1, out=own)
     order = hashes.sort(stable=True).indices
     near = (hashes[order[1:]] == hashes[order[:-1]]).nonzero().flatten()
     for place in near.tolist():
@@ -285,3 +289,9 @@ def check_range(labels: Integer[Tensor, " batch"], num_classes: int) -> None:
             f"label {int(labels[row])} (row {row} of the batch) is outside 0..{num_classes - 1}"
             f" of {num_classes} classes. Number the classes from 0 without gaps."
         )
+
+
+def some_rows(number: int) -> Int[Tensor, " rows"]:
+    """Which of so many points to compare with all: each, or evenly spaced ones where there are over 2^29 pairs."""
+    rows = max(1, (1 << 29) // number)
+    return torch.arange(number) if rows >= number else torch.linspace(0, number - 1, rows, dtype=torch.float64).long()

@@ -125,7 +125,9 @@ def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
         return None
     generator = torch.Generator().manual_seed(config["seed"])
     dim = shape["class_dim"] or shape["dim"]
-    return CENTROIDS[config["centroids"]](len(classes["train"]), dim, generator=generator)
+    places = classes.get("places", {"number": len(classes["train"])})
+    found = CENTROIDS[config["centroids"]](places["number"], dim, generator=generator)
+    return found if "of" not in places else found[[places["of"][name] for name in classes["train"]]]
 
 
 def save_frozen(run: Run, network: nn.Module) -> None:

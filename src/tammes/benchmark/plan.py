@@ -48,6 +48,8 @@ ELSEWHERE = {
     "resume": "nowhere: a benchmark goes on by itself where it stopped",
     "overwrite": "nowhere: choose another --out of tammes benchmark",
     "init_from": "nowhere: every run starts from the weights of the backbone",
+    "continue_from": "nowhere: every run starts from the weights of the backbone",
+    "compatible": "nowhere: every run starts from the weights of the backbone",
     "loss_options": "the method by their own names, such as margin = 0.2",
     "hidden": "nowhere: it is for vectors, and a benchmark is of images",
     "method": "nowhere: it is for vectors, and a benchmark is of images",

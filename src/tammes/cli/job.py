@@ -18,6 +18,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from tammes import processes
+from tammes.activations import Frozen
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, print_json, results_table, say, working
 from tammes.cli.making import (
@@ -47,9 +48,18 @@ from tammes.embedder import Embedder, load
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.losses import WITH_CENTROIDS, find_miner
-from tammes.objectives import Objective
+from tammes.objectives import Hold, Objective
 from tammes.report import draw_retrievals
-from tammes.runs import Run, create, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
+from tammes.runs import (
+    Run,
+    create,
+    load_checkpoint,
+    load_frozen,
+    open_finished,
+    open_run,
+    save_checkpoint,
+    save_frozen,
+)
 from tammes.runtime import environment
 from tammes.training import Epoch, Position, cosine, fit, halved_every
 
@@ -109,7 +119,10 @@ def _configured(given: Train) -> tuple[Train, Run | None]:
         if said:
             raise UserError(f"{flag} is for vectors, and {given.data} is no .npz or .parquet file: leave it out.")
     resumed = resumed_run(given)
-    config = resolved(given) if resumed is None else replace(saved_options(resumed), json=given.json)
+    if resumed is None:
+        config = resolved(given if given.continue_from is None else continued(given, given.continue_from))
+    else:
+        config = replace(saved_options(resumed), json=given.json)
     _check_start(config)
     if config.sync_batch_norm and (config.device == "cpu" or not torch.accelerator.is_available()):
         raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
@@ -139,16 +152,17 @@ def _made(
     Args:
         begins: whether there is no checkpoint yet, from which all weights come.
     """
-    weights = config.weights if begins else "none"
-    embedder = make_embedder(replace(config, weights=weights), data.num_classes).to(accelerator.device)
+    source = config.continue_from or config.init_from
+    weights = config.weights if begins and config.continue_from is None else "none"
+    embedder = make_embedder(replace(config, weights=weights), data.num_places).to(accelerator.device)
     if config.sync_batch_norm:
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)
     config = replace(config, cut=_cut(config, embedder))
     if resumed is not None:
         load_frozen(resumed, embedder)
-    if config.init_from is not None and begins:
+    if source is not None and begins:
         # Before the new folder is made, in case it takes the other's place.
-        embedder.load_state_dict(matching(load(config.init_from), embedder))
+        embedder.load_state_dict(matching(load(source), embedder))
     loss = make_loss(config, data, embedder)
     training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
     data = replace(data, kept=keep(config, data, embedder))
@@ -161,10 +175,23 @@ def _made(
         sees=method.sees,
         on_features=method.on == "features",
         gathers=not method.each_on_its_own,
+        hold=None if config.compatible is None else _hold(config, data, accelerator.device),
     )
-    if config.init_from is None and begins:
+    if source is None and begins:
         start_layers(config, data, objective)
     return config, data, objective
+
+
+def _hold(config: Train, data: Data, device: torch.device) -> Hold:
+    """What keeps the embeddings of old classes where the run had them that this one goes on from."""
+    assert config.continue_from is not None
+    assert config.compatible is not None
+    assert data.places is not None
+    before = load(config.continue_from).to(device)
+    features = before.features if data.kept is None else Frozen(before, data.kept.frozen.at).above
+    old = torch.zeros(data.num_places, dtype=torch.bool)
+    old[[data.places.of[name] for name in data.places.old]] = True
+    return Hold(lambda inputs: before.embedding(features(inputs)), old, config.compatible)
 
 
 def resumed_run(given: Train) -> Run | None:
@@ -231,6 +258,7 @@ def check(config: Train) -> None:
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+    _check_new_classes(config)
     if config.start is not None and config.init_from is not None:
         raise UserError("--init-from says what the layers begin as: leave out --start.")
     if config.centroid_dim is not None and not config.class_layer:
@@ -246,6 +274,35 @@ def check(config: Train) -> None:
         raise UserError(f"--log-bound is for a loss with centroids, not for {config.loss}.")
     if config.tensorboard:
         _summary_writer()
+
+
+def _check_new_classes(config: Train) -> None:
+    """Refuse what cannot go together where classes are to come, or have come."""
+    if config.reserve_classes is not None:
+        if config.reserve_classes < 0:
+            raise UserError(f"--reserve-classes must not be negative, got {config.reserve_classes}.")
+        if config.continue_from is None and config.loss not in WITH_CENTROIDS:
+            raise UserError(
+                f"--reserve-classes keeps centroids free, and --loss {config.loss} has none: leave it out, or use"
+                f" --loss {' or '.join(WITH_CENTROIDS)}."
+            )
+        if config.weighting != "none":
+            raise UserError("--weighting weighs classes by their images, and reserved ones have none: leave one out.")
+    if config.compatible is not None:
+        if config.continue_from is None:
+            raise UserError("--compatible holds what another run has learned: name it by --continue-from RUN.")
+        if not config.compatible > 0:
+            raise UserError(f"--compatible is a weight above 0, got {config.compatible}.")
+    if config.continue_from is None:
+        return
+    for name in ("init_from", "start"):
+        if getattr(config, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"--continue-from says what the network begins as: leave out {flag}.")
+    if config.out is None:
+        raise UserError("--continue-from makes a new run: say where by --out.")
+    if config.out == config.continue_from:
+        raise UserError("--continue-from and --out are the same folder. Choose another --out.")
 
 
 def _check_loss(config: Train) -> None:
@@ -364,7 +421,7 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
     outputs = normalise(_outputs(data, objective, data.split.train[sample])).cpu()
     centroids = objective.loss.centroids
-    points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_classes)
+    points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_places)
     return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
 
 
@@ -420,7 +477,7 @@ def _new_run(config: Train, data: Data, embedder: Embedder) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     run.write("config", asdict(config))
     run.write("environment", environment())
-    run.write("classes", data.classes())
+    run.write("classes", data.classes() | ({} if data.places is None else {"places": asdict(data.places)}))
     if data.kept is not None:
         save_frozen(run, embedder)
     return run
@@ -438,8 +495,41 @@ def saved_options(run: Run) -> Train:
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
     given = {"pool": "published", "keep_start": False} | given
-    given["init_from"] = None if given["init_from"] is None else Path(given["init_from"])
+    for name in ("init_from", "continue_from"):
+        given[name] = None if given.get(name) is None else Path(given[name])
     return Train(**given)
+
+
+# What a run that is gone on from has decided for good, and what is said anew for each run.
+KEPT = (
+    *("backbone", "dim", "pool", "embedding", "class_layer", "centroid_dim", "loss", "base", "centroids", "seed"),
+    "reserve_classes",
+)
+ANEW = ("out", "resume", "json", "overwrite", "init_from", "continue_from", "compatible", "start", "device")
+
+
+def continued(given: Train, folder: Path) -> Train:
+    """The options of a finished run, with those that were given in their place where they may be."""
+    saved = saved_options(open_finished(folder))
+    if saved.loss not in WITH_CENTROIDS:
+        raise UserError(
+            f"{folder} was trained with --loss {saved.loss}, which has no centroids to keep. Use --init-from {folder}."
+        )
+    found = {}
+    for field in fields(Train):
+        name, own = field.name, getattr(given, field.name)
+        said = own != field.default
+        if name in KEPT and said and own != getattr(saved, name):
+            flag, had = "--" + name.replace("_", "-"), getattr(saved, name)
+            raise UserError(
+                f"--continue-from keeps the network and the centroids of {folder}, which has {flag} {had}:"
+                f" leave out {flag}."
+            )
+        if name not in ANEW and not said:
+            found[name] = getattr(saved, name)
+    config = replace(given, **found)
+    _check_new_classes(config)
+    return config
 
 
 def _estimate(config: Train, data: Data, objective: Objective) -> float:
@@ -467,11 +557,15 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
     parts, options, shape = data.split, recipe(config), embedder.config
     held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
     weights = sum(parameter.numel() for parameter in embedder.parameters())
+    classes = f"{data.num_classes} classes"
+    if data.places is not None:
+        new = f" ({len(set(data.class_names) - set(data.places.old))} new)" if data.places.old else ""
+        classes += f"{new}, room for {data.places.number - len(data.places.of)} more"
     pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
     where = f"{device}, {processes.number()} processes" if processes.number() > 1 else str(device)
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
-        f"data      {data.dataset.name}: {len(parts.train)} training images of {data.num_classes} classes{held_out},",
+        f"data      {data.dataset.name}: {len(parts.train)} training images of {classes}{held_out},",
         f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
         f"trained   {_trained(config, embedder)}",
@@ -510,7 +604,7 @@ def _check_start(config: Train) -> None:
     """Refuse to keep what is not worth keeping, or so much that nothing trains."""
     if not config.keep_start:
         return
-    if config.start == "random" and config.init_from is None:
+    if config.start == "random" and config.init_from is None and config.continue_from is None:
         raise UserError("--keep-start True keeps what --start finds: give --start pca or --start whiten.")
     if config.train == "head" and not config.class_layer:
         raise UserError("--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.")

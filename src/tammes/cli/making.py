@@ -27,6 +27,7 @@ from tammes.mining import random_triplets
 from tammes.objectives import METHODS, Base, ClassLayer, Objective, find_method
 from tammes.presets import recipe_of
 from tammes.processes import is_first, number, rank
+from tammes.runs import open_finished
 from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
 from tammes.training import parameter_groups
@@ -54,20 +55,41 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Which class has which centroid: those that train, and those that an earlier run was trained on.
+
+    Attributes:
+        number: of all centroids, the free ones too.
+        of: class names -> numbers below it.
+        old: names of the classes that an earlier run was trained on.
+    """
+
+    number: int
+    of: dict[str, int]
+    old: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Data:
     """The images of a job: decoded, and which of them train, validate and test."""
 
     dataset: Dataset
     images: Decoded
     split: Split
-    labels: np.ndarray  # of the training images, 0..classes-1
-    class_names: tuple[str, ...]  # of these labels
+    labels: np.ndarray  # of the training images: which centroid, or output, is that of their class
+    class_names: tuple[str, ...]  # of the training classes
     size: int  # height and width of what the network sees
     kept: Kept | None = None  # what stands for the images where a part of the network is frozen
+    places: Places | None = None  # which class has which centroid, where some are free or a run's classes were fewer
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def num_places(self) -> int:
+        """Classes that there is room for: those that train, and those that may come."""
+        return self.num_classes if self.places is None else self.places.number
 
     def classes(self) -> dict[str, list[str]]:
         """The names of the classes by their use."""
@@ -126,11 +148,11 @@ def _dim(config: Train) -> int:
     return config.dim or method_of(config).dim or DIM
 
 
-def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Data:
+def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
     """The images of a job, decoded and split.
 
     Args:
-        classes: those that a run was started with; an error if the data has others now.
+        classes: those that a run was started with, as its folder has them; an error if the data has others now.
     """
     dataset = open_dataset(config.data)
     held_out = number_or_file(config.val_classes)
@@ -154,13 +176,51 @@ def load_data(config: Train, classes: dict[str, list[str]] | None = None) -> Dat
         if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
             raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
     labels, numbers = relabel(dataset.labels, parts.train)
-    data = Data(dataset, images, parts, labels, tuple(dataset.class_names[number] for number in numbers), shape.size)
-    if classes is not None and classes != data.classes():
+    names = tuple(dataset.class_names[number] for number in numbers)
+    data = Data(dataset, images, parts, labels, names, shape.size, places=_places(config, names, classes))
+    if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():
         raise UserError(
             f"the classes in {config.data} are no longer those that the run was started with, so what it was trained on"
             " could be taken for a test. Put them back, or train anew."
         )
-    return data
+    if data.places is None:
+        return data
+    _check_old(config, data)
+    return replace(data, labels=np.array([data.places.of[name] for name in names], dtype=np.int64)[labels])
+
+
+def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> Places | None:
+    """Which centroid each class has: as a run says, or now; None where the classes have them in turn, and all."""
+    if classes is not None:
+        return (
+            None if "places" not in classes else Places(**{**classes["places"], "old": tuple(classes["places"]["old"])})
+        )
+    if config.continue_from is None:
+        free = config.reserve_classes or 0
+        return Places(len(names) + free, {name: place for place, name in enumerate(names)}) if free else None
+    before = open_finished(config.continue_from).read("classes")
+    old = _places(config, (), before) or Places(len(before["train"]), {n: p for p, n in enumerate(before["train"])})
+    new = [name for name in names if name not in old.of]
+    free_places = sorted(set(range(old.number)) - set(old.of.values()))
+    if len(new) > len(free_places):
+        raise UserError(
+            f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
+            f" {len(free_places)} free centroids. Train anew with room for more: --reserve-classes {len(new)}."
+        )
+    return Places(old.number, old.of | dict(zip(new, free_places, strict=False)), tuple(old.of))
+
+
+def _check_old(config: Train, data: Data) -> None:
+    """Refuse to test on what an earlier run was trained on."""
+    assert data.places is not None
+    known, uses = set(data.places.old), data.classes()
+    for use, flag in (("test", "--test-classes"), ("val", "--val-classes")):
+        wrong = [name for name in uses[use] if name in known]
+        if wrong:
+            raise UserError(
+                f"{config.continue_from} was trained on the class {wrong[0]!r}, so it cannot be one to measure on."
+                f" Name others by {flag}{' FILE' if use == 'test' else ' 0'}."
+            )
 
 
 def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
@@ -315,8 +375,9 @@ def _depths(config: Train) -> tuple[str, ...]:
 def untrained_embedder(config: Train) -> Embedder:
     """The network of a run as it was before training; of its backbone only, the new layers being random."""
     embedder = make_embedder(config, 2).eval()
-    if config.init_from is not None:
-        embedder.load_state_dict(matching(load(config.init_from), embedder))
+    source = config.init_from or config.continue_from
+    if source is not None:
+        embedder.load_state_dict(matching(load(source), embedder))
     return embedder
 
 
@@ -336,7 +397,7 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
 def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     """The loss that was asked for, made of what it takes; options of another loss are refused, not ignored."""
     method, options = method_of(config), loss_options(config)
-    classes, dim = data.num_classes, embedder.config.class_dim or embedder.config.dim
+    classes, dim = data.num_places, embedder.config.class_dim or embedder.config.dim
     given: dict[Any, Any] = {"num_classes": classes, "dim": dim, "base": _base(config, classes)}
     given |= {"heads": embedder.config.heads, "features": embedder.new_layers()[0].in_features}
     if method.on == "class layer" and "num_classes" in method.takes and dim != classes:
@@ -348,7 +409,7 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
         sizes = np.bincount(data.labels, minlength=classes)
         if config.sampler == "balanced":
             sizes = np.full_like(sizes, sizes.max())  # as large as the largest is what training sees
-        options["class_sizes"] = sizes.tolist()
+        options["class_sizes"] = np.maximum(sizes, 1).tolist()  # free centroids count as one image
     torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
     loss = method.make(given, options)
     if config.miner is not None:

@@ -33,6 +33,8 @@ class Train:
 
     tammes train --resume runs/photos
 
+    tammes train more-photos/ --continue-from runs/photos --compatible 1 --out runs/more
+
     torchrun --nproc-per-node 4 -m tammes train photos/
     """
 
@@ -158,6 +160,14 @@ class Train:
     """Go on with a run that was interrupted, with its own options."""
     init_from: Annotated[Path | None, optional("RUN")] = None
     """Start a new run from the weights of another."""
+    reserve_classes: Annotated[int | None, optional("INT")] = None
+    """Centroids to keep free for classes that may come later (losses with centroids)."""
+    continue_from: Annotated[Path | None, optional("RUN")] = None
+    """Start a new run from a finished one, with its options, on data with more classes: the old ones keep their
+    centroids, the new ones get free ones (--reserve-classes)."""
+    compatible: Annotated[float | None, optional("WEIGHT")] = None
+    """With --continue-from: hold the embeddings of old classes in place by a term of this weight, so that vectors of
+    the old run still answer queries embedded by the new; 1 is a good start."""
     overwrite: bool = False
     """Replace the run folder if it exists."""
     skip_bad: bool = False

@@ -24,6 +24,7 @@ from tammes.geometry import (
     normalise,
     parts,
     refuse_second_derivative,
+    some_rows,
 )
 from tammes.losses.method import Method
 
@@ -156,17 +157,19 @@ class DiscriminativeLoss(nn.Module):
         """The least value over the training set, reached where every embedding is its own centroid.
 
         Without `class_sizes`, that for classes of equal size. Costs the distances of all pairs of centroids, so keep
-        the value.
+        the value; of more than 2^29 pairs that many are taken, for centroids evenly spaced in their order.
         """
+        chosen = some_rows(self.num_classes)
         if self.centroids is None:
             weights = torch.ones(self.num_classes) if self.class_weights is None else self.class_weights
-            repelled = sqrt(2) * (weights.double().sum() - weights.double())  # (classes,)
+            repelled = sqrt(2) * (weights.double().sum() - weights.double())[chosen]  # (chosen,)
         else:
             weights = self.centroids.new_ones(self.num_classes) if self.class_weights is None else self.class_weights
             rows = max(1, (1 << 22) // self.num_classes)  # 16 MB of distances at a time
-            repelled = torch.cat([distances(part, self.centroids) @ weights for part in self.centroids.split(rows)])
-        sizes = torch.ones_like(repelled) if self.class_sizes is None else self.class_sizes
-        push = self.push / (self.num_classes - 1) if self.push_weights is None else self.push_weights
+            parts = [distances(self.centroids[part], self.centroids) @ weights for part in chosen.split(rows)]
+            repelled = torch.cat(parts)
+        sizes = torch.ones_like(repelled) if self.class_sizes is None else self.class_sizes[chosen]
+        push = self.push / (self.num_classes - 1) if self.push_weights is None else self.push_weights[chosen]
         return -float((sizes / sizes.sum() * push * repelled).sum(dtype=torch.float64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -18,6 +18,7 @@ from tammes.geometry import (
     distances_to_axes,
     keep_full_precision,
     normalise,
+    some_rows,
 )
 from tammes.losses.method import Method
 
@@ -88,13 +89,14 @@ class HardDiscriminativeLoss(nn.Module):
         """The least value over the training set, reached where every embedding is its own centroid.
 
         Without `class_sizes`, that for classes of equal size. Costs the distances of all pairs of centroids, so keep
-        the value.
+        the value; of more than 2^29 pairs that many are taken, for centroids evenly spaced in their order.
         """
         if self.centroids is None:  # all the others are sqrt 2 away
             return -self.push * (sqrt(2) - self.temperature * log(self.num_classes - 1))
         sizes = torch.ones(self.num_classes) if self.class_sizes is None else self.class_sizes
         share = sizes.double() / sizes.sum() * (1 if self.weights is None else self.weights.double())  # (classes,)
-        total, labels = 0.0, torch.arange(self.num_classes, device=self.centroids.device)
+        labels = some_rows(self.num_classes).to(self.centroids.device)
+        share, total = share / share[labels.to(share.device)].sum() * share.sum(), 0.0
         rows = max(1, (1 << 22) // self.num_classes)  # 16 MB of distances at a time
         for part in labels.split(rows):
             repelled = self._soft_minimum(distances(self.centroids[part], self.centroids), part)  # (rows, 1)

@@ -13,6 +13,7 @@ from tammes.objectives.bier import BIER
 from tammes.objectives.daml import DAML
 from tammes.objectives.dvml import DVML
 from tammes.objectives.hdc import HDC
+from tammes.objectives.hold import Hold
 from tammes.objectives.plain import Objective
 
 MORE_THAN_LOSSES: dict[str, Method] = {
@@ -43,6 +44,7 @@ __all__ = [
     "MORE_THAN_LOSSES",
     "Base",
     "ClassLayer",
+    "Hold",
     "Objective",
     "find_method",
     "find_miner",

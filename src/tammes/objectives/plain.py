@@ -7,6 +7,7 @@ from torch import Generator, Tensor, nn
 
 from tammes.embedder import Embedder
 from tammes.losses.method import Sees
+from tammes.objectives.hold import Hold
 from tammes.processes import gathered
 
 
@@ -22,6 +23,7 @@ class Objective(nn.Module):
         on_features: whether it is more than a loss.
         gathers: whether, of several processes, each computes the loss of the batch of all of them: needed where the
             loss compares the images of a batch, or remembers them. Otherwise each has that of its own share.
+        hold: what keeps embeddings of old classes in place, where a run goes on with new ones.
     """
 
     features: Callable[[Tensor], Tensor]
@@ -35,12 +37,13 @@ class Objective(nn.Module):
         sees: Sees = "batches",
         on_features: bool = False,
         gathers: bool = False,
+        hold: Hold | None = None,
     ) -> None:
         super().__init__()
         self.embedder = embedder
         self.loss = loss
         self.features = features or embedder.features
-        self.sees, self.on_features, self.gathers = sees, on_features, gathers
+        self.sees, self.on_features, self.gathers, self.hold = sees, on_features, gathers, hold
 
     def begin(self, epoch: int, epochs: int) -> None:
         """Tell the loss which epoch begins, from 1, and how many there will be, if it asks for that."""
@@ -58,12 +61,15 @@ class Objective(nn.Module):
         if own == 0:
             # This process has nothing of a small batch, but takes part in the step: by black images that count nothing.
             inputs, labels = inputs.new_zeros(2, *inputs.shape[1:]), labels.new_zeros(2)
-        rows = self.features(inputs)
+        features = rows = self.features(inputs)
         if not self.on_features:
             rows = self.embedder.outputs(rows)
         if self.gathers:
             rows, labels = gathered(rows[:own], labels[:own])
         if self.on_features:
-            parts: dict[str, Tensor] = self.loss(rows, labels, self.embedder)
-            return parts
-        return {"loss": self.loss(rows, labels)}
+            several: dict[str, Tensor] = self.loss(rows, labels, self.embedder)
+            return several
+        parts = {"loss": self.loss(rows, labels)}
+        if self.hold is not None:
+            parts["hold"] = self.hold(inputs, labels, self.embedder.embedding(features))
+        return parts

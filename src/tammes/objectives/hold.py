@@ -1,0 +1,36 @@
+"""What holds embeddings where they are: an old gallery keeps answering while new classes are learned."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Integer, Shaped
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The mean over a batch of  weight * |x - x_old|²,  for images of old classes; 0 for the others.
+
+    Linear in the images, like the discriminative loss: it may be computed in pieces.
+
+    Attributes:
+        embed: inputs -> the unit vectors that the old network gives them.
+        old: whether each class is one of those that the old network was trained on.
+        weight: of the term.
+    """
+
+    embed: Callable[[Tensor], Tensor]
+    old: Bool[Tensor, " classes"]
+    weight: float
+
+    def __call__(
+        self,
+        inputs: Shaped[Tensor, "batch ..."],
+        labels: Integer[Tensor, " batch"],
+        embeddings: Float[Tensor, "batch dim"],
+    ) -> Float[Tensor, ""]:
+        with torch.no_grad():
+            before = self.embed(inputs).to(embeddings)
+        moved = (embeddings - before).square().sum(1)  # (batch,)
+        return self.weight * (moved * self.old.to(labels.device)[labels]).mean()
