@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+SCALE = ROOT / "docs" / "scale.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
@@ -64,11 +65,12 @@ PAPER_IN_README = (
 
 
 def write_page() -> None:
-    """docs/results.md, docs/performance.md, the README's tables, and the list of losses in docs/method.md."""
+    """The generated pages: results, performance, the README's tables, the list of losses, the table of scale."""
     PAGE.write_text(page())
     PERFORMANCE.write_text(performance_page())
     README.write_text(readme(README.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
+    SCALE.write_text(scale_page(SCALE.read_text()))
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
@@ -638,6 +640,63 @@ def method_page(text: str) -> str:
             column.append(cell)
         blocks += ["", "```text", *explained(name, method).splitlines(), "```"]
     return _with_block(text, "docs/method.md", "losses", [*_drawn(columns), *blocks])
+
+
+def scale_page(text: str, results: Path = RESULTS) -> str:
+    """docs/scale.md with what very many classes cost."""
+    block = _if_stored(results, "many_classes", many_classes)
+    return _with_block(text, "docs/scale.md", "results: many-classes", block or ["Not measured yet.", ""])
+
+
+def many_classes(stored: Mapping[str, Any]) -> list[str]:
+    """Memory and time of a step over the number of classes, and a training end to end."""
+    rows: list[Mapping[str, Any]] = stored["rows"]
+    softmax = {row["classes"]: row for row in rows if row["method"].startswith("linear") and "ms" in row}
+
+    def ratio(row: Mapping[str, Any], name: str) -> str:
+        of = softmax.get(row["classes"])
+        return "" if of is None or of is row or name not in row else f"{of[name] / row[name]:.1f}"
+
+    def figure(row: Mapping[str, Any], name: str, digits: int) -> str:
+        return f"{row[name]:,.{digits}f}" if name in row else ""
+
+    shown = {
+        "classes": [f"{row['classes']:,}" for row in rows],
+        "": [row["method"] for row in rows],
+        "memory, MB": [figure(row, "memory_mb", 0) or row.get("outcome", "") for row in rows],
+        "softmax takes times as much": [ratio(row, "memory_mb") for row in rows],
+        "ms a step": [figure(row, "ms", 1) for row in rows],
+        "softmax takes times as long": [ratio(row, "ms") for row in rows],
+        "s to make it": [figure(row, "placing_seconds", 2) for row in rows],
+    }
+    lines = [
+        *wrap(
+            f"A step of {stored['batch']} embeddings in {stored['dim']} dimensions, SGD with momentum, one thread; in"
+            f" blocks of {stored['chunk']:,} classes, or {stored['sample']} drawn anew. Memory is the peak of a process"
+            " of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`).",
+            127,
+        ),
+        "",
+        *_drawn(shown),
+    ]
+    found = stored.get("end_to_end")
+    if found is not None and "seconds" in found:
+        lines += wrap(
+            f"End to end: `tammes train` on {found['train_vectors']:,} made-up vectors ({found['columns']} columns) of"
+            f" {found['train_classes']:,} classes, one epoch, evaluated on {found['test_vectors']:,} vectors of"
+            f" {found['test_classes']:,} other classes: {found['seconds']:.0f} s in all,"
+            f" {found['training_seconds']:.0f} of them training, {found['memory_mb']:,.0f} MB beside the file of"
+            f" {found['file_mb']:,.0f} MB; R@1"
+            f" {100 * found['untrained']:.2f} as they are, {100 * found['trained']:.2f} after"
+            + (
+                " (the closed form that training begins with, which the epoch did not improve on)."
+                if not found["epoch"]
+                else "."
+            ),
+            127,
+        )
+        lines += [""]
+    return [*lines, *_machine(stored)]
 
 
 def readme_cub(results: Path) -> list[str]:

@@ -16,12 +16,14 @@ from benchmarks.page import (
     PLANS,
     README,
     RESULTS,
+    SCALE,
     SECTIONS,
     method_page,
     page,
     performance_page,
     plan_section,
     readme,
+    scale_page,
     served,
 )
 from benchmarks.store import named_only, store, trimmed
@@ -103,6 +105,25 @@ def test_the_page_of_speeds_is_what_is_stored() -> None:
 
 def test_the_tables_of_the_readme_are_what_is_stored() -> None:
     assert README.read_text() == readme(README.read_text()), STALE.format("README.md")
+
+
+def test_the_table_of_many_classes_is_what_is_stored() -> None:
+    assert SCALE.read_text() == scale_page(SCALE.read_text()), STALE.format("docs/scale.md")
+
+
+def test_what_many_classes_cost_is_shown_beside_a_softmax(tmp_path: Path) -> None:
+    assert "Not measured yet." in scale_page("<!-- results: many-classes -->\n<!-- end -->\n", tmp_path)
+    machine = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
+    rows = [
+        {"classes": 100000, "method": "linear + cross-entropy", "memory_mb": 300, "ms": 50, "placing_seconds": 0.1},
+        {"classes": 100000, "method": "discriminative, sampled", "memory_mb": 60, "ms": 1, "placing_seconds": 0.2},
+        {"classes": 10**6, "method": "linear + cross-entropy", "outcome": "ended without a word"},
+    ]
+    stored = {"rows": rows, "machine": machine, "batch": 128, "dim": 128, "chunk": 4096, "sample": 256}
+    (tmp_path / "many_classes.json").write_text(json.dumps(stored))
+    found = scale_page("<!-- results: many-classes -->\n<!-- end -->\n", tmp_path)
+    assert "| 100,000 | discriminative, sampled | 60 | 5.0 | 1.0 | 50.0 | 0.20 |" in found
+    assert "| 1,000,000 | linear + cross-entropy | ended without a word |" in found
 
 
 def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
