@@ -673,7 +673,8 @@ def many_classes(stored: Mapping[str, Any]) -> list[str]:
         *wrap(
             f"A step of {stored['batch']} embeddings in {stored['dim']} dimensions, SGD with momentum, one thread; in"
             f" blocks of {stored['chunk']:,} classes, or {stored['sample']} drawn anew. Memory is the peak of a process"
-            " of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`).",
+            " of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`); times were"
+            " taken beside other work.",
             127,
         ),
         "",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tammes import DiscriminativeLoss, bound
+from tammes import DiscriminativeLoss, HardDiscriminativeLoss, bound
 from tammes.geometry import normalise
 from tammes.losses import discriminative
 from tests.oracles import (
@@ -363,3 +363,15 @@ def _largest_temporary(classes: int, dim: int, batch: int, block: int) -> float:
             peak = max(peak, live)
     assert peak > batch * block * 4  # the block itself was seen
     return peak
+
+
+@pytest.mark.parametrize("name", ["discriminative", "hard_discriminative"])
+def test_the_least_value_of_very_many_classes_is_estimated_from_some(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = DiscriminativeLoss if name == "discriminative" else HardDiscriminativeLoss
+    loss = kind(unit_points(300, 8, seed=0).float(), class_sizes=[3] * 300)
+    exact = loss.minimum
+    monkeypatch.setattr(f"tammes.losses.{name}.some_rows", lambda number: torch.arange(0, number, 3))
+    assert loss.minimum != exact
+    assert loss.minimum == pytest.approx(exact, rel=0.05)

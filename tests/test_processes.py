@@ -218,6 +218,12 @@ def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(wa
         assert exit_code("train", "--resume", str(run)) == 130
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_batch_norm_over_all_processes_is_for_gpus(waves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", str(waves), "--sync-batch-norm") == 2
+    assert "tammes: --sync-batch-norm is for several GPUs: leave it out." in capsys.readouterr().err
+
+
 def test_alone_there_is_nobody_to_ask() -> None:
     assert (processes.rank(), processes.number(), processes.is_first()) == (0, 1, True)
     assert processes.summed([1, 2]) == [1, 2]

@@ -292,6 +292,10 @@ def check_range(labels: Integer[Tensor, " batch"], num_classes: int) -> None:
 
 
 def some_rows(number: int) -> Int[Tensor, " rows"]:
-    """Which of so many points to compare with all: each, or evenly spaced ones where there are over 2^29 pairs."""
+    """Which of so many points to compare with all: each, or evenly spaced ones where there are over 2^29 pairs.
+
+    >>> some_rows(4), len(some_rows(1 << 20))
+    (tensor([0, 1, 2, 3]), 512)
+    """
     rows = max(1, (1 << 29) // number)
     return torch.arange(number) if rows >= number else torch.linspace(0, number - 1, rows, dtype=torch.float64).long()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 
-from tammes.processes import is_first
+from tammes.processes import is_first, number
 
 if TYPE_CHECKING:
     import torch
@@ -126,12 +126,12 @@ class TrainingBar:
         self._loss = parts["loss"].detach()
 
     def watch(self, batches: Iterable[Item], epoch: int) -> Iterator[Item]:
-        """The same batches, counted."""
+        """The same batches, counted; of several processes, each has about as much of a batch."""
         self._bar.update(self._task, epoch=epoch, completed=(epoch - 1) * self.images)
         for batch in batches:
             yield batch
             if not self._bar.disable:
-                self._advance(len(batch[1]))  # type: ignore[index]
+                self._advance(len(batch[1]) * number())  # type: ignore[index]
 
     def _advance(self, images: int) -> None:
         speed = self._bar.tasks[0].speed
