@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tammes import processes
+from tammes import UserError, processes
 from tammes.cli import main
 from tammes.losses import METHODS
 from tammes.objectives import MORE_THAN_LOSSES
@@ -222,6 +222,15 @@ def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(wa
 def test_batch_norm_over_all_processes_is_for_gpus(waves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("train", str(waves), "--sync-batch-norm") == 2
     assert "tammes: --sync-batch-norm is for several GPUs: leave it out." in capsys.readouterr().err
+
+
+def test_who_cannot_meet_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    text = "^process 1 of 2 could not meet the others: .*unset RANK and WORLD_SIZE.$"
+    with pytest.raises(UserError, match=text), processes.joined():
+        pass
 
 
 def test_alone_there_is_nobody_to_ask() -> None:

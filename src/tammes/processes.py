@@ -64,6 +64,12 @@ def joined() -> Iterator[None]:
     try:
         dist.init_process_group(None if torch.accelerator.is_available() else "gloo")
         _here.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"process {found.rank} of {found.number} could not meet the others: {_briefly(error)}. Each of them must"
+            " reach the launcher's --master-addr and --master-port. Without a launcher, unset RANK and WORLD_SIZE."
+        ) from None
+    try:
         _here.rank, _here.local_rank, _here.number = found
         yield
         dist.barrier(_here.group)  # the first may be at its last pages, and the connections are the others' too
@@ -73,7 +79,7 @@ def joined() -> Iterator[None]:
         raise UserError(
             f"process {found.rank} of {found.number} has lost the others: one of them has ended, and its own last words"
             " are elsewhere in this output. Once that is put right, go on from the last checkpoint: start the same"
-            f" launcher with `train --resume RUN`. ({str(error).splitlines()[0].split('. ')[0]})"
+            f" launcher with `train --resume RUN`. ({_briefly(error)})"
         ) from None
     except UserError as error:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None
@@ -81,6 +87,10 @@ def joined() -> Iterator[None]:
         _here.__init__()  # type: ignore[misc]
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _briefly(error: Exception) -> str:
+    return str(error).splitlines()[0].split(". ")[0]
 
 
 def _of_another(error: RuntimeError) -> bool:
