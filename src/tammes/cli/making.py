@@ -192,9 +192,8 @@ def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
 def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> Places | None:
     """Which centroid each class has: as a run says, or now; None where the classes have them in turn, and all."""
     if classes is not None:
-        return (
-            None if "places" not in classes else Places(**{**classes["places"], "old": tuple(classes["places"]["old"])})
-        )
+        said = classes.get("places")
+        return None if said is None else Places(said["number"], said["of"], tuple(said["old"]))
     if config.continue_from is None:
         free = config.reserve_classes or 0
         return Places(len(names) + free, {name: place for place, name in enumerate(names)}) if free else None
