@@ -1,6 +1,5 @@
 """Neighbours against plain loops: exact integers for ties, float64 for the rest, small blocks for the seams."""
 
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -100,12 +99,19 @@ def test_bfloat16_is_given_up_where_it_tells_nothing_apart(monkeypatch: pytest.M
 
 
 def test_the_choice_of_a_precision_is_made_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    neighbours.half_is_faster.cache_clear()
-    assert neighbours.half_is_faster() in (True, False)
-    product = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b: product(a, b) if a.dtype == torch.float32 else sleep(0.01))
-    neighbours.half_is_faster.cache_clear()
-    assert not neighbours.half_is_faster(), "a slow bfloat16"
+    """By a clock that the products move, so that the machine's other work does not matter."""
+    product, now, takes = torch.mm, [0.0], {torch.float32: 1.0, torch.bfloat16: 0.5}
+
+    def timed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        now[0] += takes[a.dtype]
+        return product(a, b)
+
+    monkeypatch.setattr(torch, "mm", timed)
+    monkeypatch.setattr(neighbours, "perf_counter", lambda: now[0])
+    for half, faster in ((0.5, True), (0.8, False), (2.0, False)):
+        takes[torch.bfloat16] = half
+        neighbours.half_is_faster.cache_clear()
+        assert neighbours.half_is_faster() == faster
     neighbours.half_is_faster.cache_clear()
 
 

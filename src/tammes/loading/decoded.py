@@ -158,7 +158,7 @@ def scaled(image: Image.Image, width: int, height: int) -> UInt8[ndarray, "chann
     """A grey or RGB picture in that size, by Lanczos.
 
     Colours by PyTorch's, which is five times as fast as Pillow's and equal but for rounding: one value in two hundred
-    differs, by 1 or 2 of 255 (docs/decisions/0012-scaling-by-pytorch.md).
+    differs, by 1 or 2 of 255 (docs/decisions/0014-scaling-by-pytorch.md).
     """
     as_it_is = image.size == (width, height) or image.mode != "RGB"
     if as_it_is or image.width * image.height > _LARGE or not _lanczos_is_there():
