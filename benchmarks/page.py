@@ -527,7 +527,8 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    TAMMES_DATA=DATASETS python -m benchmarks.peers --weights FILE --oml-python PYTHON",
         "",
-        "Every turn is a process of its own, on one thread; the sides take turns, and medians count. MB is what the"
+        "Every turn is a process of its own, on one thread; the sides take turns, and medians count. Seconds are those"
+        " of the processor: waiting, and what else the machine does, is not in them. MB is what the"
         " work added at its peak to what the process held with its libraries and data loaded; of a command, all that it"
         " held."
         " PML is pytorch-metric-learning, OML open-metric-learning. Limit: what the work cannot do without.",

@@ -2,18 +2,20 @@
 
     python -m benchmarks.peer_work NAME '{"option": value}'
 
-The last line that it prints is a JSON object: seconds (the median of some turns in this process), the memory that the
-work added at its peak, and what the work said of its result, by which the sides of a row are seen to do the same.
+The last line that it prints is a JSON object: processor seconds (the median of some turns in this process; `wall` is
+the time that passed), the memory that the work added at its peak, and what the work said of its result, by which the
+sides of a row are seen to do the same.
 """
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -495,7 +497,13 @@ def omniglot_tammes(given: Given) -> Work:
         schedule=cosine(given["epochs"]),
         seed=config.seed,
     )
-    return lambda: _watched(given, lambda _: next(epochs).seconds, objective.embedder, data)
+
+    def epoch(_: int) -> float:
+        started = process_time()
+        next(epochs)
+        return process_time() - started
+
+    return lambda: _watched(given, epoch, objective.embedder, data)
 
 
 def omniglot_pml(given: Given) -> Work:
@@ -528,13 +536,13 @@ def omniglot_pml(given: Given) -> Work:
         network.train()
         for group in optimizer.param_groups:
             group["lr"] = config.rate * cosine(given["epochs"])(number)
-        started = perf_counter()
+        started = process_time()
         for pictures, own in loader:
             optimizer.zero_grad()
             vectors = network(pictures)
             loss(vectors, own, miner(vectors, own)).backward()
             optimizer.step()
-        return perf_counter() - started
+        return process_time() - started
 
     return lambda: _watched(given, epoch, network, data)
 
@@ -626,23 +634,31 @@ def held(name: str) -> float:
     return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
+def processor() -> float:
+    """Processor seconds of this process and of those that it has started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process_time() + children.ru_utime + children.ru_stime
+
+
 def measured(name: str, given: Given) -> dict[str, Any]:
     """Seconds, megabytes and what the work says."""
     torch.set_num_threads(given.get("threads", 1))
     work = WORK[name](given)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before, times = held("VmRSS"), []
+    before = held("VmRSS")
     said: Any = None
+    times: list[tuple[float, float]] = []
     for turn in range(given.get("warm", 0) + given.get("repeat", 1)):
-        started = perf_counter()
+        started = perf_counter(), processor()
         said = work()
         if turn >= given.get("warm", 0):
-            times.append(perf_counter() - started)
+            times.append((perf_counter() - started[0], processor() - started[1]))
     memory = held("VmHWM") - before
     said = said() if callable(said) else said  # what is looked at is no part of the work
     if WORK[name] is program:
         memory = said.pop("MB")
-    return {"seconds": median(times), "mb": memory, "said": said or None}
+    wall, seconds = (median(each) for each in zip(*times, strict=True))
+    return {"seconds": seconds, "wall": wall, "mb": memory, "said": said or None}
 
 
 WORK: dict[str, Callable[[Given], Work]] = {
