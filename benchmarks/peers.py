@@ -5,11 +5,12 @@
     TAMMES_DATA=datasets python -m benchmarks.peers --weights googlenet.safetensors --oml-python other-venv/bin/python
 
 Every turn of every side is a process of its own, on one thread; the sides of a row take turns, and the median of a
-side's turns counts, in processor seconds: what else the machine does hardly counts. A side that takes longer than --long
-seconds has one turn. Memory is what the work added at its peak to what the process held with its libraries and data
-loaded. The limit is what the work cannot do without: the bare matrix product, the decoding or the copying alone. Rows on
-real data look for CUB_200_2011 and omniglot in the folder that the environment variable TAMMES_DATA names, and are left
-out without. What is timed is in peer_work.py; the results go to docs/performance.md and README.md by `make results`.
+side's turns counts, in processor seconds: what else the machine does hardly counts. A side that takes longer than
+--long seconds has one turn. Memory is what the work added at its peak to what the process held with its libraries and
+data loaded. The limit is what the work cannot do without: the bare matrix product, the decoding or the copying alone.
+Rows on real data look for CUB_200_2011 and omniglot in the folder that the environment variable TAMMES_DATA names, and
+are left out without. What is timed is in peer_work.py; the results go to docs/performance.md and README.md by
+`make results`.
 """
 
 import json
