@@ -18,8 +18,9 @@ CLASSES, DIM = 4, 4
 ALIKE = (
     *("discriminative", "hard-discriminative", "softmax", "normface", "arcface", "proxy-nca", "proxy-anchor"),
     *("contrastive", "triplet", "triplet-semihard", "lifted", "npair", "angular", "multi-similarity", "histogram"),
-    *("triplet-global", "clustering", "center", "deepncm", "prototypical", "bier"),
+    *("triplet-global", "clustering", "center", "deepncm", "prototypical", "bier", "hdc"),
 )
+DRAWING = ("daml", "dvml")
 # Where the usual rate would move little in so few steps.
 RATES = {"lifted": 0.01, "npair": 1.0, "center": 0.01, "deepncm": 1.0, "prototypical": 1.0, "bier": 0.003}
 
@@ -91,6 +92,7 @@ def trained(name: str) -> Mapping[str, Tensor]:
 
     from tammes import processes
     from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.losses import METHODS
     from tammes.objectives import Base, Objective, find_method
     from tammes.training import Batch, cosine, fit
 
@@ -99,11 +101,14 @@ def trained(name: str) -> Mapping[str, Tensor]:
     heads = method.head_sizes(16)
     weights = () if method.weigh is None else method.weigh(heads)
     dim = 16 if method.on == "features" else DIM
-    embedder = Embedder(EmbedderConfig("conv4", dim, heads=heads, head_weights=weights))
+    depths = ("blocks.2", "blocks.3") if method.depths else ()
+    embedder = Embedder(EmbedderConfig("conv4", dim, heads=heads, head_weights=weights, depths=depths))
+    base = next(iter(method.bases), "")
+    other = METHODS.get(base)
     given: dict[Any, Any] = {"centroids": CLASSES, "num_classes": CLASSES, "dim": dim, "heads": heads, "features": 64}
     objective = Objective(
         embedder,
-        method.make(given | {"base": Base(next(iter(method.bases), ""), None)}, {}),
+        method.make(given | {"base": Base(base, None if other is None else lambda _: other.make({}, {}))}, {}),
         on_features=method.on == "features",
         gathers=not method.each_on_its_own,
     )
@@ -140,7 +145,7 @@ def of_methods(folder: Path) -> None:
     from tammes import processes
 
     with processes.joined(), without_batch_norm():
-        for name in ALIKE:
+        for name in (*ALIKE, *DRAWING):
             found = trained(name)
             save_file(
                 {each: value.contiguous() for each, value in found.items()}, folder / f"{name} {processes.rank()}"

@@ -22,7 +22,17 @@ from tammes import UserError, processes
 from tammes.cli import main
 from tammes.losses import METHODS
 from tammes.objectives import MORE_THAN_LOSSES
-from tests.several_processes import ALIKE, both, command, exit_code, process, stopped_after, trained, without_batch_norm
+from tests.several_processes import (
+    ALIKE,
+    DRAWING,
+    both,
+    command,
+    exit_code,
+    process,
+    stopped_after,
+    trained,
+    without_batch_norm,
+)
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -131,9 +141,14 @@ def test_two_processes_come_to_the_weights_of_one(two: Path, name: str) -> None:
     assert first["moved"] > 1e-4
 
 
-def test_every_method_that_is_the_same_each_time_is_compared() -> None:
-    draws, mines, cut = {"daml", "dvml"}, {"triplet-smart"}, {"hdc"}
-    assert set(ALIKE) | draws | mines | cut == set(METHODS) | set(MORE_THAN_LOSSES)
+@pytest.mark.parametrize("name", DRAWING)
+def test_processes_that_draw_each_for_themselves_keep_the_same_weights(two: Path, name: str) -> None:
+    first, second = (load_file(two / f"{name} {rank}") for rank in range(2))
+    assert all(torch.equal(first[each], second[each]) for each in first)
+
+
+def test_every_method_is_trained_by_two_processes() -> None:
+    assert {*ALIKE, *DRAWING, "triplet-smart"} == {*METHODS, *MORE_THAN_LOSSES}
 
 
 def test_a_run_of_two_processes_has_the_weights_of_one(two: Path) -> None:
