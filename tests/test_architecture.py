@@ -14,6 +14,7 @@ LINE = [
     "errors",
     "runtime",
     "processes",
+    "tensors",
     "cache",
     "downloads",
     "geometry",

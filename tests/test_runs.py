@@ -72,8 +72,9 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     ):
         create(folder)
     (folder / "old").touch()
+    (folder / "best").mkdir()
     create(folder, overwrite=True)
-    assert list(folder.iterdir()) == []
+    assert [each.name for each in folder.iterdir()] == [".lock"]
 
 
 def test_a_folder_that_is_not_a_run_is_never_removed(tmp_path: Path) -> None:

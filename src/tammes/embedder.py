@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.heads import Layers, joined
 from tammes.runtime import images_at_once, write_atomically
+from tammes.tensors import read_tensors, shapes, write_tensors
 
 Embedding = Literal["penultimate", "last"]
 
@@ -192,10 +193,8 @@ class Embedder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""
-        from safetensors.torch import save
-
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomically(folder / "embedder.safetensors", save(tensors))
+        write_tensors(folder / "embedder.safetensors", tensors)
         write_atomically(folder / "embedder.json", json.dumps(asdict(self.config), indent=1).encode() + b"\n")
 
 
@@ -205,8 +204,6 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     Args:
         embedding: take the vectors from this layer instead of the one that the run chose.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     if (folder / "learner.json").exists():
         raise UserError(f"{folder} was trained on vectors: load it by tammes.MetricLearner.load.")
@@ -214,13 +211,60 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
         raise UserError(
             f"no trained model in {folder}: embedder.json is missing. Train one: tammes train DATA --out {folder}"
         )
-    given = json.loads((folder / "embedder.json").read_text())
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    if embedding is not None:
-        given["embedding"] = embedding
-    embedder = Embedder(EmbedderConfig(**given))
-    embedder.load_state_dict(load_file(folder / "embedder.safetensors"))
+    config = _config(folder / "embedder.json", embedding)
+    file = folder / "embedder.safetensors"
+    if not file.exists():
+        raise UserError(f"no trained model in {folder}: embedder.safetensors is missing.")
+    _check_sizes(config, file)
+    embedder = Embedder(config)
+    tensors, _ = read_tensors(file)
+    try:
+        embedder.load_state_dict(tensors)
+    except RuntimeError:
+        raise UserError(f"the weights of {file} are not those of the network that embedder.json names.") from None
     return embedder.eval()
+
+
+def _config(file: Path, embedding: Embedding | None) -> EmbedderConfig:
+    """What a file says of the network; it may be a stranger's, so nothing in it is taken on trust."""
+    try:
+        given = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{file} is not a whole JSON file.") from None
+    kinds: dict[str, Callable[[Any], bool]] = {
+        "backbone": lambda each: isinstance(each, str),
+        "dim": lambda each: type(each) is int,
+        "class_dim": lambda each: each is None or (type(each) is int and each >= 1),
+        "embedding": lambda each: each in get_args(Embedding),
+        "pool": lambda each: each in get_args(Pool),
+        "heads": lambda each: isinstance(each, list) and all(type(size) is int and size >= 1 for size in each),
+        "head_weights": lambda each: isinstance(each, list) and all(type(size) in (int, float) for size in each),
+        "depths": lambda each: isinstance(each, list) and all(isinstance(name, str) for name in each),
+    }
+    if not isinstance(given, dict) or "backbone" not in given:
+        raise UserError(f"{file} does not describe a network.")
+    for name, value in given.items():
+        if name not in kinds:
+            raise UserError(f"{file} was made by another version: {name!r} is not known here.")
+        if not kinds[name](value):
+            raise UserError(f"{file}: {name} cannot be {value!r}.")
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    try:
+        return EmbedderConfig(**(given if embedding is None else given | {"embedding": embedding}))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{file}: {error}.") from None
+
+
+def _check_sizes(config: EmbedderConfig, file: Path) -> None:
+    """Refuse a network of another size than that of its weights, before memory is asked for."""
+    found = shapes(file)
+    for layer, size in (("penultimate.", config.dim), ("class_layer.", config.class_dim or 0)):
+        outputs = sum(shape[0] for name, shape in found.items() if name.startswith(layer) and len(shape) == 2)
+        if outputs != size:
+            what = f"{size} outputs of {layer.rstrip('.')}"
+            raise UserError(f"{file} holds {outputs}, where embedder.json says {what}: they do not belong together.")
 
 
 def _files(path: Path) -> list[Path]:

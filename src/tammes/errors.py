@@ -14,3 +14,11 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(got, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(f"unknown {what} {got!r}.{hint} Known: {', '.join(names)}.")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory: Python's and NumPy's, a GPU's, or torch's on a CPU."""
+    words = ("allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )

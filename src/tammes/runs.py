@@ -4,15 +4,18 @@ config.json        every option, with its value          environment.json   vers
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
 embedder.safetensors, embedder.json                      the trained network; of vectors learner.safetensors, .json
 best/              the same from the best epoch on the validation classes, if there are any
-checkpoint.safetensors                                   to go on from; with frozen.safetensors, the weights that do
-                                                         not train, if there are any
+checkpoint.safetensors                                   to go on from; previous.safetensors is the one before it
+frozen.safetensors                                       the weights that do not train, if there are any
 results.json       the evaluation                        log.txt            what was printed
 calibration.json   the threshold of `tammes calibrate`   report.html        the page of `tammes report`
+images.json        a checksum of the decoded images      .lock              locked by the process that trains
 """
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,11 @@ from torch.optim import Optimizer
 
 from tammes.errors import UserError
 from tammes.processes import is_first
-from tammes.runtime import write_atomically
+from tammes.runtime import synchronise, write_atomically
+from tammes.tensors import DamagedError, check_tensors, read_tensors, write_tensors
+
+_LOCK = ".lock"
+_NEWEST, _PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,14 @@ class Run:
     def read(self, name: str) -> Any:
         """What was written under that name, or None."""
         file = self.folder / f"{name}.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        try:
+            return json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}.") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{file} is not a whole JSON file.") from None
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
@@ -73,22 +87,62 @@ class Run:
         """finished, interrupted (there is something to go on from), or started."""
         if (self.folder / "results.json").exists():
             return "finished"
-        return "interrupted" if (self.folder / "checkpoint.safetensors").exists() else "started"
+        return "interrupted" if any((self.folder / name).exists() for name in (_NEWEST, _PREVIOUS)) else "started"
 
 
 def create(folder: Path, *, overwrite: bool = False) -> Run:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
     if not is_first():
         return Run(folder)
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+    if folder.exists() and any(each.name != _LOCK for each in (folder.iterdir() if folder.is_dir() else [folder])):
         ours = is_run(folder)
         if not overwrite or not ours:
             what = "is a run already" if ours else "exists and is not a run"
             hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
             raise UserError(f"{folder} {what}. {hint} choose another --out.")
-        shutil.rmtree(folder)
+        with held(folder):
+            for each in folder.iterdir():
+                if each.name != _LOCK:
+                    shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     return Run(folder)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have a run folder to oneself until the end of the block, or of the process, however it ends.
+
+    Raises:
+        UserError: another process has it.
+    """
+    try:
+        opened = (folder / _LOCK).open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
+    with opened as file:
+        if not _locked(file.fileno()):
+            file.seek(0)
+            who = file.read(20).strip()
+            raise UserError(
+                f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
+                " has ended, or stop it; a new run needs another --out."
+            )
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _locked(file: int) -> bool:
+    """Lock a file for as long as it is open, where the system knows how to; False if another has it."""
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def open_run(folder: Path) -> Run:
@@ -134,20 +188,20 @@ def save_frozen(run: Run, network: nn.Module) -> None:
     """The weights that do not train, once: with them, checkpoints need not hold them."""
     if not is_first():
         return
-    from safetensors.torch import save
-
     frozen = _frozen(network)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items() if name in frozen}
-    write_atomically(run.folder / "frozen.safetensors", save(tensors))
+    write_tensors(run.folder / "frozen.safetensors", tensors)
 
 
 def load_frozen(run: Run, network: nn.Module) -> None:
     """Put the weights that do not train back, if the run has any."""
-    from safetensors.torch import load_file
-
     file = run.folder / "frozen.safetensors"
     if file.exists():
-        network.load_state_dict(load_file(file), strict=False)
+        try:
+            tensors, _ = read_tensors(file)
+        except DamagedError as error:
+            raise UserError(f"{error} The run cannot go on: train anew, with --overwrite.") from None
+        network.load_state_dict(tensors, strict=False)
 
 
 def save_checkpoint(
@@ -161,8 +215,6 @@ def save_checkpoint(
     """
     if not is_first():
         return
-    from safetensors.torch import save
-
     state, frozen = optimizer.state_dict(), _frozen(objective)
     tensors = {f"model/{name}": tensor for name, tensor in objective.state_dict().items() if name not in frozen}
     scalars: dict[str, Any] = {}
@@ -175,7 +227,40 @@ def save_checkpoint(
     tensors["random"] = torch.get_rng_state()
     said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars, "scaler": scaler}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(run.folder / "checkpoint.safetensors", save(tensors, metadata={"state": json.dumps(said)}))
+    newest, fresh = run.folder / _NEWEST, run.folder / f".{_NEWEST}.new"
+    # At every moment there is a whole one under one of the two names.
+    write_tensors(fresh, tensors, {"state": json.dumps(said)})
+    with suppress(FileNotFoundError):
+        newest.replace(run.folder / _PREVIOUS)
+    fresh.replace(newest)
+    synchronise(run.folder)
+
+
+def mend_checkpoint(run: Run) -> str | None:
+    """Put the previous checkpoint in the place of one that is damaged; returns what was done, None if nothing was.
+
+    Raises:
+        UserError: there is no other, or that one is damaged too.
+    """
+    newest, previous = run.folder / _NEWEST, run.folder / _PREVIOUS
+    try:
+        if newest.exists():
+            check_tensors(newest)
+            return None
+        what = ""
+    except DamagedError as error:
+        what = str(error)
+    anew = "The run cannot go on: train anew, with --overwrite."
+    if not previous.exists():
+        raise UserError(f"{what} There is no earlier one. {anew}")
+    try:
+        check_tensors(previous)
+    except DamagedError as error:
+        raise UserError(f"{what} {error} {anew}".lstrip()) from None
+    previous.replace(newest)
+    if not what:  # a process was stopped between the two names
+        return None
+    return f"{what} The checkpoint before it is sound: training goes on from there."
 
 
 def load_checkpoint(
@@ -186,16 +271,13 @@ def load_checkpoint(
     Args:
         kind: what the position is made with; None: that of a training on images.
     """
-    from safetensors import safe_open
-
     from tammes.training import Position
 
-    file = run.folder / "checkpoint.safetensors"
-    if not file.exists():
+    if not any((run.folder / name).exists() for name in (_NEWEST, _PREVIOUS)):
         raise UserError(f"{run.folder} has no checkpoint to go on from: it was stopped before its first epoch ended.")
-    with safe_open(file, framework="pt") as opened:
-        said = json.loads(opened.metadata()["state"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    mend_checkpoint(run)
+    tensors, metadata = read_tensors(run.folder / _NEWEST)
+    said = json.loads(metadata["state"])
     frozen, own = _frozen(objective), objective.state_dict()
     objective.load_state_dict(_under("model/", tensors) | {name: own[name] for name in own if name in frozen})
     entries: dict[int, dict[str, Any]] = {}

@@ -84,15 +84,22 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
             os.umask(umask)
             Path(temporary.name).chmod(0o666 & ~umask)
             Path(temporary.name).replace(file)
-        except BaseException:
+        except BaseException as error:
             Path(temporary.name).unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                error.filename = str(file)  # the system does not say which file a disk was full for
             raise
+    synchronise(file.parent)
+
+
+def synchronise(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk, where the system knows how to."""
     if os.name == "posix":
-        folder = os.open(file.parent, os.O_RDONLY)
+        opened = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the name itself
+            os.fsync(opened)
         finally:
-            os.close(folder)
+            os.close(opened)
 
 
 def device(choice: str = "auto") -> "torch.device":

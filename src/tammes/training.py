@@ -172,6 +172,9 @@ def fit(
         at.totals = _of_all(totals)
         if not all(isfinite(total) for total in at.totals.values()):
             raise processes.same_everywhere(_not_finite(at, optimizer))
+        if complete and not all(tensor.isfinite().all() for tensor in own.state_dict().values()):
+            # By the last step, whose loss nobody has seen.
+            raise processes.same_everywhere(_not_finite(at, optimizer, "a weight"))
         losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
         rates = tuple(group["lr"] for group in optimizer.param_groups)
         done = at
@@ -224,13 +227,13 @@ def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[
     return zip(images.split(size), labels.split(size), strict=True)
 
 
-def _not_finite(at: Position, optimizer: Optimizer) -> str:
+def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss") -> str:
     rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups)
     kept = (
         "The checkpoint of the last good epoch is kept." if at.epoch > 1 else "No epoch had ended, so nothing is lost."
     )
     return (
-        f"the loss is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
+        f"{what} is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
         f" is too high (now {rates}): try a tenth. {kept}"
     )
 

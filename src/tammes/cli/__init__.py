@@ -3,8 +3,10 @@
 Heavy modules are imported by the command that needs them, so that help appears at once.
 """
 
+import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any
@@ -29,7 +31,7 @@ from tammes.cli.runs import Runs, runs
 from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, out_of_memory, unknown_name
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, train),
@@ -52,9 +54,18 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
 }
 
 
+# What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
+DONE, PROBLEMS_FOUND, WRONG_USE, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+# What the system may refuse that a user can put right.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in given
+    given = [word for word in given if word != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
             stream.reconfigure(errors="backslashreplace")
@@ -62,22 +73,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"tammes {__version__}")
         return
     try:
-        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-            raise unknown_name("command", given[0], COMMANDS)
-        config = tyro.extras.subcommand_cli_from_dict(
-            {name: kind for name, (kind, _) in COMMANDS.items()},
-            prog="tammes",
-            description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command.",
-            args=given,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-        run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
-        run(config)
-    except UserError as error:
-        print(f"tammes: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _run(given)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush has somewhere to go
-        raise SystemExit(141) from None
+        raise SystemExit(PIPE_CLOSED) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        text, code = _in_words(error)
+        print(f"tammes: {text}", file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+def _run(given: list[str]) -> None:
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        raise unknown_name("command", given[0], COMMANDS)
+    config = tyro.extras.subcommand_cli_from_dict(
+        {name: kind for name, (kind, _) in COMMANDS.items()},
+        prog="tammes",
+        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command. With --debug, an"
+        " error says where in the program it comes from.",
+        args=given,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
+    run(config)
+
+
+def _in_words(error: Exception) -> tuple[str, int]:
+    """What to tell of an error, and the exit code."""
+    if isinstance(error, UserError):
+        return str(error), WRONG_USE
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        where = "a file" if error.filename is None else error.filename
+        if error.errno not in _FULL:
+            return f"cannot use {where}: {error.strerror}.", WRONG_USE
+        advice = "Free some room and do it again; what was reported as saved is safe."
+        return f"cannot write {where}: {error.strerror}. {advice}", WRONG_USE
+    if out_of_memory(error):
+        return "out of memory: this needs more than there is. Give it less at a time.", WRONG_USE
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    advice = "Please report it with what the same command says with --debug."
+    return f"this is a fault of tammes ({what}). {advice}", OUR_FAULT

@@ -3,8 +3,9 @@
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, replace
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -45,7 +46,7 @@ from tammes.cli.making import (
 )
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, load
-from tammes.errors import UserError
+from tammes.errors import UserError, out_of_memory
 from tammes.geometry import normalise
 from tammes.losses import WITH_CENTROIDS, find_miner
 from tammes.objectives import Hold, Objective
@@ -53,8 +54,10 @@ from tammes.report import draw_retrievals
 from tammes.runs import (
     Run,
     create,
+    held,
     load_checkpoint,
     load_frozen,
+    mend_checkpoint,
     open_finished,
     open_run,
     save_checkpoint,
@@ -78,8 +81,36 @@ def run_job(
         data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it.
         untrained: how well the backbone does before training, where another run has measured it; None: measured here.
     """
-    config, resumed = processes.agreed(lambda: _configured(given))
+    try:
+        with ExitStack() as until_done:
+            _run_job(given, data_of, untrained, until_done)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(_smaller(given)) from error
+
+
+def _smaller(given: Train) -> str:
+    """What to try where a training did not fit into memory."""
+    config = resolved(given) if given.resume is None else saved_options(open_run(given.resume))
+    size = int(recipe(config)["batch_size"])
+    if size == 1:
+        return "out of memory with batches of one image. Try a smaller --backbone or --dim, or --train head."
+    anew = "" if given.resume is None else " in a new run"
+    half = size // 2
+    same = f" --accumulate {2 * config.accumulate} makes of two such batches a step of the same size."
+    return f"out of memory with batches of {size} images. Try --batch-size {half}{anew}.{same}"
+
+
+def _run_job(
+    given: Train,
+    data_of: Callable[[Train, dict[str, list[str]] | None], Data],
+    untrained: dict[str, Any] | None,
+    until_done: ExitStack,
+) -> None:
+    config, resumed = processes.agreed(lambda: _configured(given, until_done))
     data = processes.one_a_host_first(lambda: data_of(config, None if resumed is None else resumed.read("classes")))
+    processes.agreed(lambda: _check_images(config, data, resumed))
     accelerator = _accelerator(config)
     begins = resumed is None or resumed.state == "started"
     # What the first process of a host downloads and keeps the others find.
@@ -87,7 +118,7 @@ def run_job(
         lambda: _made(config, data, resumed, accelerator, begins=begins)
     )
     embedder = objective.embedder
-    run = processes.agreed(lambda: resumed or _new_run(config, data, embedder))
+    run = processes.agreed(lambda: resumed or _new_run(config, data, embedder, until_done))
     with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # how accelerate calls torch
         prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     _say_plan(run, config, data, embedder, accelerator.device, _estimate(config, data, objective))
@@ -112,13 +143,13 @@ def run_job(
     _report(config, run, data, embedder, untrained)
 
 
-def _configured(given: Train) -> tuple[Train, Run | None]:
+def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]:
     """All options, and the run to go on with, if one was named."""
     check(given)
     for flag, said in (("--hidden", given.hidden), ("--method", given.method)):
         if said:
             raise UserError(f"{flag} is for vectors, and {given.data} is no .npz or .parquet file: leave it out.")
-    resumed = resumed_run(given)
+    resumed = resumed_run(given, until_done)
     if resumed is None:
         config = resolved(given if given.continue_from is None else continued(given, given.continue_from))
     else:
@@ -194,14 +225,31 @@ def _hold(config: Train, data: Data, device: torch.device) -> Hold:
     return Hold(lambda inputs: before.embedding(features(inputs)), old, config.compatible)
 
 
-def resumed_run(given: Train) -> Run | None:
-    """The run to go on with, if one was named."""
-    resumed = None if given.resume is None else open_run(given.resume)
-    if resumed is not None and resumed.state == "finished":
+def resumed_run(given: Train, until_done: ExitStack) -> Run | None:
+    """The run to go on with, if one was named: ours alone until we are done, and its checkpoint sound."""
+    if given.resume is None:
+        return None
+    resumed = open_run(given.resume)
+    if processes.is_first():
+        until_done.enter_context(held(resumed.folder))
+    if resumed.state == "finished":
         raise UserError(
             f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
         )
+    mended = mend_checkpoint(resumed) if processes.is_first() and resumed.state == "interrupted" else None
+    if mended is not None:
+        say(f"note: {mended}", resumed.folder / "log.txt")
     return resumed
+
+
+def _check_images(config: Train, data: Data, resumed: Run | None) -> None:
+    """Refuse to go on with other images than a run was started with."""
+    before = None if resumed is None else resumed.read("images")
+    if before is not None and before["digest"] != data.images.digest:
+        raise UserError(
+            f"the images in {config.data} are no longer those that the run was started with. Put them back, or train"
+            " anew with --overwrite."
+        )
 
 
 def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: dict[str, Any] | None) -> None:
@@ -256,8 +304,14 @@ def check(config: Train) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
     for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "seed", "views"):
         value = getattr(config, name)
+        if value is not None and not isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+    if config.seed >= 2**64:
+        raise UserError(f"--seed must be below 2^64, got {config.seed}.")
+    if config.momentum is not None and config.momentum >= 1:
+        raise UserError(f"--momentum must be below 1, got {config.momentum}: steps would grow without end.")
     _check_new_classes(config)
     if config.start is not None and config.init_from is not None:
         raise UserError("--init-from says what the layers begin as: leave out --start.")
@@ -473,8 +527,11 @@ def _cut(config: Train, embedder: Embedder) -> str | None:
     return config.cut or embedder.default_cut
 
 
-def _new_run(config: Train, data: Data, embedder: Embedder) -> Run:
+def _new_run(config: Train, data: Data, embedder: Embedder, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
+    if processes.is_first():
+        until_done.enter_context(held(run.folder))
+    run.write("images", {"digest": data.images.digest})
     run.write("config", asdict(config))
     run.write("environment", environment())
     run.write("classes", data.classes() | ({} if data.places is None else {"places": asdict(data.places)}))
@@ -570,7 +627,7 @@ def _say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: t
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_loss_in_words(config)}, preset {config.preset}",
-        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 8e4:.0f} MB of disk",
+        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 4.5e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:

@@ -34,10 +34,11 @@ class Runs:
 
 def runs(config: Runs) -> None:
     """List, or remove."""
-    from tammes.runs import listed, open_run
+    from tammes.runs import held, listed, open_run
 
     if config.remove is not None:
-        shutil.rmtree(open_run(config.remove).folder)
+        with held(open_run(config.remove).folder):
+            shutil.rmtree(config.remove)
         print(f"removed {config.remove}")
         return
     if not config.folder.is_dir():

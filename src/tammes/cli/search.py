@@ -71,7 +71,8 @@ def search(config: Search) -> None:
         from tammes.errors import unknown_name
 
         raise unknown_name("class", config.label, opened.store.labels())
-    found = opened.store.search(vectors, config.k, label=config.label, exact=config.exact)
+    k = min(config.k, max(1, opened.store.count()))
+    found = opened.store.search(vectors, k, label=config.label, exact=config.exact)
     if config.sheet is not None:
         _draw(config.sheet, opened, pictures, found)
     if config.json:

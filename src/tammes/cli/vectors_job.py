@@ -1,6 +1,7 @@
 """What `tammes train` does with vectors: split by class, learn, evaluate, report; all of it in a run folder."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from pathlib import Path
@@ -29,7 +30,7 @@ from tammes.geometry import normalise
 from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.objectives import METHODS
-from tammes.runs import Run, create, save_checkpoint
+from tammes.runs import Run, create, held, save_checkpoint
 from tammes.runtime import environment
 from tammes.splits import Split, split
 
@@ -85,10 +86,15 @@ class VectorData:
 
 def run_vectors_job(given: Train) -> None:
     """Train from the start or from where a run stopped; evaluate; show."""
+    with ExitStack() as until_done:
+        _run_job(given, until_done)
+
+
+def _run_job(given: Train, until_done: ExitStack) -> None:
     if given.resume is None:
         _check_vectors(given)
     check(given)
-    resumed = resumed_run(given)
+    resumed = resumed_run(given, until_done)
     config = given if resumed is None else replace(saved_options(resumed), json=given.json)
     data = load_vectors(config, None if resumed is None else resumed.read("classes"))
     config = _resolved(config, data) if resumed is None else config
@@ -101,7 +107,7 @@ def run_vectors_job(given: Train) -> None:
         with working("solving" if config.method == "ridge" else "finding where to start"):
             begun = next(training, None)  # whatever the options get wrong is said before there is a folder
         seconds = perf_counter() - started
-        run = resumed or _new_run(config, data)
+        run = resumed or _new_run(config, data, until_done)
         _say_plan(run, config, data, learner)
         untrained = run.read("untrained")
         if untrained is None and len(data.split.test):
@@ -284,8 +290,9 @@ def _resolved(config: Train, data: VectorData) -> Train:
     return replace(config, data=str(Path(config.data).absolute()), out=out)
 
 
-def _new_run(config: Train, data: VectorData) -> Run:
+def _new_run(config: Train, data: VectorData, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
+    until_done.enter_context(held(run.folder))
     run.write("config", asdict(config))
     run.write("environment", environment())
     run.write("classes", data.classes())

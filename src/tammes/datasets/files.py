@@ -65,7 +65,12 @@ def of_files(
         query=query,
         gallery=gallery,
         sequence=sequence,
-        remarks=(*remarks, *_missing(missing, len(files)), *_trained_and_tested(labels, part)),
+        remarks=(
+            *remarks,
+            *_missing(missing, len(files)),
+            *_trained_and_tested(labels, part),
+            *names_alike(class_names),
+        ),
     )
 
 
@@ -112,6 +117,16 @@ def whole_number(field: str, file: Path, line: int) -> int:
     if not (field.isascii() and field.isdecimal()):
         raise UserError(f"{file}, line {line}: {field!r} is not a whole number.")
     return int(field)
+
+
+def names_alike(class_names: Sequence[str]) -> list[str]:
+    """A remark on classes whose names a person may take for the same."""
+    first: dict[str, str] = {}
+    for name in class_names:
+        other = first.setdefault(name.strip().casefold(), name)
+        if other != name:
+            return [f"the classes {other!r} and {name!r} differ in case or blanks only; they are taken for two."]
+    return []
 
 
 def _state(file: Path) -> str | None:

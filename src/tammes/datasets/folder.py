@@ -42,6 +42,7 @@ _BEGINNINGS = (
     b"\x00\x00\x00\x0cjP  \r\n\x87\n",
 )
 _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # their sizes: a text may begin with BM too
+_MOST_DIGITS = 4000
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _EXPECTED = "Expected one sub-folder of images per class."
 
@@ -57,7 +58,7 @@ def folder(root: Path) -> Dataset:
         UserError: there is no such folder, or no two classes with images in it.
     """
     _check(root, _EXPECTED)
-    class_names = sorted((entry.name for entry in _visible(root) if entry.is_dir()), key=natural)
+    class_names = sorted((entry.name for entry in _visible(root) if _is_folder(entry)), key=natural)
     if not class_names:
         loose = "its files are in no sub-folder" if any(_visible(root)) else "it is empty"
         raise UserError(f"no classes in {root}: {loose}. {_EXPECTED}")
@@ -73,10 +74,10 @@ def folder(root: Path) -> Dataset:
     loose_images, no_images = _sorted_out(
         root / entry.name
         for entry in sorted(_visible(root), key=lambda entry: natural(entry.name))
-        if not entry.is_dir()
+        if not _is_folder(entry)
     )
     for label, class_name in enumerate(class_names):
-        images, others = _sorted_out(_files(root / class_name, set()))
+        images, others = _sorted_out(_files(root / class_name))
         if not images:
             such = f" {others[0].name!r} is none that can be read." if others else ""
             raise UserError(f"no images in {root / class_name}.{such} Add some or remove the folder.")
@@ -105,7 +106,7 @@ def flat(root: Path) -> Dataset:
         UserError: there is no such folder, or no image in it.
     """
     _check(root, "Expected a folder of images.")
-    files, others = _sorted_out(_files(root, set()))
+    files, others = _sorted_out(_files(root))
     if not files:
         such = f": {others[0].name!r} is none that can be read" if others else ""
         raise UserError(f"no images in {root}{such}. Expected a folder of images.")
@@ -130,12 +131,16 @@ def images_below(place: Path) -> list[Path]:
         UserError: there is no such folder.
     """
     _check(place, "Expected a folder of images.")
-    return _sorted_out(_files(place, set()))[0]
+    return _sorted_out(_files(place))[0]
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
     """A key to sort names as a person would: numbers by their value, letters without their case."""
-    return [int(part) if part.isdecimal() else part.casefold() for part in re.split(r"(\d+)", name)], name
+    return [_value(part) if part.isdecimal() else part.casefold() for part in re.split(r"(\d+)", name)], name
+
+
+def _value(digits: str) -> int:
+    return int(digits) if len(digits) < _MOST_DIGITS else 10**_MOST_DIGITS  # Python refuses to read longer numbers
 
 
 def _check(root: Path, expected: str) -> None:
@@ -167,17 +172,34 @@ def _sorted_out(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def _files(place: Path, above: set[tuple[int, int]]) -> Iterator[Path]:
+def _files(root: Path) -> Iterator[Path]:
     """Every visible file at or below a place; a link back to a folder it lies in is not followed again."""
-    status = place.stat()
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    for entry in sorted(_visible(place), key=lambda entry: natural(entry.name)):
-        if entry.is_dir():
-            yield from _files(place / entry.name, above | {here})
-        else:
-            yield place / entry.name
+    waiting: list[tuple[Path, frozenset[tuple[int, int]] | None]] = [(root, frozenset())]  # the next is the last
+    while waiting:
+        place, above = waiting.pop()
+        if above is None:
+            yield place
+            continue
+        status = _status(place)
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            continue
+        entries = sorted(_visible(place), key=lambda entry: natural(entry.name), reverse=True)
+        waiting += [(place / entry.name, above | {here} if _is_folder(entry) else None) for entry in entries]
+
+
+def _status(place: Path) -> os.stat_result:
+    try:
+        return place.stat()
+    except OSError as error:
+        raise UserError(f"cannot look into {place}: {error.strerror}.") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, for one
+        return False
 
 
 def _visible(place: Path) -> Iterator[os.DirEntry[str]]:

@@ -109,7 +109,7 @@ class LanceGallery:
                 "label": [storable(row.label) for row in rows],
                 "width": [row.width for row in rows],
                 "height": [row.height for row in rows],
-                "fingerprint": [row.fingerprint for row in rows],
+                "fingerprint": [storable(row.fingerprint) for row in rows],
                 "thumbnail": [row.thumbnail for row in rows],
             },
             schema=_schema(self._about.dim),
@@ -158,7 +158,7 @@ class LanceGallery:
 
     def fingerprints(self) -> dict[str, str]:
         table = self._do(lambda: self._items.search().select(["path", "fingerprint"]).to_arrow())
-        return dict(zip(_texts(table, "path"), table.column("fingerprint").to_pylist(), strict=True))
+        return dict(zip(_texts(table, "path"), _texts(table, "fingerprint"), strict=True))
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
         columns = [name for name in _schema(self._about.dim).names if thumbnails or name != "thumbnail"]
@@ -474,12 +474,13 @@ def _merge(table: Any, key: str, data: Any) -> None:
 
 
 def _rows(table: Any) -> list[Row]:
-    columns = {name: table.column(name).to_pylist() for name in ("width", "height", "fingerprint")}
+    sizes = (table.column(name).to_pylist() for name in ("width", "height"))
     asked = "thumbnail" in table.schema.names
     thumbnails = table.column("thumbnail").to_pylist() if asked else [b""] * len(table)
     paths = _texts(table, "path")
     vectors = _vectors(table, table.schema.field("vector").type.list_size)
-    every = zip(paths, vectors, _texts(table, "label"), *columns.values(), thumbnails, strict=True)
+    fingerprints = _texts(table, "fingerprint")
+    every = zip(paths, vectors, _texts(table, "label"), *sizes, fingerprints, thumbnails, strict=True)
     return [Row(*each) for each in every]
 
 

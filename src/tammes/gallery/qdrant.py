@@ -113,7 +113,7 @@ class QdrantGallery:
                     "label": storable(row.label),
                     "width": row.width,
                     "height": row.height,
-                    "fingerprint": row.fingerprint,
+                    "fingerprint": storable(row.fingerprint),
                     "thumbnail": b64encode(row.thumbnail).decode(),
                 },
             )
@@ -158,7 +158,8 @@ class QdrantGallery:
 
     def fingerprints(self) -> dict[str, str]:
         pages = self._pages(_PAGE, ["path", "fingerprint"])
-        return {as_it_was(point.payload["path"]): point.payload["fingerprint"] for page in pages for point in page}
+        every = (point.payload for page in pages for point in page)
+        return {as_it_was(each["path"]): as_it_was(each["fingerprint"]) for each in every}
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
         """All rows, some at a time; what others write meanwhile may be among them or not."""
@@ -368,7 +369,7 @@ def _row(point: Any) -> Row:
         label=as_it_was(payload["label"]),
         width=int(payload["width"]),
         height=int(payload["height"]),
-        fingerprint=payload["fingerprint"],
+        fingerprint=as_it_was(payload["fingerprint"]),
         thumbnail=b64decode(payload.get("thumbnail", "")),
     )
 

@@ -1,0 +1,285 @@
+"""Faults: what was reported as saved is there, what is damaged is noticed, and one process has a run at a time."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from tammes import UserError
+from tammes.cli import main
+from tammes.embedder import load
+from tammes.runs import held, mend_checkpoint, open_run
+from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
+
+SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2, said
+    assert "Traceback" not in said
+    return said
+
+
+def flipped(file: Path, bit: int) -> None:
+    """The file with one bit changed."""
+    content = bytearray(file.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def stopped(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of three epochs, and the same as it was before it had finished: with its last checkpoints."""
+    whole = tmp_path_factory.mktemp("runs") / "whole"
+    main(["train", str(waves), "--out", str(whole), "--epochs", "3", *SMALL])
+    part = whole.parent / "part"
+    shutil.copytree(whole, part)
+    for name in ("results.json", "embedder.safetensors", "embedder.json"):
+        (part / name).unlink()
+    return whole, part
+
+
+@pytest.fixture
+def part(stopped: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the run that has not finished."""
+    return Path(shutil.copytree(stopped[1], tmp_path / "run"))
+
+
+def same_end(run: Path, whole: Path) -> bool:
+    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, whole))
+    return all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.int64)}
+    write_tensors(tmp_path / "file", tensors, {"state": "{}"})
+    found, said = read_tensors(tmp_path / "file")
+    assert said == {"state": "{}"}
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [[0, 1, 2], [3, 4, 5]], "b": [1]}
+    assert shapes(tmp_path / "file") == {"a": (2, 3), "b": (1,)}
+    assert load_file(tmp_path / "file").keys() == tensors.keys()  # other programs read it too
+
+
+def test_every_changed_bit_and_every_cut_of_a_file_of_tensors_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_tensors(file, {"a": torch.arange(3.0)}, {"state": "{}"})
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 9):  # one of each byte, in turn another
+        flipped(file, bit)
+        with pytest.raises(DamagedError):
+            read_tensors(file)
+        file.write_bytes(whole)
+    for length in range(0, len(whole), 3):
+        file.write_bytes(whole[:length])
+        with pytest.raises(DamagedError):
+            read_tensors(file)
+    file.write_bytes(whole)
+    assert check_tensors(file) == {"state": "{}"}
+
+
+def test_a_file_of_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "file", metadata={"state": "{}"})
+    assert read_tensors(tmp_path / "file")[1] == {"state": "{}"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b"{", b'{"a":1}', b'{"a":{"shape":[-1]}}', b'{"a":{"shape":["x"]}}', b'{"__metadata__":7}', b"[" * 99999],
+)
+def test_a_header_that_is_none_is_refused(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DamagedError, match="is damaged: its header cannot be read.$"):
+        read_tensors(tmp_path / "file")
+
+
+def test_a_header_longer_than_the_file_asks_for_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+    with pytest.raises(DamagedError, match="is damaged: it is cut short, or no file of tensors.$"):
+        read_tensors(tmp_path / "file")
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
+    stopped: tuple[Path, Path], part: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    newest = part / "checkpoint.safetensors"
+    if damage == "cut":
+        newest.write_bytes(newest.read_bytes()[:-100])
+    else:
+        flipped(newest, 8 * newest.stat().st_size // 2)
+    main(["train", "--resume", str(part)])
+    said = capsys.readouterr().err
+    assert f"note: {newest} is damaged: " in said
+    assert "The checkpoint before it is sound: training goes on from there." in said
+    assert "epoch   3" in said  # which is trained again
+    assert same_end(part, stopped[0])
+    assert [line["epoch"] for line in open_run(part).epochs()] == [1, 2, 3]
+
+
+def test_two_damaged_checkpoints_end_a_run_with_advice(part: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("checkpoint", "previous"):
+        flipped(part / f"{name}.safetensors", 8 * (part / f"{name}.safetensors").stat().st_size - 5000)
+    said = refused(capsys, "train", "--resume", str(part))
+    assert said == (
+        f"tammes: {part}/checkpoint.safetensors is damaged: its checksum is not that of its content."
+        f" {part}/previous.safetensors is damaged: its checksum is not that of its content."
+        " The run cannot go on: train anew, with --overwrite.\n"
+    )
+    (part / "previous.safetensors").unlink()
+    with pytest.raises(UserError, match="content. There is no earlier one. The run cannot go on: train anew"):
+        mend_checkpoint(open_run(part))
+
+
+def test_a_kill_between_the_two_names_of_a_checkpoint_loses_nothing(stopped: tuple[Path, Path], part: Path) -> None:
+    (part / "checkpoint.safetensors").replace(part / "previous.safetensors")
+    assert open_run(part).state == "interrupted"
+    main(["train", "--resume", str(part)])
+    assert same_end(part, stopped[0])
+
+
+def test_a_model_whose_file_was_damaged_is_not_used(
+    stopped: tuple[Path, Path], tmp_path: Path, waves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(stopped[0], tmp_path / "run"))
+    flipped(copy / "embedder.safetensors", 8 * (copy / "embedder.safetensors").stat().st_size - 5000)
+    said = refused(capsys, "embed", str(copy), str(waves), "--out", str(tmp_path / "x.npz"))
+    assert said == f"tammes: {copy}/embedder.safetensors is damaged: its checksum is not that of its content.\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": 10**12}, "holds 8, where embedder.json says 1000000000000 outputs of penultimate: they do not belong"),
+        ({"class_dim": 10**12}, "holds 4, where embedder.json says 1000000000000 outputs of class_layer: they do not"),
+        ({"class_dim": 0}, "class_dim cannot be 0."),
+        ({"dim": "8"}, "dim cannot be '8'."),
+        ({"dim": True}, "dim cannot be True."),
+        ({"backbone": ["conv4"]}, "backbone cannot be ['conv4']."),
+        ({"backbone": "../../conv4"}, "unknown backbone '../../conv4'."),
+        ({"backbone": "hf_hub:some/thing"}, "unknown library 'hf_hub' in backbone 'hf_hub:some/thing'."),
+        ({"backbone": "timm:hf_hub:some/thing"}, "unknown library 'timm:hf_hub' in backbone"),
+        ({"backbone": "googlenet"}, "are not those of the network that embedder.json names."),
+        ({"pool": "median"}, "pool cannot be 'median'."),
+        ({"heads": [4, 4]}, "do not make a vector of 8"),
+        ({"heads": 5}, "heads cannot be 5."),
+        ({"code": "os.system"}, "was made by another version: 'code' is not known here."),
+    ],
+)
+def test_a_strangers_model_is_taken_at_its_word_in_nothing(
+    stopped: tuple[Path, Path], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    for name in ("embedder.json", "embedder.safetensors"):
+        shutil.copy(stopped[0] / name, tmp_path)
+    given = json.loads((tmp_path / "embedder.json").read_text())
+    (tmp_path / "embedder.json").write_text(json.dumps(given | changes))
+    with pytest.raises(UserError) as raised:
+        load(tmp_path)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"dim": 8}'])
+def test_a_description_of_a_model_that_is_none(stopped: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
+    shutil.copy(stopped[0] / "embedder.safetensors", tmp_path)
+    (tmp_path / "embedder.json").write_bytes(content)
+    with pytest.raises(UserError, match="embedder.json (is not a whole JSON file|does not describe a network).$"):
+        load(tmp_path)
+
+
+def test_a_second_process_is_kept_off_a_run(part: Path, waves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file.name: file.read_bytes() for file in part.iterdir() if file.is_file() and file.name != ".lock"}
+    expected = (
+        f"tammes: {part} is being trained by another process, {os.getpid()}. Wait until it has ended, or stop it; a new"
+        " run needs another --out.\n"
+    )
+    with held(part):
+        assert refused(capsys, "train", "--resume", str(part)) == expected
+        again = ["train", str(waves), "--out", str(part), "--overwrite", "--epochs", "1", *SMALL]
+        assert refused(capsys, *again).endswith(expected)
+        assert refused(capsys, "runs", "--remove", str(part)) == expected
+    after = {file.name: file.read_bytes() for file in part.iterdir() if file.is_file() and file.name != ".lock"}
+    assert after == before
+    main(["train", "--resume", str(part)])
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_process_that_was_killed_leaves_no_run_locked(
+    started: Callable[[list[str], Path], BaseProcess], waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    process = started(["train", str(waves), "--out", str(out), "--epochs", "500", *SMALL], tmp_path / "said")
+    while not (out / "previous.safetensors").exists():
+        assert process.is_alive(), (tmp_path / "said").read_text()
+    said = refused(capsys, "train", "--resume", str(out))
+    assert said.startswith(f"tammes: {out} is being trained by another process, {process.pid}.")
+    process.kill()
+    process.join()
+    with held(out):
+        assert open_run(out).state == "interrupted"
+
+
+def test_images_that_changed_since_a_run_was_started_are_refused(
+    waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, out = Path(shutil.copytree(waves, tmp_path / "photos")), tmp_path / "run"
+    main(["train", str(copy), "--out", str(out), "--epochs", "1", *SMALL])
+    (out / "results.json").unlink()
+    for file in copy.rglob("*.png"):
+        file.touch()  # the same images: only the day has changed
+    main(["train", "--resume", str(out)])
+    (out / "results.json").unlink()
+    shutil.copy(copy / "class 1" / "0.png", copy / "class 0" / "0.png")
+    assert refused(capsys, "train", "--resume", str(out)) == (
+        f"tammes: the images in {copy} are no longer those that the run was started with. Put them back, or train anew"
+        " with --overwrite.\n"
+    )
+
+
+def test_debug_shows_where_an_error_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (["--debug", "doctor", "nowhere"], ["doctor", "nowhere", "--debug"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(given)
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert said.startswith("Traceback (most recent call last):")
+        assert said.endswith("tammes: no such folder: nowhere. Expected one sub-folder of images per class.\n")
+
+
+def test_a_fault_of_ours_is_one_line_and_exit_code_3(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(_: str) -> None:
+        raise ZeroDivisionError("division by zero\nin two lines")
+
+    monkeypatch.setattr("tammes.datasets.open_dataset", fault)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "glyphs"])
+    assert stopped.value.code == 3
+    assert capsys.readouterr().err == (
+        "tammes: this is a fault of tammes (ZeroDivisionError: division by zero). Please report it with what the same"
+        " command says with --debug.\n"
+    )
+
+
+def test_help_tells_of_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    assert "--debug" in capsys.readouterr().out
