@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from benchmarks.errors import errors_page
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
@@ -24,6 +25,7 @@ from tammes.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
+ERRORS = ROOT / "docs" / "errors.md"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 SCALE = ROOT / "docs" / "scale.md"
@@ -65,12 +67,13 @@ PAPER_IN_README = (
 
 
 def write_page() -> None:
-    """The generated pages: results, performance, the README's tables, the list of losses, the table of scale."""
+    """The generated pages: results, performance, the README's tables, the losses, the table of scale, the errors."""
     PAGE.write_text(page())
     PERFORMANCE.write_text(performance_page())
     README.write_text(readme(README.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
     SCALE.write_text(scale_page(SCALE.read_text()))
+    ERRORS.write_text(errors_page())
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:

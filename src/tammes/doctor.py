@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
+from tammes.datasets.folder import files_below
 from tammes.datasets.pictures import in_mode, resized_size
 from tammes.errors import UserError
 from tammes.splits import Split, split
@@ -295,15 +296,5 @@ def _other_files(dataset: Dataset) -> tuple[str, ...]:
         return ()
     root = dataset.files[0].parents[dataset.keys[0].count("/")]
     images = set(dataset.files)
-    found: list[str] = []
-    been: set[str] = set()
-    for place, folders, files in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        real = os.path.realpath(place)
-        if real in been:  # a link back
-            folders.clear()
-            continue
-        been.add(real)
-        others = (Path(place, name) for name in sorted(files) if not name.startswith((".", "__MACOSX")))
-        found += [file.relative_to(root).as_posix() for file in others if file not in images]
-    return tuple(found)
+    others = sorted((file for file in files_below(root) if file not in images), key=lambda file: (file.parent, file))
+    return tuple(file.relative_to(root).as_posix() for file in others)

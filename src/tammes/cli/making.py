@@ -559,13 +559,16 @@ def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_on
     if data.kept is not None:
         own = data.kept.frozen.embedder is embedder
         features = (data.kept.frozen if own else Frozen(embedder, data.kept.frozen.at)).above
-    return vectors(
+    found = vectors(
         embedder,
         features,
         centre_batches(data, indices, embedder.mean.device),
         len(indices),
         backbone_only=backbone_only,
     )
+    if not np.isfinite(found).all():
+        raise UserError("the network gives numbers that are not finite: its learning rate was too high. Try a tenth.")
+    return found
 
 
 def measured(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:

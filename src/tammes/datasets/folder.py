@@ -77,7 +77,7 @@ def folder(root: Path) -> Dataset:
         if not _is_folder(entry)
     )
     for label, class_name in enumerate(class_names):
-        images, others = _sorted_out(_files(root / class_name))
+        images, others = _sorted_out(files_below(root / class_name))
         if not images:
             such = f" {others[0].name!r} is none that can be read." if others else ""
             raise UserError(f"no images in {root / class_name}.{such} Add some or remove the folder.")
@@ -106,7 +106,7 @@ def flat(root: Path) -> Dataset:
         UserError: there is no such folder, or no image in it.
     """
     _check(root, "Expected a folder of images.")
-    files, others = _sorted_out(_files(root))
+    files, others = _sorted_out(files_below(root))
     if not files:
         such = f": {others[0].name!r} is none that can be read" if others else ""
         raise UserError(f"no images in {root}{such}. Expected a folder of images.")
@@ -131,7 +131,7 @@ def images_below(place: Path) -> list[Path]:
         UserError: there is no such folder.
     """
     _check(place, "Expected a folder of images.")
-    return _sorted_out(_files(place))[0]
+    return _sorted_out(files_below(place))[0]
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
@@ -172,7 +172,7 @@ def _sorted_out(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def _files(root: Path) -> Iterator[Path]:
+def files_below(root: Path) -> Iterator[Path]:
     """Every visible file at or below a place; a link back to a folder it lies in is not followed again."""
     waiting: list[tuple[Path, frozenset[tuple[int, int]] | None]] = [(root, frozenset())]  # the next is the last
     while waiting:

@@ -1,0 +1,322 @@
+"""Every kind of mistake on the command line: one line that says what was wrong, what is right and what to type."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.errors import ERRORS, errors_page, in_words
+from tammes.cli import COMMANDS, main
+from tests.test_architecture import ROOT
+
+SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.fixture
+def here(waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that commands are typed in: photos/ has eight classes of six images."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").symlink_to(waves)
+    return tmp_path
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code of a command, and what it says on stderr."""
+    capsys.readouterr()
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return code, said
+
+
+def small_set(root: Path, names: list[str] | list[bytes], images: int = 2) -> Path:
+    rng = np.random.default_rng(0)
+    for name in names:
+        place = os.path.join(os.fsencode(root), os.fsencode(name))  # noqa: PTH118 - a Path has no bytes
+        os.makedirs(place)  # noqa: PTH103
+        for number in range(images):
+            Image.fromarray(rng.integers(0, 255, (28, 28), dtype=np.uint8)).save(f"{os.fsdecode(place)}/{number}.png")
+    return root
+
+
+TRAIN = [
+    ("--rate -1", "--rate must not be negative, got -1.0."),
+    ("--rate nan", "--rate must be a finite number, got nan."),
+    ("--rate inf", "--rate must be a finite number, got inf."),
+    ("--backbone-rate -0.5", "--backbone-rate must not be negative, got -0.5."),
+    ("--weight-decay inf", "--weight-decay must be a finite number, got inf."),
+    ("--momentum 1.5", "--momentum must be below 1, got 1.5: steps would grow without end."),
+    ("--seed -1", "--seed must not be negative, got -1."),
+    ("--seed 99999999999999999999", "--seed must be below 2^64, got 99999999999999999999."),
+    ("--dim 0", "--dim must be at least 1, got 0."),
+    ("--epochs 0", "--epochs must be at least 1, got 0."),
+    ("--batch-size -8", "--batch-size must be at least 1, got -8."),
+    ("--push 5", "push must be in [0, 1), got 5.0: from 1 on the own centroid is no longer the minimum."),
+    ("--push nan", "push must be in [0, 1), got nan: from 1 on the own centroid is no longer the minimum."),
+    ("--test-classes -1", "--test-classes -1 is not a number of classes from 0 to 8."),
+    (
+        "--test-classes nan",
+        "--test-classes nan is not a share of the classes: from 0 to below 1, or a whole number of them.",
+    ),
+    ("--test-classes 7", "1 of 8 classes would train; at least 2 must. Lower --test-classes."),
+    ("--val-classes many", "--val-classes must be a fraction or a number of classes, got 'many'."),
+    (
+        "--images-per-class 10000 --sampler pk --batch-size 32",
+        "a batch of 32 cannot hold classes of 10000 images each. Use --batch-size 10000.",
+    ),
+    ("--init-from nowhere", "no trained model in nowhere: embedder.json is missing. Train one: tammes train DATA"),
+    ("--weights nowhere.pt", "no weights file {here}/nowhere.pt. --weights is imagenet, none, or a file."),
+    ("--centroids simplx", "unknown kind of centroids 'simplx'. Did you mean 'simplex'? Known: codes, kerdock, "),
+    ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),
+    ("--hidden 8", "--hidden is for vectors, and photos is no .npz or .parquet file: leave it out."),
+    ("--dim 100000000000", "out of memory with batches of 32 images. Try --batch-size 16."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "text"), TRAIN, ids=[given for given, _ in TRAIN])
+def test_what_cannot_be_trained_is_said(here: Path, capsys: pytest.CaptureFixture[str], given: str, text: str) -> None:
+    code, said = ended(capsys, "train", "photos", "--out", "run", *SMALL, *given.split())
+    assert code == 2, said
+    assert f"tammes: {text.format(here=here)}" in said
+    assert not (here / "run").exists()
+
+
+COMMAND_LINES = [
+    ("trian photos", "unknown command 'trian'. Did you mean 'train'? Known: benchmark, cache, calibrate, centroids, "),
+    ("train nowhere", "no such folder: {here}/nowhere. Expected one sub-folder of images per class.\n"),
+    ("train cub", "no such folder: {here}/cub. Expected one sub-folder of images per class.\n"),
+    ("train photos/\x000", "no such folder: {here}/photos/\x000. Expected one sub-folder of images per class.\n"),
+    ("train nowhere.csv", "no such file: {here}/nowhere.csv. Expected a CSV file with the columns path and label.\n"),
+    ("train nowhere.npz", "no such file: nowhere.npz. Expected a .npz or .parquet file with `vectors` and `labels`.\n"),
+    ("train --resume nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists"),
+    ("doctor nowhere", "no such folder: nowhere. Expected one sub-folder of images per class.\n"),
+    ("evaluate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists those"),
+    ("embed nowhere photos --out x.npz", "no trained model in nowhere: embedder.json is missing. Train one: tammes "),
+    ("embed nowhere photos --out x.txt", "--out must end in .npz, got 'x.txt'.\n"),
+    ("embed nowhere photos --out no/x.npz", "no such folder: no. Make it first, or write --out elsewhere.\n"),
+    ("report", "which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.\n"),
+    ("runs nowhere", "no such folder: nowhere. Train something first: tammes train\n"),
+    ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists those"),
+    ("index nowhere photos --gallery g", "no run in nowhere: config.json or environment.json is missing."),
+    ("search nowhere a.png", "there is no gallery nowhere. Make it: tammes index RUN FOLDER --gallery nowhere\n"),
+    ("search nowhere a.png -k 0", "-k must be at least 1, got 0.\n"),
+    ("search nowhere", "which image? For example: tammes search nowhere photo.jpg\n"),
+    ("serve nowhere", "there is no gallery nowhere. Make it: tammes index RUN FOLDER --gallery nowhere\n"),
+    ("centroids 0 3", "num_classes must be at least 1, got 0.\n"),
+    ("centroids 3 0", "dim must be at least 1, got 0.\n"),
+    ("centroids 10000000 100000", "out of memory: this needs more than there is. Give it less at a time.\n"),
+    ("losses tripplet", "unknown loss 'tripplet'. Did you mean 'triplet'? Known: angular, "),
+    ("data cubs --to x", "unknown data set 'cubs'. Did you mean 'cub'? Known: cars196, cub, glyphs, inshop,"),
+    ("cache --remove x", "unknown cache entry 'x'."),
+    ("benchmark nowhere.toml", "cannot read the plan nowhere.toml: No such file or directory. docs/benchmark.md"),
+    ("calibrate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists those"),
+    (f"train photos --out {'x' * 300}", f"cannot use {'x' * 300}: File name too long.\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "text"), COMMAND_LINES, ids=[line.replace("\0", "0")[:40] for line, _ in COMMAND_LINES]
+)
+def test_what_cannot_be_done_is_said(here: Path, capsys: pytest.CaptureFixture[str], line: str, text: str) -> None:
+    more = SMALL if line.startswith("train photos --out") else ()
+    code, said = ended(capsys, *line.split(" "), *more)
+    assert code == 2, said
+    assert f"tammes: {text.format(here=here)}" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_is_not_known_is_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = ended(capsys, command, "--no-such-option")
+    assert code == 2
+    assert "--no-such-option" in said or "Missing" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "images"),
+    [
+        (["--rate", "0", "--backbone-rate", "0"], 3),  # nothing moves
+        (["--dim", "1"], 3),
+        (["--batch-size", "100000"], 3),  # larger than the data
+        (["--batch-size", "1"], 2),
+        (["--test-classes", "2"], 1),  # two images train
+    ],
+)
+def test_what_is_odd_but_right_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], images: int
+) -> None:
+    photos = small_set(tmp_path / "photos", ["a", "b"], images)
+    small_set(photos, ["c", "d"], 2)
+    code, said = ended(capsys, "train", str(photos), "--out", str(tmp_path / "run"), *SMALL, *options)
+    assert code == 0, said
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert 0 <= results["trained"]["recall_at_1"] <= 1
+
+
+def test_a_rate_that_is_too_high_is_said_and_no_such_weights_are_saved(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("train", "photos", *SMALL)
+    code, said = ended(capsys, *given, "--out", "other", "--rate", "1e30", "--backbone-rate", "1e30")
+    assert code == 2
+    assert "the network gives numbers that are not finite: its learning rate was too high. Try a tenth.\n" in said
+    code, said = ended(capsys, *given, "--out", "run", "--rate", "1e39", "--backbone-rate", "1e39")
+    assert code == 2
+    assert "a weight is not a finite number at epoch 1, step 1. The likely cause is a learning rate that is too" in said
+    assert "try a tenth. No epoch had ended, so nothing is lost.\n" in said
+    assert not (here / "run" / "checkpoint.safetensors").exists()
+
+
+def test_one_class_and_two_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = small_set(tmp_path / "one", ["only"])
+    assert ended(capsys, "train", str(one), *SMALL) == (
+        2,
+        f"tammes: only one class in {one}: 'only'. At least two are needed. Expected one sub-folder of images per"
+        " class.\n",
+    )
+    two = small_set(tmp_path / "two", ["a", "b"], 1)
+    assert ended(capsys, "train", str(two), "--out", str(tmp_path / "run"), *SMALL)[1] == (
+        "tammes: 1 of 2 classes would train; at least 2 must. Lower --test-classes.\n"
+    )
+    assert ended(capsys, "train", str(two), "--out", str(tmp_path / "run"), "--test-classes", "0", *SMALL)[0] == 0
+
+
+def test_classes_that_differ_in_case_or_blanks_only_are_two_and_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = small_set(tmp_path / "photos", ["cat", "Cat", "cat ", "dog"])
+    main(["doctor", str(photos)])
+    said = capsys.readouterr().out
+    assert "4 classes" in said
+    assert "the classes 'Cat' and 'cat' differ in case or blanks only; they are taken for two." in said
+    (tmp_path / "t.csv").write_text(
+        "path,label\n" + "".join(f"photos/{name}/{n}.png,{name}\n" for name in ("cat", "Cat", "dog") for n in (0, 1))
+    )
+    main(["doctor", str(tmp_path / "t.csv")])
+    assert "the classes 'Cat' and 'cat' differ in case or blanks only" in capsys.readouterr().out
+
+
+ODD_NAMES = [
+    b"a b", b"quo'te\"s", b"new\nline", "ünïcødé 中文".encode(), b"x" * 255, b"[bold]--dim*?", b"\xff\xfe", b"-rf",
+]  # fmt: skip
+
+
+def test_names_of_any_kind_go_through_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, run, gallery = small_set(tmp_path / "photos", ODD_NAMES), tmp_path / "run", tmp_path / "gallery"
+    commands = [
+        ["doctor", str(photos)],
+        ["train", str(photos), "--out", str(run), *SMALL],
+        ["embed", str(run), str(photos), "--out", str(tmp_path / "v.npz")],
+        ["index", str(run), str(photos), "--gallery", str(gallery)],
+        ["index", str(run), str(photos), "--gallery", str(gallery)],
+        ["label", str(gallery), str(photos), "--out", str(tmp_path / "l.csv")],
+        ["report", str(run)],
+    ]
+    for command in commands:
+        code, said = ended(capsys, *command)
+        assert code == 0, f"{command}: {said}"
+    for name in ODD_NAMES:
+        query = f"{photos}/{os.fsdecode(name)}/0.png"
+        main(["search", str(gallery), query, "-k", "99999999999999999999", "--json"])
+        (found,) = json.loads(capsys.readouterr().out)["queries"]
+        assert len(found["found"]) == 2 * len(ODD_NAMES)  # all there are
+        assert found["found"][0]["path"] == query
+        assert found["found"][0]["label"] == os.fsdecode(name)
+
+
+def test_links_in_a_circle_are_not_followed_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = small_set(tmp_path / "photos", ["a", "b", "c", "d"])
+    (photos / "a" / "up").symlink_to(photos)
+    (photos / "b" / "self").symlink_to("self")
+    (photos / "e").symlink_to("e")
+    code, said = ended(capsys, "train", str(photos), "--out", str(tmp_path / "run"), *SMALL)
+    assert code == 0, said
+    (photos / "c" / "gone.png").symlink_to("nowhere")
+    code, said = ended(capsys, "train", str(photos), "--out", str(tmp_path / "again"), *SMALL)
+    assert code == 2
+    assert f"cannot read {photos}/c/gone.png: no such file.\n" in said
+
+
+def test_folders_far_below_each_other_are_walked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = small_set(tmp_path / "photos", ["a", "b", "c", "d"])
+    deep = photos / "a"
+    for _ in range(1200):
+        deep = deep / "x"
+        deep.mkdir()
+    shutil.copy(photos / "b" / "0.png", deep / "deep.png")
+    try:
+        main(["doctor", str(photos), "--json"])
+        assert json.loads(capsys.readouterr().out)["images"] == 9
+    finally:
+        subprocess.run(["rm", "-rf", photos], check=True)  # too deep for Python's own
+
+
+def test_a_million_labels_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    number = 1_000_000
+    file = tmp_path / "v.npz"
+    np.savez(file, vectors=np.ones((number, 2), np.float32), labels=np.arange(number))
+    code, said = ended(capsys, "train", str(file), "--out", str(tmp_path / "run"))
+    assert (code, said) == (
+        2,
+        "tammes: every test class has one vector only, so none could be found. Choose other classes.\n",
+    )
+
+
+def test_what_interrupts_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tammes.datasets.open_dataset", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "glyphs"])
+    assert stopped.value.code == 130
+
+
+def test_problems_that_were_found_end_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = small_set(tmp_path / "photos", ["a", "b"])
+    (photos / "a" / "0.png").write_bytes(b"no image")
+    assert ended(capsys, "doctor", str(photos))[0] == 1
+
+
+def test_a_process_ends_with_the_code_and_the_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tammes", "doctor", "nowhere"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    text = "tammes: no such folder: nowhere. Expected one sub-folder of images per class.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
+
+
+def test_the_page_of_errors_is_what_the_code_says() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert text == errors_page(), "docs/errors.md is not what the code says: run `make results`."
+    assert "- `{folder} is being trained by another process{…}. Wait until it has ended, or stop it; a new run" in text
+
+
+def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) -> None:
+    import ast
+
+    (tmp_path / "a.py").write_text(
+        'raise UserError(f"{file.name!r} has {len(rows):,}" " of " + kind)\n'
+        'raise unknown_name("loss", got, LOSSES)\nraise UserError(str(error))\nraise ValueError("no")\n'
+    )
+    made = errors_page(tmp_path)
+    assert "## a.py\n\n- `unknown loss '{got}'. Did you mean '{nearest}'? Known: {all of them}.`\n" in made
+    assert made.endswith("- `{name} has {number of rows} of {kind}`\n")
+    assert in_words(ast.parse("f'{a if b else c}'", mode="eval").body) == "{…}"
+    assert ERRORS[0] == "UserError"
