@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import files_below
-from tammes.datasets.pictures import in_mode, resized_size
+from tammes.datasets.pictures import ROOM, bands_in_mode, resized_size
 from tammes.errors import UserError
 from tammes.splits import Split, split
 
@@ -175,7 +175,12 @@ def _looks(dataset: Dataset, shorter_side: int, threads: int) -> Iterator[_Seen]
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(dataset), block):
             some = range(start, min(start + block, len(dataset)))
-            yield from pool.map(lambda index: _look(dataset, index, shorter_side), some)
+            yield from pool.map(lambda index: _look_in_turn(dataset, index, shorter_side), some)
+
+
+def _look_in_turn(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
+    with ROOM.for_picture(None if dataset.files is None else dataset.files[index]):
+        return _look(dataset, index, shorter_side)
 
 
 def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
@@ -190,12 +195,12 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
         width, height = resized_size(stored.size, shorter_side=shorter_side)
         if width * height > (Image.MAX_IMAGE_PIXELS or float("inf")):
             return _Seen(f"scaled, it would have {width} x {height} pixels", tuple(kinds), misnamed)
-        picture = in_mode(stored, "RGB")
+        digest = blake2b(str(stored.size).encode(), digest_size=16)
+        for band in bands_in_mode(stored, "RGB"):
+            digest.update(band.tobytes())
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # UserError is a ValueError
         return _Seen(_reason(error), tuple(kinds), misnamed)
     kinds += _kinds(stored, shorter_side)
-    digest = blake2b(str(picture.size).encode(), digest_size=16)
-    digest.update(picture.tobytes())
     return _Seen("", tuple(kinds), misnamed, of_bytes, digest.digest())
 
 

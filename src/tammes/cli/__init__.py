@@ -4,9 +4,11 @@ Heavy modules are imported by the command that needs them, so that help appears 
 """
 
 import errno
+import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
             stream.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what it warns of is refused, or harmless
+    logging.getLogger("PIL").addHandler(logging.NullHandler())  # likewise
     if given == ["--version"]:
         print(f"tammes {__version__}")
         return

@@ -2,9 +2,11 @@
 
 import struct
 import zlib
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
+from threading import Condition
 from typing import Literal
 
 import numpy as np
@@ -21,6 +23,10 @@ LONGEST = 50  # times as long as wide
 _BAND = 2**20  # pixels that are brought to a mode at a time: steps in between of a large picture fill no memory
 _PROFILE = 4096  # bytes of a colour profile that goes with a small picture; those of screens and cameras have less
 
+_MOST_PIXELS = 1 << 26  # with the same in another mode, half a gigabyte
+_USUAL_PASSES = 100  # of a progressive JPEG; writers make ten
+_MOST_WORK = 2_000_000_000  # pixels times passes: some twenty seconds
+
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,6 +39,51 @@ _UPRIGHT = {
 }
 # What Pillow's readers raise on a broken file, besides OSError.
 _BROKEN = (SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, struct.error, zlib.error)
+
+
+class Room:
+    """Lets threads have pictures in memory at the same time only as long as these have so many pixels together.
+
+    A picture of more than that has the room to itself.
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self._all = self._left = pixels
+        self._given_back = Condition()
+
+    @contextmanager
+    def for_picture(self, file: Path | File | None) -> Iterator[None]:
+        """Wait until there is room for the picture in a file, by what its header says; None takes none."""
+        pixels = min(_pixels(file), self._all)
+        with self._given_back:
+            self._given_back.wait_for(lambda: self._left >= pixels)
+            self._left -= pixels
+        try:
+            yield
+        finally:
+            with self._given_back:
+                self._left += pixels
+                self._given_back.notify_all()
+
+
+ROOM = Room(_MOST_PIXELS)
+
+
+def most_pixels() -> int:
+    """How many pixels a picture may have: ours, or Pillow's own limit where that is lower."""
+    return min(_MOST_PIXELS, Image.MAX_IMAGE_PIXELS or _MOST_PIXELS)
+
+
+def _pixels(file: Path | File | None) -> int:
+    if file is None:
+        return 0
+    with (
+        suppress(Exception),  # whoever reads it will say what is wrong
+        file.open("rb") if isinstance(file, Path) else nullcontext(file) as source,
+        Image.open(source) as image,
+    ):
+        return image.width * image.height
+    return 0
 
 
 def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[str, ...] | None = None) -> Image.Image:
@@ -54,13 +105,16 @@ def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[s
             file.open("rb") if isinstance(file, Path) else nullcontext(file) as source,
             Image.open(source, formats=formats) as image,
         ):
-            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or float("inf")):
+            if image.width * image.height > most_pixels():
                 raise Image.DecompressionBombError
+            if image.info.get("progressive"):
+                _check_passes(image, source)
             image.load()
             return _upright(image)
+    except UserError as error:
+        raise UserError(f"cannot read {called}: {error}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        limit = f"{Image.MAX_IMAGE_PIXELS:,}"
-        raise UserError(f"cannot read {called}: it has more than {limit} pixels. Make it smaller.") from None
+        raise UserError(f"cannot read {called}: it has more than {most_pixels():,} pixels. Make it smaller.") from None
     except UnidentifiedImageError:
         raise UserError(f"cannot read {called}: {_unidentified(file)}.") from None
     except FileNotFoundError:
@@ -83,12 +137,18 @@ def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
         return image
     if image.width * image.height <= _BAND:
         return _band_in_mode(image, mode)
-    found = Image.new(mode, image.size)
+    found, top = Image.new(mode, image.size), 0
+    for band in bands_in_mode(image, mode):
+        found.paste(band, (0, top))
+        top += band.height
+    return found
+
+
+def bands_in_mode(image: Image.Image, mode: Mode) -> Iterator[Image.Image]:
+    """The same a band of rows at a time, from above: for a picture that is not wanted twice in memory."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        found.paste(_band_in_mode(band, mode), (0, top))
-    return found
+        yield _band_in_mode(image.crop((0, top, image.width, min(top + rows, image.height))), mode)
 
 
 def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
@@ -125,7 +185,8 @@ def small(image: Image.Image, longer_side: int, *, effort: int = 4) -> bytes:
     Args:
         effort: 0 to 6: with more of it the file gets smaller; 0 is five times as fast as 4, for a third more bytes.
     """
-    shown = in_mode(image, "RGB").copy()
+    shown = in_mode(image, "RGB")
+    shown = shown.copy() if shown is image else shown
     shown.thumbnail((longer_side, longer_side))
     profile = image.info.get("icc_profile") or b""
     kept = len(profile) <= _PROFILE and image.mode in ("RGB", "RGBA", "P")  # that of CMYK is not that of its RGB
@@ -179,7 +240,21 @@ def _upright(image: Image.Image) -> Image.Image:
     except (OSError, *_BROKEN):  # a broken note about the picture does not make the picture unreadable
         orientation = 1
     turn = _UPRIGHT.get(orientation)
-    return image.copy() if turn is None else image.transpose(turn)
+    # Without the file that it came from, but not another copy of what is in memory: a picture may be large.
+    return image._new(image.im) if turn is None else image.transpose(turn)
+
+
+def _check_passes(image: Image.Image, source: File) -> None:
+    """Refuse a JPEG that goes over its pixels thousands of times: small in a file, it would be decoded for hours."""
+    place = source.tell()
+    source.seek(0)
+    passes, before = 0, b""
+    while block := source.read(1 << 20):
+        passes += (before + block).count(b"\xff\xda")
+        before = block[-1:]
+    source.seek(place)
+    if passes > _USUAL_PASSES and passes * image.width * image.height > _MOST_WORK:
+        raise UserError(f"it is stored in {passes:,} passes, which take too long. Save it again.")
 
 
 def _unidentified(file: Path | File) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
 from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import check_shape, open_picture, small
+from tammes.datasets.pictures import ROOM, check_shape, open_picture, small
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.gallery.store import Row, Store
@@ -196,9 +196,10 @@ def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
     if _digest(known.get(fspath(file), "")) == _digest(fingerprint):
         return _Picture(file, fingerprint, None)
     try:
-        image = open_picture(BytesIO(content), name=fspath(file))
-        check_shape(image)
-        return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, _THUMBNAIL))
+        with ROOM.for_picture(BytesIO(content)):
+            image = open_picture(BytesIO(content), name=fspath(file))
+            check_shape(image)
+            return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, _THUMBNAIL))
     except (OSError, UserError) as error:
         said = str(error)
         return _Picture(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")

@@ -26,7 +26,7 @@ from torch.nn.functional import interpolate
 
 from tammes.cache import PARTIAL, check_room, no_room
 from tammes.datasets.dataset import Dataset
-from tammes.datasets.pictures import Mode, in_mode, resized, resized_size
+from tammes.datasets.pictures import ROOM, Mode, in_mode, resized, resized_size
 from tammes.errors import UserError
 from tammes.runtime import cache_folder
 
@@ -179,6 +179,12 @@ def _lanczos_is_there() -> bool:
     return True
 
 
+def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
+    """The same, when there is room in memory for an image of its size."""
+    with ROOM.for_picture(None if dataset.files is None else dataset.files[index]):
+        return _one(dataset, index, form)
+
+
 def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
@@ -216,7 +222,7 @@ def _write(
     bad: list[tuple[int, str]] = []
     digest = sha256()
     sink.write(bytes(_PIXELS_START))
-    for index, image in enumerate(_in_order(lambda index: _one(dataset, index, form), len(dataset), threads)):
+    for index, image in enumerate(_in_order(lambda index: _in_turn(dataset, index, form), len(dataset), threads)):
         if isinstance(image, str):
             bad.append((index, image))
             # A blank keeps images of one size in one array.
