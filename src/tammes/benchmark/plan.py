@@ -149,7 +149,7 @@ def read_plan(file: Path, train: type) -> Plan:
         raise UserError(
             f"cannot read the plan {file}: {error.strerror}. docs/benchmark.md says what it holds."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}.") from None
     return _Reader(file, get_type_hints(train), {field.name: field.default for field in fields(train)}).plan(given)
 
@@ -365,7 +365,7 @@ class _Reader:
 
     def value(self, key: str, value: Any, kind: Any, where: str) -> Any:
         try:
-            return _fitting(value, kind)
+            return fitting(value, kind)
         except TypeError:
             raise UserError(f"{self.file}: {where}{key} must be {_in_words(kind)}, got {value!r}.") from None
 
@@ -381,17 +381,17 @@ def _word(key: str) -> str:
     return key.replace("-", "_")
 
 
-def _fitting(value: Any, kind: Any) -> Any:
+def fitting(value: Any, kind: Any) -> Any:
     """The value as that kind, or TypeError; a number may stand for a text, as in `val-classes = 0.2`."""
     if kind is Any:
         return value
     if get_origin(kind) in (Union, UnionType):
         for each in get_args(kind):
             if each is not NoneType:
-                return _fitting(value, each)
+                return fitting(value, each)
     if get_origin(kind) is tuple:
         if isinstance(value, list):
-            return tuple(_fitting(each, get_args(kind)[0]) for each in value)
+            return tuple(fitting(each, get_args(kind)[0]) for each in value)
     elif get_origin(kind) is Literal:
         if value in get_args(kind) and not isinstance(value, bool):
             return value

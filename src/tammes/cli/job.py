@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tammes import processes
 from tammes.activations import Frozen
+from tammes.benchmark.plan import fitting
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, print_json, results_table, say, working
 from tammes.cli.making import (
@@ -543,10 +544,15 @@ def _new_run(config: Train, data: Data, embedder: Embedder, until_done: ExitStac
 def saved_options(run: Run) -> Train:
     """The options that a run was started with."""
     given = run.read("config")
+    if not isinstance(given, dict):
+        raise UserError(f"{run.folder}/config.json does not hold the options of a run.")
     known = {field.name for field in fields(Train)}
     unknown = sorted(set(given) - known)
     if unknown:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
+    for name, kind in get_type_hints(Train).items():
+        if name in given and not _is_option(given[name], kind):
+            raise UserError(f"{run.folder}/config.json: {name} cannot be {given[name]!r}.")
     given["out"] = run.folder
     for name in ("hidden", "loss_options", "miner_options"):
         given[name] = tuple(given.get(name, ()))
@@ -587,6 +593,20 @@ def continued(given: Train, folder: Path) -> Train:
     config = replace(given, **found)
     _check_new_classes(config)
     return config
+
+
+def _is_option(value: Any, kind: Any) -> bool:
+    """Whether a value from a file, which may be a stranger's, is of the kind that an option has."""
+    kinds = get_args(kind)
+    if value is None:
+        return type(None) in kinds
+    if Path in kinds:
+        return isinstance(value, str)
+    try:
+        fitting(value, kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _estimate(config: Train, data: Data, objective: Objective) -> float:

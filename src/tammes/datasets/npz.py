@@ -3,7 +3,7 @@
 import zlib
 from pathlib import Path
 from tokenize import TokenError
-from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+from zipfile import ZIP_STORED, BadZipFile, ZipExtFile, ZipFile, ZipInfo
 
 import numpy as np
 from numpy import ndarray
@@ -41,6 +41,9 @@ def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
         if mapped is not None:
             return mapped
         with archive.open(entry) as source:
+            assert isinstance(source, ZipExtFile)
+            _check_length(source, entry)
+        with archive.open(entry) as source:
             return np.asarray(np.lib.format.read_array(source, allow_pickle=False))
     except (ValueError, SyntaxError, TokenError) as error:
         if "allow_pickle" not in str(error):
@@ -49,6 +52,18 @@ def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
             f"`{name}` of {file} holds Python objects, which are not read. "
             f"Save it as numbers or text: np.array({name}, dtype=str)."
         ) from None
+
+
+def _check_length(source: ZipExtFile, entry: ZipInfo) -> None:
+    """Refuse an array of another length than its header says, before memory is asked for."""
+    version = np.lib.format.read_magic(source)
+    if version in _HEADERS:
+        shape, _, dtype = _HEADERS[version](source)
+        if (
+            not dtype.hasobject
+            and source.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size
+        ):
+            raise ValueError("another length than the header says")
 
 
 def _mapped(file: Path, entry: ZipInfo) -> ndarray | None:

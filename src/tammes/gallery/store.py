@@ -85,8 +85,11 @@ class About:
                     f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
                     f" tammes that made it, or make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
                 )
+            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"])
+            if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
+                raise TypeError
             return cls(**{**said, "roots": tuple(said["roots"])})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"the gallery {where} does not say what made it. {how_to_remake(where)}") from None
