@@ -127,9 +127,9 @@ def held(folder: Path) -> Iterator[None]:
                 f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
                 " has ended, or stop it; a new run needs another --out."
             )
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with suppress(OSError):  # the disk may be full: the lock counts, not what is written in it
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
 
 

@@ -1,0 +1,221 @@
+"""A disk that fills up, and kills in the midst of writing: what was reported as saved is there; the rest goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tammes.cache import PARTIAL
+from tammes.cli import main
+from tammes.runs import open_run
+from tammes.tensors import check_tensors
+
+SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own: 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(disk: Path, left: int) -> Path:
+    """Fill a disk but for so many bytes."""
+    status = os.statvfs(disk)
+    file = disk / "filling"
+    file.write_bytes(bytes(max(0, status.f_bavail * status.f_frsize - left)))
+    return file
+
+
+def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    capsys.readouterr()
+    try:
+        main(words)
+    except SystemExit as stopped:
+        return int(stopped.code or 0), capsys.readouterr().err
+    return 0, capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def whole(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that was not disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        out = tmp_path_factory.mktemp("runs") / "whole"
+        main(["train", str(waves), "--out", str(out), "--epochs", "4", *SMALL])
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def same_end(run: Path, whole: Path) -> bool:
+    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, whole))
+    return all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("left", [5_000, 700_000, 2_000_000])
+def test_a_disk_that_fills_up_in_training(
+    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str], left: int
+) -> None:
+    """Before the first checkpoint, between two, and late."""
+    filling, out = fill(disk, left), disk / "run"
+    code, said = ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)
+    assert code == 2
+    assert "tammes: cannot write " in said
+    assert said.endswith(
+        ": No space left on device. Free some room and do it again; what was reported as saved is safe.\n"
+    )
+    said_done = said.count("\nepoch ")
+    filling.unlink()
+    assert not list(out.glob(".*.safetensors.*"))  # nothing half written takes the room
+    if (out / "environment.json").exists():
+        assert said_done == 0 or check_tensors(out / "checkpoint.safetensors")
+        assert ended(capsys, "train", "--resume", str(out))[0] == 0
+    else:
+        assert said_done == 0
+        shutil.rmtree(out)
+        assert ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)[0] == 0
+    assert same_end(out, whole)
+
+
+def test_a_disk_that_is_full_when_images_are_decoded(
+    waves: Path, disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(disk / "cache"))
+    words = ["train", str(waves), "--out", str(tmp_path / "run"), "--epochs", "1", "--train", "head", *SMALL]
+    filling = fill(disk, 20_000)
+    code, said = ended(capsys, *words)
+    assert code == 2
+    assert said.startswith(f"tammes: no room for the decoded images in {disk}/cache/images: about 37.6 kB needed, ")
+    assert said.endswith("Free some, or set TAMMES_CACHE to a folder on a larger disk.\n")
+    filling.unlink()
+    assert ended(capsys, *words)[0] == 0
+
+
+def test_a_disk_that_fills_up_under_a_gallery(
+    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery, photos = disk / "gallery", disk / "photos"
+    shutil.copytree(waves / "class 0", photos / "class 0")
+    words = ["index", str(whole), str(photos), "--gallery", str(gallery), "--json"]
+    assert ended(capsys, *words)[0] == 0
+    shutil.copytree(waves / "class 1", photos / "class 1")
+    filling = fill(disk, 3_000)
+    code, said = ended(capsys, *words)
+    assert code == 2, said
+    assert said.startswith(f"tammes: cannot write to the gallery {gallery}: ")
+    main(["search", str(gallery), str(photos / "class 0" / "0.png"), "-k", "99", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["queries"]
+    assert len(found["found"]) == 6  # what was reported is there
+    filling.unlink()
+    main(words)
+    assert json.loads(capsys.readouterr().out)["images"] == 12
+
+
+def test_a_disk_that_fills_up_under_a_benchmark(waves: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (disk / "plan.toml").write_text(
+        f'data = "{waves}"\nseeds = [0]\n[train]\nepochs = 2\nbackbone = "conv4"\ndim = 8\n[[method]]\nname = "a"\n'
+    )
+    words = ["benchmark", str(disk / "plan.toml"), "--out", str(disk / "out")]
+    filling = fill(disk, 300_000)
+    code, said = ended(capsys, *words)
+    filling.unlink()
+    assert code in (0, 1, 2), said
+    assert (
+        not (disk / "out" / "results.json").exists() or "No space left" in (disk / "out" / "results.json").read_text()
+    )
+    code, said = ended(capsys, *words, "--retry-failed")
+    assert code == 0, said
+    assert "trained" not in said
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
+    started: Callable[[list[str], Path], BaseProcess], waves: Path, tmp_path: Path, kills: int
+) -> None:
+    out, rng = tmp_path / "run", np.random.default_rng(0)
+    for number in range(kills):
+        (tmp_path / "said").unlink(missing_ok=True)
+        shutil.rmtree(out, ignore_errors=True)
+        process = started(["train", str(waves), "--out", str(out), "--epochs", "500", *SMALL], tmp_path / "said")
+        fresh = out / ".checkpoint.safetensors.new"
+        wanted = int(rng.integers(1, 4))
+        deadline = time.monotonic() + 120
+        while wanted and process.is_alive() and time.monotonic() < deadline:
+            if fresh.exists() or list(out.glob("..checkpoint*")):  # it is being written at this moment
+                wanted -= 1
+        process.kill()
+        process.join()
+        run = open_run(out)
+        if run.state == "interrupted":
+            names = [name for name in ("checkpoint", "previous") if (out / f"{name}.safetensors").exists()]
+            for name in names:
+                check_tensors(out / f"{name}.safetensors")
+        reported = (tmp_path / "said").read_text().count("\nepoch ")
+        assert reported == 0 or run.state == "interrupted", number
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_kill_while_the_cache_is_built_leaves_nothing_that_is_used(
+    started: Callable[[list[str], Path], BaseProcess],
+    waves: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
+    images = tmp_path / "cache" / "images"
+    shutil.copytree(waves, tmp_path / "photos")
+    for number in range(60):  # so that it takes a while
+        shutil.copytree(waves / "class 7", tmp_path / "photos" / "class 7" / str(number))
+    process = started(["embed", str(whole), str(tmp_path / "photos"), "--out", str(tmp_path / "v.npz")], tmp_path / "s")
+    deadline = time.monotonic() + 60
+    while not list(images.glob(f"*{PARTIAL}")) and process.is_alive() and time.monotonic() < deadline:
+        pass
+    process.kill()
+    process.join()
+    assert not list(images.glob("*.pixels")) or (tmp_path / "v.npz").exists() or process.exitcode == -9
+    main(["embed", str(whole), str(tmp_path / "photos"), "--out", str(tmp_path / "w.npz")])
+    with np.load(tmp_path / "w.npz") as arrays:
+        assert np.isfinite(arrays["vectors"]).all()
+        assert len(arrays["vectors"]) == 48 + 60 * 6
+
+
+def test_folders_that_cannot_be_written_are_named(
+    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, disk / "run")
+    (disk / "run" / "results.json").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    assert ended(capsys, "train", "--resume", str(disk / "run"))[1] == (
+        f"tammes: cannot write to {disk / 'run'}: Read-only file system.\n"
+    )
+    code, said = ended(capsys, "train", str(waves), "--out", str(disk / "new"), "--epochs", "1", *SMALL)
+    assert (code, said) == (2, f"tammes: cannot use {disk / 'new'}: Read-only file system.\n")
+    for words, text in (
+        (["embed", str(whole), str(waves), "--out", str(disk / "v.npz")], f"cannot use {disk}"),
+        (["index", str(whole), str(waves), "--gallery", str(disk / "g")], f"cannot open a gallery at {disk / 'g'}: "),
+    ):
+        code, said = ended(capsys, *words)
+        assert code == 2, said
+        assert said.startswith(f"tammes: {text}"), said
