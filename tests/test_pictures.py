@@ -4,14 +4,16 @@ import struct
 import zlib
 from io import BytesIO
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from tammes.datasets.pictures import open_picture, to_mode
+from tammes.datasets.pictures import Room, open_picture, to_mode
 from tammes.errors import UserError
+from tests.web.hostile import scans
 
 RED, WHITE, BLACK = (255, 0, 0), (255, 255, 255), (0, 0, 0)
 
@@ -245,3 +247,38 @@ def test_a_broken_note_about_the_picture_does_not_spoil_it() -> None:
     Image.new("RGB", (8, 8), RED).save(file, format="PNG", exif=b"Exif\0\0broken")
     file.seek(0)
     assert set(colours(open_picture(file))) == {RED}
+
+
+def test_a_damaged_avif_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.avif"
+    Image.new("RGB", (8, 8)).save(file)
+
+    def broken(_: object) -> None:
+        raise RuntimeError("Failed to decode frame 0: Decoding of color planes failed")
+
+    monkeypatch.setattr("PIL.AvifImagePlugin.AvifImageFile.load", broken)
+    with pytest.raises(UserError, match="a.avif: it is broken .Failed to decode frame 0: Decoding of color planes"):
+        open_picture(file)
+
+
+def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded() -> None:
+    content = scans(2000, 2000, 600)
+    with pytest.raises(UserError, match="it is stored in 60. passes, which take too long. Save it again.$"):
+        open_picture(BytesIO(content), name="it")
+
+
+def test_large_pictures_wait_for_room(tmp_path: Path) -> None:
+    Image.new("1", (100, 100)).save(tmp_path / "a.png")
+    room, order = Room(15_000), list[str]()
+
+    def second() -> None:
+        with room.for_picture(tmp_path / "a.png"):
+            order.append("second")
+
+    with room.for_picture(tmp_path / "a.png"), room.for_picture(None):
+        other = Thread(target=second)
+        other.start()
+        other.join(0.1)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]

@@ -557,10 +557,10 @@ def saved_options(run: Run) -> Train:
     for name in ("hidden", "loss_options", "miner_options"):
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
-    given = {"pool": "published", "keep_start": False} | given
+    options: dict[str, Any] = {"pool": "published", "keep_start": False} | given
     for name in ("init_from", "continue_from"):
-        given[name] = None if given.get(name) is None else Path(given[name])
-    return Train(**given)
+        options[name] = None if given.get(name) is None else Path(given[name])
+    return Train(**options)
 
 
 # What a run that is gone on from has decided for good, and what is said anew for each run.

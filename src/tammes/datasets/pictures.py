@@ -38,7 +38,10 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 # What Pillow's readers raise on a broken file, besides OSError.
-_BROKEN = (SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, struct.error, zlib.error)
+_BROKEN = (
+    *(SyntaxError, ValueError, TypeError, IndexError, KeyError, EOFError, OverflowError, struct.error, zlib.error),
+    RuntimeError,  # AVIF
+)
 
 
 class Room:
