@@ -17,6 +17,7 @@ LINE = [
     "tensors",
     "cache",
     "downloads",
+    "hub",
     "geometry",
     "directions",
     "neighbours",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tammes.embedder import load
     from tammes.errors import UserError
     from tammes.estimator import MetricLearner
+    from tammes.hub import push_to_hub
     from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
     from tammes.metrics import evaluate
 
@@ -22,6 +23,7 @@ __all__ = [
     "centroids",
     "evaluate",
     "load",
+    "push_to_hub",
 ]
 
 # Each name is imported when it is first used: `tammes --help` need not wait for torch.
@@ -32,6 +34,7 @@ _HOME = {
     "UserError": "tammes.errors",
     "evaluate": "tammes.metrics",
     "load": "tammes.embedder",
+    "push_to_hub": "tammes.hub",
 }
 
 

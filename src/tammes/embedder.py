@@ -22,6 +22,7 @@ from tammes.directions import directions
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.heads import Layers, joined
+from tammes.hub import ADDRESS, fetched
 from tammes.runtime import images_at_once, write_atomically
 from tammes.tensors import read_tensors, shapes, write_tensors
 
@@ -201,36 +202,75 @@ class Embedder(nn.Module):
 def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     """The Embedder of a run folder, ready to use: in evaluation mode, on the CPU.
 
+    `hf://owner/name` is a model on the Hugging Face hub, and a folder that `tammes export --format hub` wrote will do.
+
     Args:
         embedding: take the vectors from this layer instead of the one that the run chose.
     """
-    folder = Path(folder)
+    folder = fetched(folder) if isinstance(folder, str) and folder.startswith(ADDRESS) else Path(folder)
+    of_hub = _of_hub(folder)
+    if of_hub is not None:
+        return _from_hub(folder, of_hub, embedding)
     if (folder / "learner.json").exists():
         raise UserError(f"{folder} was trained on vectors: load it by tammes.MetricLearner.load.")
     if not (folder / "embedder.json").exists():
         raise UserError(
             f"no trained model in {folder}: embedder.json is missing. Train one: tammes train DATA --out {folder}"
         )
-    config = _config(folder / "embedder.json", embedding)
+    config = _config(_json(folder / "embedder.json"), folder / "embedder.json", embedding)
     file = folder / "embedder.safetensors"
     if not file.exists():
         raise UserError(f"no trained model in {folder}: embedder.safetensors is missing.")
-    _check_sizes(config, file)
+    _check_sizes(config, shapes(file), file)
+    return _built(config, read_tensors(file)[0], file)
+
+
+def _of_hub(folder: Path) -> dict[str, Any] | None:
+    """What a folder for the hub says of its model; None for another, such as a run, which has a config.json too."""
+    file = folder / "config.json"
+    if (folder / "embedder.json").exists() or not file.exists() or not (folder / "model.safetensors").exists():
+        return None
+    said = _json(file)
+    found = said.get("tammes") if isinstance(said, dict) else None
+    if found is not None and (not isinstance(found, dict) or not isinstance(found.get("classifier"), str | None)):
+        raise UserError(f"{file} does not describe a network.")
+    return found
+
+
+def _from_hub(folder: Path, said: dict[str, Any], embedding: Embedding | None) -> Embedder:
+    """The Embedder of a folder for the hub, whose weights may be timm's, with our layer as the classifier."""
+    file = folder / "model.safetensors"
+    config = _config(said.get("embedder"), folder / "config.json", embedding)
+    classifier = said.get("classifier")
+
+    def own(name: str) -> str:
+        if classifier is None:
+            return name
+        ours = name.startswith(f"{classifier}.")
+        return f"penultimate.{name.removeprefix(f'{classifier}.')}" if ours else f"backbone.{name}"
+
+    _check_sizes(config, {own(name): shape for name, shape in shapes(file).items()}, file)
+    return _built(config, {own(name): tensor for name, tensor in read_tensors(file)[0].items()}, file)
+
+
+def _built(config: EmbedderConfig, tensors: dict[str, Tensor], file: Path) -> Embedder:
     embedder = Embedder(config)
-    tensors, _ = read_tensors(file)
     try:
         embedder.load_state_dict(tensors)
     except RuntimeError:
-        raise UserError(f"the weights of {file} are not those of the network that embedder.json names.") from None
+        raise UserError(f"the weights of {file} are not those of the network that its description names.") from None
     return embedder.eval()
 
 
-def _config(file: Path, embedding: Embedding | None) -> EmbedderConfig:
-    """What a file says of the network; it may be a stranger's, so nothing in it is taken on trust."""
+def _json(file: Path) -> Any:
     try:
-        given = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{file} is not a whole JSON file.") from None
+
+
+def _config(given: Any, file: Path, embedding: Embedding | None) -> EmbedderConfig:
+    """What a file says of the network; it may be a stranger's, so nothing in it is taken on trust."""
     kinds: dict[str, Callable[[Any], bool]] = {
         "backbone": lambda each: isinstance(each, str),
         "dim": lambda each: type(each) is int,
@@ -257,9 +297,8 @@ def _config(file: Path, embedding: Embedding | None) -> EmbedderConfig:
         raise UserError(f"{file}: {error}.") from None
 
 
-def _check_sizes(config: EmbedderConfig, file: Path) -> None:
+def _check_sizes(config: EmbedderConfig, found: dict[str, tuple[int, ...]], file: Path) -> None:
     """Refuse a network of another size than that of its weights, before memory is asked for."""
-    found = shapes(file)
     for layer, size in (("penultimate.", config.dim), ("class_layer.", config.class_dim or 0)):
         outputs = sum(shape[0] for name, shape in found.items() if name.startswith(layer) and len(shape) == 2)
         if outputs != size:

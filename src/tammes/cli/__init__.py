@@ -25,6 +25,7 @@ from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
 from tammes.cli.embed import Embed, embed
 from tammes.cli.evaluate import Evaluate, evaluate
+from tammes.cli.export import Export, export
 from tammes.cli.index import Index, index
 from tammes.cli.label import Label, label
 from tammes.cli.losses import Losses, losses
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "calibrate": (Calibrate, calibrate),
     "embed": (Embed, embed),
     "report": (Report, report),
+    "export": (Export, export),
     "index": (Index, index),
     "search": (Search, search),
     "label": (Label, label),

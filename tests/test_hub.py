@@ -1,0 +1,104 @@
+"""Models go to the hub and come back: huggingface_hub against a stand-in of its HTTP API, in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tammes import UserError
+from tammes.hub import fetched, push_to_hub
+from tests.hub_stand_in import TOKEN, StandIn, standing_in
+
+
+def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
+    """What a program prints whose hub is the stand-in; huggingface_hub reads the environment as it is imported."""
+    own = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": token,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300, env=os.environ | own
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
+    with standing_in() as hub:
+        printed = run(
+            f"""
+            import numpy as np, torch, timm, tammes
+            from pathlib import Path
+            from tammes.embedder import Embedder, EmbedderConfig
+            from tammes.export.hub import Card, write_hub_folder
+
+            torch.manual_seed(0)
+            for name, config in (
+                ("waves", EmbedderConfig("conv4", 8)), ("birds", EmbedderConfig("timm:mobilenetv3_small_050", 8))
+            ):
+                folder = Path({str(tmp_path)!r}) / name
+                network = Embedder(config).eval()
+                write_hub_folder(folder, network, Card(name, "data", "loss"))
+                print(tammes.push_to_hub(folder, f"anna/{{name}}", private=True))
+                other = tammes.load(f"hf://anna/{{name}}")
+                images = torch.rand(2, len(network.mode), network.size, network.size) * 255
+                with torch.inference_mode():
+                    print(float((other(images) - network(images)).abs().max()))
+            theirs = timm.create_model("hf-hub:anna/birds", pretrained=True).eval()
+            with torch.inference_mode():
+                vectors = torch.nn.functional.normalize(theirs(network.scaled(images)))
+                print(float((vectors - network(images)).abs().max()) < 1e-5)
+            tammes.push_to_hub(folder, "anna/birds")  # again: it is there already
+            try:
+                tammes.load("hf://anna/nothing")
+            except tammes.UserError as error:
+                print(error)
+            """,
+            hub,
+            tmp_path / "home",
+        )
+        files = {name: sorted(found) for name, found in hub.models.items()}
+        assert hub.private == {"anna/waves": True, "anna/birds": True}
+    assert printed.splitlines() == [
+        "hf://anna/waves",
+        "0.0",
+        "hf://anna/birds",
+        "0.0",
+        "True",
+        "no model anna/nothing on the hub, or it is private: log in with `hf auth login`.",
+    ]
+    assert files["anna/waves"] == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_who_may_not_write_is_told_to_log_in(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_text("")
+    with standing_in() as hub:
+        code = f"""
+            import tammes
+            try:
+                tammes.push_to_hub({str(tmp_path)!r}, "anna/waves")
+            except tammes.UserError as error:
+                print(error)
+            """
+        printed = run(code, hub, tmp_path / "home", token="hf_wrong")
+    assert printed.startswith("cannot push to anna/waves: ")
+    assert printed.endswith("Log in with `hf auth login`.\n")
+
+
+def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^a model on the hub is named hf://owner/name, got 'waves'.$"):
+        fetched("hf://waves")
+    with pytest.raises(UserError, match="^a model on the hub is named owner/name, got 'a/b/c'.$"):
+        push_to_hub(tmp_path, "a/b/c")
+    with pytest.raises(
+        UserError, match=f"^{re.escape(str(tmp_path))} is not ready for the hub. Write it: tammes export"
+    ):
+        push_to_hub(tmp_path, "anna/waves")
