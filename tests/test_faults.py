@@ -176,7 +176,7 @@ def test_a_model_whose_file_was_damaged_is_not_used(
         ({"backbone": "../../conv4"}, "unknown backbone '../../conv4'."),
         ({"backbone": "hf_hub:some/thing"}, "unknown library 'hf_hub' in backbone 'hf_hub:some/thing'."),
         ({"backbone": "timm:hf_hub:some/thing"}, "unknown library 'timm:hf_hub' in backbone"),
-        ({"backbone": "googlenet"}, "are not those of the network that embedder.json names."),
+        ({"backbone": "googlenet"}, "are not those of the network that its description names."),
         ({"pool": "median"}, "pool cannot be 'median'."),
         ({"heads": [4, 4]}, "do not make a vector of 8"),
         ({"heads": 5}, "heads cannot be 5."),

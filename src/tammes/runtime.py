@@ -42,6 +42,11 @@ def data_folder() -> Path | None:
     return Path(given) if given else None
 
 
+def colours() -> bool:
+    """Whether a terminal may be written to in colours: not where the variable NO_COLOR is set (no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
 def bare_environment() -> dict[str, str]:
     """What a process of ours needs of the environment to start, and nothing that was not meant for it; one thread."""
     needed = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LD_LIBRARY_PATH")

@@ -20,6 +20,8 @@ from tammes.cli.benchmark import Benchmark, benchmark
 from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
+from tammes.cli.completion import Completion, completion
+from tammes.cli.console import be_quiet
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
@@ -35,6 +37,7 @@ from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, out_of_memory, unknown_name
+from tammes.runtime import colours
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, train),
@@ -55,6 +58,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "centroids": (Centroids, centroids),
     "benchmark": (Benchmark, benchmark),
     "cache": (Cache, cache),
+    "completion": (Completion, completion),
 }
 
 
@@ -63,6 +67,21 @@ DONE, PROBLEMS_FOUND, WRONG_USE, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 
 # What the system may refuse that a user can put right.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+QUIET = ("-q", "--quiet")  # of every command
+
+
+def parsed(arguments: Sequence[str]) -> Any:
+    """The options of the command that the arguments name."""
+    tyro._experimental_options["ansi_codes"] = colours()
+    return tyro.extras.subcommand_cli_from_dict(
+        {name: kind for name, (kind, _) in COMMANDS.items()},
+        prog="tammes",
+        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command. With -q a "
+        "command says nothing but its results and errors, with --json its results are one JSON object; with --debug "
+        "an error says where in the program it comes from; NO_COLOR is respected.",
+        args=list(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in given
     given = [word for word in given if word != "--debug"]
+    be_quiet(any(flag in given for flag in QUIET))
+    given = [each for each in given if each not in QUIET]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
             stream.reconfigure(errors="backslashreplace")
@@ -89,21 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         text, code = _in_words(error)
-        print(f"tammes: {text}", file=sys.stderr)
+        name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
+        print(f"{name} {text}", file=sys.stderr)
         raise SystemExit(code) from None
 
 
 def _run(given: list[str]) -> None:
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:
         raise unknown_name("command", given[0], COMMANDS)
-    config = tyro.extras.subcommand_cli_from_dict(
-        {name: kind for name, (kind, _) in COMMANDS.items()},
-        prog="tammes",
-        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command. With --debug, an"
-        " error says where in the program it comes from.",
-        args=given,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    config = parsed(given)
     run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
     run(config)
 

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 Item = TypeVar("Item")
+_quiet = [False]
+
+
+def be_quiet(quiet: bool) -> None:
+    """Whether what is said beside results and errors is left out."""
+    _quiet[0] = quiet
+
+
+def watched() -> bool:
+    """Whether a person may be watching who wants to see what goes on; of several processes the first speaks."""
+    return is_first() and sys.stderr.isatty() and not _quiet[0]
 
 
 def optional(metavar: str) -> Any:
@@ -23,15 +34,10 @@ def optional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def _watched() -> bool:
-    """Whether a person may be watching; of several processes the first speaks."""
-    return is_first() and sys.stderr.isatty()
-
-
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """A spinner on stderr while something takes long, if a person may be watching."""
-    if not _watched():
+    if not watched():
         yield
         return
     from rich.console import Console
@@ -43,7 +49,7 @@ def working(what: str) -> Iterator[None]:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, fed with (done, total), if a person may be watching."""
-    if not _watched():
+    if not watched():
         yield lambda *_: None
         return
     from rich.console import Console
@@ -58,7 +64,8 @@ def say(text: str, log: Path | None = None) -> None:
     """A line for the person who watches, and for the log file; stdout is for results."""
     if not is_first():
         return
-    print(text, file=sys.stderr, flush=True)
+    if not _quiet[0]:
+        print(text, file=sys.stderr, flush=True)
     if log is not None:
         with log.open("a") as file:
             file.write(text + "\n")
@@ -112,7 +119,7 @@ class TrainingBar:
             TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not _watched(), transient=True)
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=not watched(), transient=True)
         self._task = self._bar.add_task("", total=epochs * images, epoch=1, speed="", loss="")
 
     def __enter__(self) -> "TrainingBar":

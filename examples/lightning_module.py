@@ -1,0 +1,65 @@
+"""The discriminative loss in Lightning: learn from the digits 0 to 4, search among 5 to 9.
+
+Needs `pip install lightning`. It prints about
+
+    untrained  R@1  77.2   MAP@R  25.3
+    trained    R@1  84.8   MAP@R  33.6
+"""
+
+import logging
+
+import lightning
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader, TensorDataset
+
+from tammes import DiscriminativeLoss, evaluate
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+lightning.seed_everything(0, verbose=False)
+pixels, digits = load_digits(return_X_y=True)
+noise = np.random.default_rng(0).normal(scale=8, size=pixels.shape)
+vectors = torch.from_numpy(np.hstack([pixels, noise]).astype(np.float32) / 16)
+seen = digits < 5
+
+
+class Metric(lightning.LightningModule):
+    """The loss is a submodule like any other: its centroids are saved and moved with the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedder, self.class_layer = torch.nn.Linear(128, 128, bias=False), torch.nn.Linear(128, 5)
+        torch.nn.init.eye_(self.embedder.weight)
+        self.loss = DiscriminativeLoss(5)
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        given, labels = batch
+        return self.loss(self.class_layer(self.embedder(given)), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=3e-3)
+
+
+def show(name: str, model: Metric) -> None:
+    """R@1 and MAP@R of the digits never seen."""
+    found = normalize(model.embedder(vectors[~seen])).detach().numpy()
+    result = evaluate(found, digits[~seen], clustering=False, bootstrap=0)
+    recall, precision = result["recall_at_1"], result["mean_average_precision_at_r"]
+    print(f"{name:<10} R@1 {100 * recall:5.1f}   MAP@R {100 * precision:5.1f}")
+
+
+model = Metric()
+show("untrained", model)
+trainer = lightning.Trainer(
+    max_epochs=10,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+loader = DataLoader(TensorDataset(vectors[seen], torch.from_numpy(digits[seen])), batch_size=64, shuffle=True)
+trainer.fit(model, loader)
+show("trained", model)

@@ -1,0 +1,34 @@
+"""`tammes completion`: what a shell needs to complete commands and options."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Print a script that lets a shell complete commands and options.
+
+    For example:
+
+    tammes completion bash > ~/.local/share/bash-completion/completions/tammes
+
+    tammes completion zsh > ~/.zfunc/_tammes
+
+    tammes completion fish > ~/.config/fish/completions/tammes.fish
+    """
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    """Which shell."""
+
+
+def completion(config: Completion) -> None:
+    """Print the script."""
+    from tammes.cli import parsed
+
+    try:
+        parsed(["--tyro-write-completion", config.shell, "-"])
+    except SystemExit as done:  # which is how it ends
+        if done.code:
+            raise

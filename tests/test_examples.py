@@ -1,0 +1,72 @@
+"""The examples run, and print what they say they print."""
+
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.test_architecture import ROOT
+
+EXAMPLES = ROOT / "examples"
+FIGURE = re.compile(r"\d+\.\d")
+NEEDS = {"lightning_module": "lightning", "hf_trainer": "transformers"}
+
+
+@pytest.mark.parametrize("name", ["plain_loop", "lightning_module", "hf_trainer", "fixed_classifier"])
+def test_an_example_prints_what_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name in NEEDS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the libraries
+        found = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = [line.strip() for line in found["__doc__"].splitlines() if line.startswith("    ")]
+    printed = capsys.readouterr().out.strip().splitlines()
+    assert len(said) == len(printed) == 2
+    for expected, line in zip(said, printed, strict=True):
+        assert FIGURE.sub("#", expected).split() == FIGURE.sub("#", line).split()
+        figures = [[float(each) for each in FIGURE.findall(text)] for text in (expected, line)]
+        np.testing.assert_allclose(*figures, atol=2.5)
+
+
+def test_the_plain_loop_is_short() -> None:
+    assert len((EXAMPLES / "plain_loop.py").read_text().splitlines()) < 40
+
+
+@pytest.mark.slow
+def test_the_exported_model_is_searched_with_nothing_but_numpy(tmp_path: Path) -> None:
+    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.export.formats import onnx_file
+
+    (tmp_path / "model.onnx").write_bytes(onnx_file(Embedder(EmbedderConfig("conv4", 16)), with_preprocessing=True))
+    rng = np.random.default_rng(0)
+    one, other = (rng.integers(0, 256, shape, dtype=np.uint8) for shape in ((40, 50, 1), (33, 71, 1)))
+    np.savez(tmp_path / "pictures.npz", a=one, b=other, c=one)
+    command = [
+        sys.executable,
+        str(EXAMPLES / "search_onnx.py"),
+        str(tmp_path / "model.onnx"),
+        str(tmp_path / "pictures.npz"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[:2] for line in lines if line[0] != "b"] == [["a", "c"], ["c", "a"]]
+    assert float(lines[0][2]) < 1e-3
+    assert not re.search(
+        r"^(import|from) (torch|tammes)", (EXAMPLES / "search_onnx.py").read_text(), flags=re.MULTILINE
+    )
+
+
+def test_every_example_is_known_here() -> None:
+    tested = "\n".join(
+        (ROOT / "tests" / name).read_text() for name in ("test_examples.py", "test_pml.py", "test_estimator.py")
+    )
+    for file in EXAMPLES.glob("*.py"):
+        assert file.stem in tested, f"no test runs {file.name}"
