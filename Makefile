@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint fix results browser clean help
+.PHONY: demo test test-slow lint fix results docs browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -46,6 +46,10 @@ fix: $(INSTALLED)  ## repair format and lint
 
 results: $(INSTALLED)  ## write docs/results.md and the README's tables from what is stored in benchmarks/results
 	$(BIN)/python -m benchmarks.page
+
+docs: $(INSTALLED)  ## write the site into site/; warnings are errors, no network is asked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open it in a browser: $(CURDIR)/site/index.html"
 
 clean:  ## remove what was installed and cached
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

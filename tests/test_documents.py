@@ -1,15 +1,23 @@
 """The documents keep their word: code in the README runs, doctests hold, names in the method exist."""
 
 import doctest
+import os
 import re
+import runpy
+import shlex
+import subprocess
+import sys
 import tomllib
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tammes.cli import COMMANDS, QUIET, parsed
 from tests.test_architecture import ROOT, SRC
 
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 
 
@@ -18,6 +26,65 @@ def test_the_code_in_the_readme_runs_from_top_to_bottom(capsys: pytest.CaptureFi
     assert len(blocks) >= 2
     exec(compile("\n".join(blocks), "README.md", "exec"), {})
     assert capsys.readouterr().out.strip().endswith("True")
+
+
+def blocks(file: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", file.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", sorted(DOCS.rglob("*.md")), ids=lambda file: str(file.relative_to(DOCS)))
+def test_the_code_of_a_page_runs_from_top_to_bottom(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = blocks(file, "python")
+    exec(compile("\n".join(found), str(file), "exec"), {"__name__": "page"})
+    assert "False" not in capsys.readouterr().out
+
+
+def commands_in(file: Path) -> list[str]:
+    """Lines that a reader would type: those of shell blocks and of indented blocks."""
+    lines = [line for block in blocks(file, "sh") for line in block.splitlines()]
+    lines += re.findall(r"^    ((?:\.venv/bin/)?tammes [a-z].*)$", file.read_text(), flags=re.MULTILINE)
+    cleaned = [re.sub(r"\s+#.*", "", line).removeprefix(".venv/bin/").strip() for line in lines]
+    return [line for line in cleaned if line.startswith("tammes ")]
+
+
+@pytest.mark.parametrize(
+    "file", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda file: str(file.relative_to(ROOT))
+)
+def test_the_commands_of_a_page_are_understood(file: Path) -> None:
+    for line in commands_in(file):
+        words = shlex.split(line)[1:]
+        if not {"…", "|", ">"} & set("".join(words)):
+            assert isinstance(parsed([word for word in words if word not in QUIET]), COMMANDS[words[0]][0]), line
+
+
+def test_every_command_and_option_stands_in_the_reference_and_in_a_guide() -> None:
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    reference = hooks["commands"]()
+    guides = "\n".join(line for file in DOCS.rglob("*.md") for line in [*commands_in(file), file.read_text()])
+    for name, (kind, _) in COMMANDS.items():
+        section = reference.partition(f"## tammes {name}\n")[2].partition("\n## ")[0]
+        said = hooks["explained"](kind)
+        for field in fields(kind):
+            assert field.name in said, f"tammes {name}: --{field.name} says nothing of itself"
+            assert " ".join(said[field.name].split()).replace("|", "\\|") in section
+        assert f"tammes {name}" in guides, f"no page shows tammes {name}"
+
+
+def test_equations_become_mathml() -> None:
+    made = runpy.run_path(str(DOCS / "hooks.py"))["with_equations"]((DOCS / "equations.md").read_text())
+    assert made.count('display="block"') == 11
+    assert "$" not in made
+    assert "\\" not in made
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    own = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=own)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    for file in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r'(?:src|<link[^>]*href)="https?://', file.read_text()), file
 
 
 @pytest.mark.parametrize("file", sorted(SRC.rglob("*.py")), ids=lambda file: str(file.relative_to(SRC)))

@@ -161,8 +161,8 @@ def evaluate(
         ties, seeds, restarts, normaliser, bootstrap: how it was computed.
 
     Args:
-        query, gallery: which vectors, by a mask or by numbers; all of them without. One that is in both is not found
-            by itself.
+        query: which vectors are searched for, by a mask or by numbers; all of them without.
+        gallery: which they are searched among, likewise. One that is in both is not found by itself.
         sequence: a query does not find items with its own value of this, such as frames of the same video.
         ks: where recall is measured.
         ties: "index" instead of the expectation ranks tied items in the order given, which favours sorted data sets.
