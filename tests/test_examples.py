@@ -25,14 +25,14 @@ def test_an_example_prints_what_it_says(name: str, capsys: pytest.CaptureFixture
             pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the libraries
-        found = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    said = [line.strip() for line in found["__doc__"].splitlines() if line.startswith("    ")]
+        example = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = [line.strip() for line in example["__doc__"].splitlines() if line.startswith("    ")]
     printed = capsys.readouterr().out.strip().splitlines()
     assert len(said) == len(printed) == 2
     for expected, line in zip(said, printed, strict=True):
         assert FIGURE.sub("#", expected).split() == FIGURE.sub("#", line).split()
-        figures = [[float(each) for each in FIGURE.findall(text)] for text in (expected, line)]
-        np.testing.assert_allclose(*figures, atol=2.5)
+        about, found = ([float(each) for each in FIGURE.findall(text)] for text in (expected, line))
+        assert found == pytest.approx(about, abs=2.5)
 
 
 def test_the_plain_loop_is_short() -> None:
