@@ -86,6 +86,7 @@ def test_the_onnx_file_says_how_its_images_are_made(embedder: Embedder, content:
     assert said["vectors"]["dim"] == 16
 
 
+@pytest.mark.slow
 def test_onnx_with_preprocessing_takes_pictures_of_any_size(embedder: Embedder) -> None:
     session = onnx_session(onnx_file(embedder, with_preprocessing=True))
     for height, width in SIZES:
