@@ -232,10 +232,11 @@ def test_timm_loads_a_backbone_of_its_own(tmp_path: Path, pool: str) -> None:
 def test_vectors_of_the_class_layer_keep_it(tmp_path: Path) -> None:
     network = Embedder(EmbedderConfig("conv4", 8, 5, embedding="last")).eval()
     assert vector_size(network) == 5
-    write_hub_folder(tmp_path, network, Card("last", "nothing", "no", threshold=0.5))
+    write_hub_folder(tmp_path, network, Card("last", "nothing", "no", threshold=0.5, owner="anna"))
     np.testing.assert_array_equal(of_torch(load(tmp_path))(images(2)), of_torch(network)(images(2)))
     text = (tmp_path / "README.md").read_text()
     assert "a vector of 5 numbers" in text
+    assert 'tammes.load("hf://anna/last")' in text
     assert "up to 0.5000 apart" in text
     assert "Licence: not stated." in text
 

@@ -258,8 +258,10 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
     said, calibration = run.read("config"), run.read("calibration")
+    owner, _, name = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
     card = Card(
-        name=config.push.partition("/")[2] if config.push else run.folder.resolve().name,
+        name=name,
+        owner=owner,
         data=(results or {}).get("data") or Path(said["data"]).name,
         loss=said["loss"],
         results=results,

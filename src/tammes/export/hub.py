@@ -29,6 +29,7 @@ class Card:
 
     Attributes:
         name: of the model.
+        owner: of its place on the hub.
         data: what it was trained on, in a word.
         loss: what it was trained by.
         results: of the run, as results.json has them; None without.
@@ -42,6 +43,7 @@ class Card:
     results: dict[str, Any] | None = None
     licence: str = "unknown"
     threshold: float | None = None
+    owner: str = "OWNER"
 
 
 def write_hub_folder(folder: Path, embedder: Embedder, card: Card, picture: bytes | None = None) -> None:
@@ -164,7 +166,7 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
         "```python",
         "import tammes",
         "",
-        f'vectors = tammes.load("hf://OWNER/{card.name}").encode(["one.jpg", "other.jpg"])',
+        f'vectors = tammes.load("hf://{card.owner}/{card.name}").encode(["one.jpg", "other.jpg"])',
         "```",
         "",
     ]
