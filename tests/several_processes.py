@@ -167,12 +167,18 @@ def of_commands(
 
     rank = os.environ["RANK"]
     codes = {}
+
+    def ended(*arguments: str) -> int:
+        # Each command meets at a place of its own: the other process may not have left the last one yet.
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        return exit_code(*arguments)
+
     with without_batch_norm():
         for name, arguments in commands.items():
-            codes[name] = exit_code(*arguments)
+            codes[name] = ended(*arguments)
         with stopped_after(7, here=rank == "1"):  # asked in one of them, both stop
-            codes["stopped"] = exit_code(*to_stop)
-        codes["resumed"] = exit_code("train", "--resume", str(interrupted))
+            codes["stopped"] = ended(*to_stop)
+        codes["resumed"] = ended("train", "--resume", str(interrupted))
     assert processes.number() == 1
     (folder / f"codes {rank}").write_text(repr(codes))
 

@@ -430,6 +430,8 @@ IMAGES_ONLY: list[list[str]] = [
     *(["--start", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
     *(["--images-per-class", "4"], ["--proxy-rate", "1"]),
     *(["--miner", "pml:HDCMiner"], ["--miner-options", "a=1"]),
+    *(["--base", "discriminative"], ["--sync-batch-norm"], ["--reserve-classes", "2"]),
+    *(["--continue-from", "x"], ["--compatible", "1"]),
     *(["--precision", "bf16"], ["--init-from", "x"], ["--skip-bad"], ["--log-bound"], ["--tensorboard"]),
 ]
 

@@ -19,6 +19,7 @@ from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.loading.samplers import Turn, turns
 from tammes.losses import METHODS, Method
+from tammes.objectives import METHODS as ALL
 from tammes.objectives import Objective
 from tammes.training import Batch, cosine, fit
 
@@ -402,7 +403,7 @@ def test_one_loss_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_losses_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     main(["losses", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == list(METHODS)
+    assert list(found) == list(ALL)
     assert found["triplet-semihard"]["options"] == {"margin": 1.0}
     assert found["npair"]["batch"] == "2 images of each class"
 

@@ -288,6 +288,14 @@ def refusal(decoders: Decoders, content: bytes, view: View = GREY) -> tuple[int,
     return refused.value.status, refused.value.message
 
 
+def held_up(decoders: Decoders, started: Started) -> bytes:
+    """A picture that takes for ever, as the one process that decodes it is halted."""
+    still_works(decoders)
+    (child,) = started()
+    os.kill(child, signal.SIGSTOP)
+    return hostile.stored(noise(), "PNG")
+
+
 def instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Let a script of one's own be the decoder."""
     command = [sys.executable, "-c", f"import sys, os, signal, time\nsys.stdin.buffer.readline()\n{script}"]
@@ -333,8 +341,8 @@ def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Sta
 
 def test_a_picture_that_takes_too_long_is_ended_by_the_clock(started: Started) -> None:
     with closing(Decoders(Limits(decode_seconds=2.5), number=1)) as decoders:
-        began = time.perf_counter()
-        said = refusal(decoders, hostile.scans(4000, 4000, 40_000))
+        picture, began = held_up(decoders, started), time.perf_counter()
+        said = refusal(decoders, picture)
         assert said == (422, "cannot read the picture: decoding it takes longer than 2.5 seconds.")
         assert 2.4 < time.perf_counter() - began < 9
         assert not started()
@@ -358,9 +366,8 @@ def test_a_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on
 def test_those_that_find_no_decoder_free_are_told_to_come_again(started: Started) -> None:
     limits = Limits(decode_seconds=3.0, wait_seconds=0.1)
     with closing(Decoders(limits, number=1)) as decoders, ThreadPoolExecutor(1) as other:
-        slow = other.submit(refusal, decoders, hostile.scans(4000, 4000, 40_000))
-        while not started():
-            time.sleep(0.01)
+        slow = other.submit(refusal, decoders, held_up(decoders, started))
+        time.sleep(0.5)
         with pytest.raises(RefusedError) as refused:
             decoders.decode(b"x", GREY)
         assert (refused.value.status, refused.value.again_in) == (503, 1)
@@ -371,7 +378,7 @@ def test_those_that_find_no_decoder_free_are_told_to_come_again(started: Started
 def test_closing_ends_every_process_and_what_is_under_way(started: Started) -> None:
     decoders = Decoders(Limits(), number=2)
     with ThreadPoolExecutor(1) as other:
-        slow = other.submit(refusal, decoders, hostile.scans(4000, 4000, 40_000))
+        slow = other.submit(refusal, decoders, held_up(decoders, started))
         time.sleep(1)
         still_works(decoders)
         assert len(started()) == 2

@@ -603,10 +603,10 @@ def _is_option(value: Any, kind: Any) -> bool:
     if Path in kinds:
         return isinstance(value, str)
     try:
-        fitting(value, kind)
+        found = fitting(value, kind)
     except TypeError:
         return False
-    return True
+    return isinstance(value, str) or not isinstance(found, str)  # a number stands for a text in plans only
 
 
 def _estimate(config: Train, data: Data, objective: Objective) -> float:
