@@ -227,7 +227,7 @@ from pytorch_metric_learning.utils.inference import InferenceModel
 from torchvision import transforms
 network = torchvision.models.resnet18()
 network.fc = torch.nn.Identity()
-network.load_state_dict(torch.load({str(folder / "theirs.pt")!r}), strict=False)
+network.load_state_dict(torch.load({str(folder / "theirs.pt")!r}, weights_only=True), strict=False)
 network.eval()
 steps = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
 image = steps(Image.open({str(picture)!r}).convert("RGB"))[None]

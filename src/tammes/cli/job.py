@@ -551,15 +551,16 @@ def saved_options(run: Run) -> Train:
     if unknown:
         raise UserError(f"{run.folder} was made by another version: its option {unknown[0]!r} is not known here.")
     for name, kind in get_type_hints(Train).items():
-        if name in given and not _is_option(given[name], kind):
-            raise UserError(f"{run.folder}/config.json: {name} cannot be {given[name]!r}.")
+        if name in given:
+            try:
+                given[name] = _option(given[name], kind)
+            except (TypeError, OverflowError):
+                raise UserError(f"{run.folder}/config.json: {name} cannot be {given[name]!r}.") from None
     given["out"] = run.folder
     for name in ("hidden", "loss_options", "miner_options"):
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
     options: dict[str, Any] = {"pool": "published", "keep_start": False} | given
-    for name in ("init_from", "continue_from"):
-        options[name] = None if given.get(name) is None else Path(given[name])
     return Train(**options)
 
 
@@ -595,18 +596,15 @@ def continued(given: Train, folder: Path) -> Train:
     return config
 
 
-def _is_option(value: Any, kind: Any) -> bool:
-    """Whether a value from a file, which may be a stranger's, is of the kind that an option has."""
+def _option(value: Any, kind: Any) -> Any:
+    """A value from a file, which may be a stranger's, as the kind that an option has; TypeError if it is not of it."""
     kinds = get_args(kind)
-    if value is None:
-        return type(None) in kinds
-    if Path in kinds:
-        return isinstance(value, str)
-    try:
-        found = fitting(value, kind)
-    except TypeError:
-        return False
-    return isinstance(value, str) or not isinstance(found, str)  # a number stands for a text in plans only
+    if value is None and type(None) in kinds:
+        return None
+    found = fitting(value, str if Path in kinds else kind)
+    if isinstance(found, str) and not isinstance(value, str):  # a number stands for a text in plans only
+        raise TypeError
+    return Path(found) if Path in kinds else found
 
 
 def _estimate(config: Train, data: Data, objective: Objective) -> float:
