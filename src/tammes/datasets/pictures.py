@@ -25,7 +25,7 @@ _PROFILE = 4096  # bytes of a colour profile that goes with a small picture; tho
 
 _MOST_PIXELS = 1 << 26  # with the same in another mode, half a gigabyte
 _USUAL_PASSES = 100  # of a progressive JPEG; writers make ten
-_MOST_WORK = 2_000_000_000  # pixels times passes: some twenty seconds
+_MOST_WORK = 2_000_000_000  # pixels times passes: a second or two, more on a busy machine
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
