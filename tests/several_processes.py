@@ -21,6 +21,7 @@ ALIKE = (
     *("triplet-global", "clustering", "center", "deepncm", "prototypical", "bier", "hdc"),
 )
 DRAWING = ("daml", "dvml")
+BORROWED = ("pml:ProxyAnchorLoss", "pml:ContrastiveLoss", "pml:TripletMarginLoss with pml:TripletMarginMiner")
 # Where the usual rate would move little in so few steps.
 RATES = {"lifted": 0.01, "npair": 1.0, "center": 0.01, "deepncm": 1.0, "prototypical": 1.0, "bier": 0.003}
 
@@ -96,7 +97,8 @@ def trained(name: str) -> Mapping[str, Tensor]:
     from tammes.objectives import Base, Objective, find_method
     from tammes.training import Batch, cosine, fit
 
-    method = find_method(name)
+    loss, _, miner = name.partition(" with ")
+    method = find_method(loss, miner or None)
     torch.manual_seed(0)
     heads = method.head_sizes(16)
     weights = () if method.weigh is None else method.weigh(heads)
@@ -145,7 +147,7 @@ def of_methods(folder: Path) -> None:
     from tammes import processes
 
     with processes.joined(), without_batch_norm():
-        for name in (*ALIKE, *DRAWING):
+        for name in (*ALIKE, *BORROWED, *DRAWING):
             found = trained(name)
             save_file(
                 {each: value.contiguous() for each, value in found.items()}, folder / f"{name} {processes.rank()}"

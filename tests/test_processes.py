@@ -24,6 +24,7 @@ from tammes.losses import METHODS
 from tammes.objectives import MORE_THAN_LOSSES
 from tests.several_processes import (
     ALIKE,
+    BORROWED,
     DRAWING,
     both,
     command,
@@ -131,7 +132,7 @@ def close(one: Path, other: Path) -> None:
     torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", (*ALIKE, *BORROWED))
 def test_two_processes_come_to_the_weights_of_one(two: Path, name: str) -> None:
     with without_batch_norm():
         alone = trained(name)
@@ -231,6 +232,25 @@ def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(wa
     assert "train --resume" in text
     with stopped_after(1, here=True):
         assert exit_code("train", "--resume", str(run)) == 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_launchers_start_the_same_command(launcher: str, waves: Path, tmp_path: Path) -> None:
+    """As docs/scale.md has it; without a GPU accelerate's --multi_gpu starts processes of the CPU all the same."""
+    own = {"torchrun": ("--nproc-per-node", "2"), "accelerate": ("launch", "--multi_gpu", "--num_processes", "2")}
+    port = {"torchrun": "--master-port", "accelerate": "--main_process_port"}[launcher]
+    script = Path(sys.executable).with_name(launcher)
+    launch = (str(script), *own[launcher], port, str(a_free_port()), "-m", "tammes")
+    options = ("--epochs", "2", "--batch-size", "8", "--test-classes", "1", *SMALL)
+    done = subprocess.run(
+        [*launch, "train", str(waves), "--out", str(tmp_path / "run"), *options],
+        capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "cpu:0, 2 processes; 2 epochs" in done.stderr
+    assert done.stderr.count("epoch   2") == 1
+    assert (tmp_path / "run" / "embedder.safetensors").exists()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")

@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, distances, distances_to_axes, normalise
+from tammes.geometry import check_range, checked_batch
 from tammes.losses import discriminative
 from tammes.losses.discriminative import Weighting
 
@@ -98,13 +98,13 @@ class DiscriminativeLoss(BaseMetricLossFunction):  # type: ignore[misc]
         check_range(labels, self.num_classes)
         if self.collect_stats:
             with torch.no_grad():
-                self.own_distance = self._distances(embeddings).gather(1, labels[:, None]).mean().item()
+                self.own_distance = -self.get_logits(embeddings).gather(1, labels[:, None]).mean().item()
         if indices_tuple is None and self._is_mean():
             mean = self.ours(embeddings, labels)
             return {"loss": {"losses": mean, "indices": None, "reduction_type": "already_reduced"}}
         if self.ours.sample_classes is not None:
             raise UserError("sample_classes is for the mean over a batch: leave out the reducer and the miner.")
-        losses = self._of_each(embeddings, labels)  # (batch,)
+        losses = self.ours.per_image(embeddings, labels)  # (batch,)
         losses = losses * convert_to_weights(indices_tuple, labels, dtype=losses.dtype)
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
@@ -116,19 +116,3 @@ class DiscriminativeLoss(BaseMetricLossFunction):  # type: ignore[misc]
     def _is_mean(self) -> bool:
         reducer = self.reducer.reducers["loss"] if isinstance(self.reducer, MultipleReducers) else self.reducer
         return type(reducer) is MeanReducer
-
-    def _distances(self, embeddings: Tensor) -> Tensor:
-        """To all centroids, (batch, classes)."""
-        with torch.autocast(embeddings.device.type, enabled=False):
-            unit = normalise(embeddings)
-            return distances_to_axes(unit) if self.ours.centroids is None else distances(unit, self.ours.centroids)
-
-    def _of_each(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each image, (batch,)."""
-        pull, push, among = self.ours.pull_weights, self.ours.push_weights, self.ours.class_weights
-        to_all, label = self._distances(embeddings), labels[:, None]  # (batch, classes), (batch, 1)
-        own = to_all.gather(1, label)[:, 0]  # (batch,)
-        others = to_all.scatter(1, label, 0.0)  # (batch, classes)
-        repelled = others.sum(1) if among is None else others @ among.to(others)  # (batch,)
-        pulled = own if pull is None else own * pull[labels]
-        return pulled - (self.push / (self.num_classes - 1) if push is None else push[labels]) * repelled
