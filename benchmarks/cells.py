@@ -4,29 +4,30 @@ from dataclasses import replace
 
 import torch
 
-from tammes.cli import making
+from tammes.cli import feeding, making, networks
+from tammes.cli.options import recipe, resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder
 from tammes.objectives import Objective
 from tammes.training import cosine, fit, halved_every
 
 
-def trained(config: Train, data: making.Data) -> tuple[Embedder, making.Data]:
+def trained(config: Train, data: feeding.Data) -> tuple[Embedder, feeding.Data]:
     """The network after the last epoch, and the data with the activations that it was trained on, if on any."""
-    config = making.resolved(config)
-    embedder = making.make_embedder(config, data.num_classes)
+    config = resolved(config)
+    embedder = networks.make_embedder(config, data.num_classes)
     if config.train == "top" and config.cut is None:
         config = replace(config, cut=embedder.default_cut)
     loss = making.make_loss(config, data, embedder)
-    data = replace(data, kept=making.keep(config, data, embedder))
+    data = replace(data, kept=feeding.keep(config, data, embedder))
     objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
     making.start_layers(config, data, objective)
-    options = making.recipe(config)
+    options = recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     torch.manual_seed(config.seed)
     for _ in fit(
         objective,
-        lambda epoch: making.training_batches(config, data, epoch),
+        lambda epoch: feeding.training_batches(config, data, epoch),
         making.make_optimizer(config, objective),
         epochs=options["epochs"],
         schedule=schedule,

@@ -17,8 +17,9 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import making
+from tammes.cli import feeding, measuring
 from tammes.cli.benchmark_job import held_out_quarter
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.runtime import write_atomically
 
@@ -167,7 +168,7 @@ def main(options: Options) -> None:
 def search(options: Options, base: Train) -> None:
     """Variations on validation classes: each quarter of the training classes in turn, while the others train."""
     stored = Stored(options.tried)
-    everything = making.load_data(making.resolved(base))
+    everything = feeding.load_data(resolved(base))
     for part in options.train:
         for name, changes in VARIATIONS[part].items():
             for quarter in options.seeds[:4]:
@@ -179,7 +180,7 @@ def search(options: Options, base: Train) -> None:
                 embedder, with_kept = trained(replace(base, train=part, **(BASE[part] | changes)), data)
                 seconds = perf_counter() - started
                 assert data.split.val is not None
-                found = making.evaluated(embedder, with_kept, data.split.val, quick=True)
+                found = measuring.evaluated(embedder, with_kept, data.split.val, quick=True)
                 stored.add(cell, {name: found[name] for name in MEASURES}, seconds)
 
 

@@ -16,10 +16,10 @@ import tyro
 
 from benchmarks.page import write_page
 from benchmarks.timing import machine
+from tammes.cli import feeding, measuring
 from tammes.cli import main as tammes
-from tammes.cli import making
 from tammes.cli.job import saved_options
-from tammes.cli.making import measured
+from tammes.cli.measuring import measured
 from tammes.embedder import load
 from tammes.runs import open_run
 from tammes.runtime import write_atomically
@@ -50,8 +50,8 @@ def main(options: Options) -> None:
         tammes(["train", "--resume", str(options.run)])
     run = open_run(options.run)
     results, config = run.read("results"), saved_options(run)
-    embedder, data = load(options.run, embedding="last"), making.load_data(config, run.read("classes"))
-    last = measured(making.embedded(embedder, data, data.split.test), data.dataset, data.split.test, quick=True)
+    embedder, data = load(options.run, embedding="last"), feeding.load_data(config, run.read("classes"))
+    last = measured(measuring.embedded(embedder, data, data.split.test), data.dataset, data.split.test, quick=True)
     stored = {
         "machine": machine(),
         "command": "tammes " + " ".join(["train", "CUB_200_2011", *words[2:4], "--weights", "FILE", *words[6:]]),

@@ -344,31 +344,32 @@ def _head(given: Given) -> tuple[Any, Any, Any]:
     """`tammes train --train head`: its options, its data with GoogLeNet's features, its objective."""
     from dataclasses import replace
 
-    from tammes.cli import making
+    from tammes.cli import feeding, making, networks
+    from tammes.cli.options import resolved
     from tammes.cli.train import Train
     from tammes.objectives import Objective
 
-    config = making.resolved(
+    config = resolved(
         Train(
             data=given["folder"], backbone="googlenet", weights=given["weights"], device="cpu", train="head",
             centroids="one-hot", start="random", keep_start=False,
         )
     )  # fmt: skip
-    data = making.load_data(config)
-    embedder = making.make_embedder(config, data.num_classes)
-    data = replace(data, kept=making.keep(config, data, embedder))
+    data = feeding.load_data(config)
+    embedder = networks.make_embedder(config, data.num_classes)
+    data = replace(data, kept=feeding.keep(config, data, embedder))
     objective = Objective(embedder, making.make_loss(config, data, embedder), features=data.kept.frozen.above)  # type: ignore[union-attr]
     return config, data, objective
 
 
 def head_tammes(given: Given) -> Work:
-    from tammes.cli import making
+    from tammes.cli import feeding, making
     from tammes.training import fit
 
     config, data, objective = _head(given)
     epochs = fit(
         objective,
-        lambda number: making.training_batches(config, data, number),
+        lambda number: feeding.training_batches(config, data, number),
         making.make_optimizer(config, objective),
         epochs=1000,
         schedule=lambda _: 1.0,
@@ -458,40 +459,41 @@ def _loop(batches: Any, network: torch.nn.Module, loss: Any, optimizer: torch.op
 
 def _drawings(given: Given, loss: str) -> tuple[Any, Any, Any]:
     """`tammes train` on Omniglot, a fifth of the training classes held out."""
-    from tammes.cli import making
+    from tammes.cli import feeding, making, networks
+    from tammes.cli.options import resolved
     from tammes.cli.train import Train
     from tammes.objectives import Objective
 
-    config = making.resolved(
+    config = resolved(
         Train(
             data=given["folder"], backbone="conv4", device="cpu", loss=loss, batch_size=64, epochs=given["epochs"],
             val_classes="0.2", seed=given.get("seed", 0), rate=given.get("rate"), backbone_rate=given.get("rate"),
         )
     )  # fmt: skip
-    data = making.load_data(config)
-    embedder = making.make_embedder(config, data.num_classes)
+    data = feeding.load_data(config)
+    embedder = networks.make_embedder(config, data.num_classes)
     return config, data, Objective(embedder, making.make_loss(config, data, embedder))
 
 
 def _watched(given: Given, epoch: Callable[[int], float], embedder: Any, data: Any) -> dict[str, Any]:
     """Seconds of training, and R@1 on the validation classes after each epoch."""
-    from tammes.cli import making
+    from tammes.cli import measuring
 
     seconds, recalls = [], []
     for number in range(1, given["epochs"] + 1):
         seconds.append(epoch(number))
-        recalls.append(making.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"])
+        recalls.append(measuring.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"])
     return {"epoch_seconds": seconds, "recalls": recalls}
 
 
 def omniglot_tammes(given: Given) -> Work:
-    from tammes.cli import making
+    from tammes.cli import feeding, making
     from tammes.training import cosine, fit
 
     config, data, objective = _drawings(given, given["loss"])
     epochs = fit(
         objective,
-        lambda number: making.training_batches(config, data, number, loss=objective.loss),
+        lambda number: feeding.training_batches(config, data, number, loss=objective.loss),
         making.make_optimizer(config, objective),
         epochs=given["epochs"],
         schedule=cosine(given["epochs"]),

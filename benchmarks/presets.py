@@ -17,7 +17,7 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import making
+from tammes.cli import feeding, measuring
 from tammes.cli.train import Train
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def main(options: Options) -> None:
     for data_name in ["glyphs", *([] if options.omniglot is None else [str(options.omniglot)])]:
         base = Train(data=data_name, epochs=options.epochs, val_classes="0.2", backbone="conv4", batch_size=64)
         for seed in options.seeds:
-            data = making.load_data(replace(base, seed=seed))
+            data = feeding.load_data(replace(base, seed=seed))
             for name, changes in VARIATIONS.items():
                 shown = Path(data_name).name
                 if (shown, name, seed, options.epochs) in done:
@@ -65,7 +65,7 @@ def main(options: Options) -> None:
                 started = perf_counter()
                 embedder, _ = trained(replace(base, seed=seed, **changes), data)
                 assert data.split.val is not None
-                recall = making.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
+                recall = measuring.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
                 rows.append({"data": shown, "variation": name, "seed": seed, "epochs": options.epochs,
                              "val_recall_at_1": recall, "seconds": perf_counter() - started})  # fmt: skip
                 print(

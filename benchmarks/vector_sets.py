@@ -7,7 +7,8 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from tammes.cli import making
+from tammes.cli import feeding, networks
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.datasets import Dataset, omniglot, open_dataset
 
@@ -19,9 +20,9 @@ def cub(folder: Path, weights: str) -> Set:
     config = Train(
         data=str(folder), backbone="googlenet", weights=weights, device="cpu", train="head", pool="published"
     )
-    config = making.resolved(config)
-    data = making.load_data(config)
-    kept = making.keep(replace(config, views=0), data, making.make_embedder(config, 2))
+    config = resolved(config)
+    data = feeding.load_data(config)
+    kept = feeding.keep(replace(config, views=0), data, networks.make_embedder(config, 2))
     assert kept is not None, "head keeps features"
     labels, (train, test) = data.dataset.labels, kept.centres
     return _of(train.values[0], labels[train.indices], test.values[0], labels[test.indices])

@@ -62,11 +62,11 @@ def exit_code(*arguments: str) -> int:
 @contextmanager
 def without_batch_norm() -> Iterator[None]:
     """Networks made in here have none, and of images a few are evaluated at a time."""
-    from tammes.cli import making
+    from tammes.cli import feeding
 
     with (
         patch.object(nn, "BatchNorm2d", lambda _: nn.Identity()),
-        patch.object(making, "images_at_once", lambda *_: 5),
+        patch.object(feeding, "images_at_once", lambda *_: 5),
     ):
         yield
 

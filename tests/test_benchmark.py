@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from tammes.benchmark.cells import Cell, table_cells
 from tammes.benchmark.choose import trials
 from tammes.benchmark.plan import read_plan
-from tammes.cli import benchmark_job, job, main, making
+from tammes.cli import benchmark_job, job, main, measuring, networks
 from tammes.cli.benchmark import _command
 from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
 from tammes.cli.benchmark_watch import Watch
@@ -260,13 +260,13 @@ def test_the_search_sees_no_test_class_and_the_table_takes_what_it_chose(
     plan = read_plan(planned(tmp_path, SEARCH), Train)
     data, out = str(root / "photos"), tmp_path / "out"
     seen: list[tuple[bool, set[int]]] = []
-    embedded = making.embedded
+    embedded = measuring.embedded
 
     def watched(embedder: Any, given: Any, indices: np.ndarray, **options: Any) -> Any:
         seen.append((in_search, set(given.dataset.labels[indices].tolist())))
         return embedded(embedder, given, indices, **options)
 
-    for module in (making, job):
+    for module in (measuring, job):
         monkeypatch.setattr(module, "embedded", watched)
     *tried, cell = all_cells(plan, out)
     in_search = True
@@ -357,11 +357,11 @@ def test_the_untrained_backbone_is_measured_once(
 ) -> None:
     """Of random weights once for each seed."""
     if weights == "file":
-        torch.save(making.make_embedder(Train(backbone="conv4"), 2).backbone.state_dict(), tmp_path / "weights.pt")
+        torch.save(networks.make_embedder(Train(backbone="conv4"), 2).backbone.state_dict(), tmp_path / "weights.pt")
         weights = str(tmp_path / "weights.pt")
     plan = read_plan(planned(tmp_path, PLAN.replace("dim = 16", f'dim = 16\nweights = "{weights}"')), Train)
     cells = [cell for cell in table_cells(plan, tmp_path / "out") if cell.method.name in ("one-hot", "softmax")]
-    count, plain = list[int](), making.evaluated
+    count, plain = list[int](), measuring.evaluated
 
     def counted(*given: Any, **options: Any) -> Any:
         count.extend([1] if options.get("backbone_only") else [])

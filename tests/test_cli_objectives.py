@@ -11,7 +11,8 @@ import torch
 
 import tammes
 from tammes.cli import main
-from tammes.cli.making import make_optimizer, resolved
+from tammes.cli.making import make_optimizer
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.losses import DiscriminativeLoss

@@ -16,7 +16,8 @@ from tammes import doctor
 from tammes.backbones import backbone
 from tammes.cli import main
 from tammes.cli.doctor import _told
-from tammes.cli.making import load_data, resolved
+from tammes.cli.feeding import load_data
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.datasets import TEST, TRAIN, Dataset, folder, open_dataset
 from tammes.datasets.files import of_files

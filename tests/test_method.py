@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.cli import main, making
-from tammes.cli.making import make_optimizer, resolved
+from tammes.cli import feeding, main
+from tammes.cli.making import make_optimizer
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.loading.samplers import Turn, turns
@@ -215,7 +216,7 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
     from tammes.cli import job
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    served = making.training_batches
+    served = feeding.training_batches
 
     def watched(*given: Any) -> Any:
         found = served(*given)
@@ -417,6 +418,13 @@ def test_a_loss_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_training_knows_no_loss_by_its_name() -> None:
     """What a method needs it declares."""
     source = Path(__file__).parents[1] / "src" / "tammes"
-    for file in ("training.py", "objectives/plain.py", "cli/job.py", "cli/making.py"):
+    for file in (
+        "training.py",
+        "objectives/plain.py",
+        "cli/job.py",
+        "cli/making.py",
+        "cli/feeding.py",
+        "cli/options.py",
+    ):
         text = (source / file).read_text()
         assert not re.search(r"loss (==|!=|in \()", text), file

@@ -22,7 +22,8 @@ import tammes
 from tammes import UserError
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.cli import main
-from tammes.cli.making import make_optimizer, resolved
+from tammes.cli.making import make_optimizer
+from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.losses import METHODS, find_method, find_miner, pml

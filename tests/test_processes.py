@@ -132,7 +132,7 @@ def close(one: Path, other: Path) -> None:
     torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", (*ALIKE, *BORROWED))
+@pytest.mark.parametrize("name", [*ALIKE, *BORROWED])
 def test_two_processes_come_to_the_weights_of_one(two: Path, name: str) -> None:
     with without_batch_norm():
         alone = trained(name)

@@ -153,7 +153,7 @@ def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) 
     """What would run, and how long it may take."""
     from tammes.benchmark.cells import DONE
     from tammes.cli.benchmark_job import runnable, seconds_left, timed
-    from tammes.cli.making import duration
+    from tammes.cli.console import duration
 
     waiting = runnable(cells)
     states = {cell.name: cell.state for cell in cells}

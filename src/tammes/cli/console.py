@@ -162,3 +162,10 @@ class TrainingBar:
         self._bar.stop()  # a line that stays goes above the bar
         say(text, self.log)
         self._bar.start()
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

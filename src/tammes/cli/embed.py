@@ -72,7 +72,7 @@ def embed(config: Embed) -> None:
         )
     import numpy as np
 
-    from tammes.cli.making import decoded_for
+    from tammes.cli.feeding import decoded_for
     from tammes.datasets import READERS, flat, open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed as vectors_of

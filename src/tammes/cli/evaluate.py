@@ -72,7 +72,7 @@ def evaluate(config: Evaluate) -> None:
 def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
     import numpy as np
 
-    from tammes.cli.making import protocol
+    from tammes.cli.measuring import protocol
     from tammes.datasets.vectors import vectors
     from tammes.metrics import evaluate as measured
 
@@ -89,9 +89,11 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     import numpy as np
 
+    from tammes.cli.feeding import decoded_for, load_data
     from tammes.cli.items import say_known
     from tammes.cli.job import saved_options
-    from tammes.cli.making import decoded_for, load_data, protocol, untrained_embedder
+    from tammes.cli.measuring import protocol
+    from tammes.cli.networks import untrained_embedder
     from tammes.datasets import open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed
@@ -141,7 +143,7 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
 
     from tammes.cli.items import say_known
     from tammes.cli.job import saved_options
-    from tammes.cli.making import protocol
+    from tammes.cli.measuring import protocol
     from tammes.cli.vectors_job import learned, load_vectors, other_vectors, raw
     from tammes.estimator import MetricLearner
     from tammes.estimator.streams import Rows

@@ -217,9 +217,9 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
     """The model in 8 bits, and what R@1 it has where that of PyTorch is."""
     import numpy as np
 
+    from tammes.cli.feeding import load_data
     from tammes.cli.items import items_of
     from tammes.cli.job import saved_options
-    from tammes.cli.making import load_data
     from tammes.export.formats import in_8_bits, of_onnx
     from tammes.loading import batches
     from tammes.metrics import evaluate

@@ -22,29 +22,12 @@ from tammes import processes
 from tammes.activations import Frozen
 from tammes.benchmark.plan import fitting
 from tammes.bound import certificate
-from tammes.cli.console import TrainingBar, print_json, results_table, say, working
-from tammes.cli.making import (
-    VIEWS,
-    Data,
-    at_once,
-    centre_batches,
-    duration,
-    embedded,
-    evaluated,
-    has_centroids,
-    keep,
-    load_data,
-    make_embedder,
-    make_loss,
-    make_optimizer,
-    matching,
-    measured,
-    method_of,
-    recipe,
-    resolved,
-    start_layers,
-    training_batches,
-)
+from tammes.cli.console import TrainingBar, duration, print_json, results_table, say, working
+from tammes.cli.feeding import VIEWS, Data, centre_batches, keep, load_data, training_batches
+from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
+from tammes.cli.measuring import embedded, evaluated, measured
+from tammes.cli.networks import make_embedder, matching
+from tammes.cli.options import has_centroids, method_of, recipe, resolved
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, load
 from tammes.errors import UserError, out_of_memory

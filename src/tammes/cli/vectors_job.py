@@ -16,7 +16,8 @@ from numpy import ndarray
 from tammes.centroids import CENTROIDS
 from tammes.cli.console import progress, say, working
 from tammes.cli.job import check, command, resumed_run, saved_options, stop_on_signal, write_and_show
-from tammes.cli.making import RESTARTS, loss_options, number_or_file, protocol
+from tammes.cli.measuring import RESTARTS, protocol
+from tammes.cli.options import loss_options, number_or_file
 from tammes.cli.train import Train, of_vectors
 from tammes.datasets import Dataset, Vectors
 from tammes.datasets.vectors import vectors

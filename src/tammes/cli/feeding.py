@@ -1,0 +1,257 @@
+"""What a training sees: its images, which of them train, and what is kept of them, batch by batch."""
+
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tammes.activations import Activations, Frozen, activation_batches, activations
+from tammes.cache import in_words
+from tammes.cli.console import duration, progress, say
+from tammes.cli.networks import make_embedder
+from tammes.cli.options import method_of, number_or_file, recipe
+from tammes.cli.train import Train
+from tammes.datasets import Dataset, open_dataset
+from tammes.embedder import Embedder
+from tammes.errors import UserError
+from tammes.loading import Batches, Decoded, batches, decode
+from tammes.mining import random_triplets
+from tammes.processes import number, rank
+from tammes.runs import open_finished
+from tammes.runtime import images_at_once
+from tammes.splits import Split, relabel, split
+
+VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Activations that stand for the images where a part of the network is frozen.
+
+    Attributes:
+        views: those of the training images (and validation images), to train on.
+        centres: those of centre crops, to evaluate: of the training and validation images, and of the test images.
+    """
+
+    frozen: Frozen
+    views: Activations
+    centres: tuple[Activations, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which class has which centroid: those that train, and those that an earlier run was trained on.
+
+    Attributes:
+        number: of all centroids, the free ones too.
+        of: class names -> numbers below it.
+        old: names of the classes that an earlier run was trained on.
+    """
+
+    number: int
+    of: dict[str, int]
+    old: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images of a job: decoded, and which of them train, validate and test."""
+
+    dataset: Dataset
+    images: Decoded
+    split: Split
+    labels: np.ndarray  # of the training images: which centroid, or output, is that of their class
+    class_names: tuple[str, ...]  # of the training classes
+    size: int  # height and width of what the network sees
+    kept: Kept | None = None  # what stands for the images where a part of the network is frozen
+    places: Places | None = None  # which class has which centroid, where some are free or a run's classes were fewer
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def num_places(self) -> int:
+        """Classes that there is room for: those that train, and those that may come."""
+        return self.num_classes if self.places is None else self.places.number
+
+    def classes(self) -> dict[str, list[str]]:
+        """The names of the classes by their use."""
+        parts = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
+        return {
+            use: [] if chosen is None else [self.dataset.class_names[n] for n in np.unique(self.dataset.labels[chosen])]
+            for use, chosen in parts.items()
+        }
+
+
+def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
+    """The images of a job, decoded and split.
+
+    Args:
+        classes: those that a run was started with, as its folder has them; an error if the data has others now.
+    """
+    dataset = open_dataset(config.data)
+    held_out = number_or_file(config.val_classes)
+    if isinstance(held_out, Path):
+        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
+    test_classes = number_or_file(config.test_classes)
+    parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
+    for remark in dataset.remarks:
+        say(f"note: {remark}")
+    shape = make_embedder(replace(config, weights="none"), 2)  # only to ask what images it wants
+    images = decoded_for(shape, dataset, skip_bad=config.skip_bad)
+    if len(images.bad):
+        say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
+    parts = replace(
+        parts,
+        train=images.without_bad(parts.train),
+        val=None if parts.val is None else images.without_bad(parts.val),
+        test=images.without_bad(parts.test),
+    )
+    for use, chosen in (("test", parts.test), ("validation", parts.val)):
+        if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
+            raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
+    labels, numbers = relabel(dataset.labels, parts.train)
+    names = tuple(dataset.class_names[number] for number in numbers)
+    data = Data(dataset, images, parts, labels, names, shape.size, places=_places(config, names, classes))
+    if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():
+        raise UserError(
+            f"the classes in {config.data} are no longer those that the run was started with, so what it was trained on"
+            " could be taken for a test. Put them back, or train anew."
+        )
+    if data.places is None:
+        return data
+    _check_old(config, data)
+    return replace(data, labels=np.array([data.places.of[name] for name in names], dtype=np.int64)[labels])
+
+
+def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> Places | None:
+    """Which centroid each class has: as a run says, or now; None where the classes have them in turn, and all."""
+    if classes is not None:
+        said = classes.get("places")
+        return None if said is None else Places(said["number"], said["of"], tuple(said["old"]))
+    if config.continue_from is None:
+        free = config.reserve_classes or 0
+        return Places(len(names) + free, {name: place for place, name in enumerate(names)}) if free else None
+    before = open_finished(config.continue_from).read("classes")
+    old = _places(config, (), before) or Places(len(before["train"]), {n: p for p, n in enumerate(before["train"])})
+    new = [name for name in names if name not in old.of]
+    free_places = sorted(set(range(old.number)) - set(old.of.values()))
+    if len(new) > len(free_places):
+        raise UserError(
+            f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
+            f" {len(free_places)} free centroids. Train anew with room for more: --reserve-classes {len(new)}."
+        )
+    return Places(old.number, old.of | dict(zip(new, free_places, strict=False)), tuple(old.of))
+
+
+def _check_old(config: Train, data: Data) -> None:
+    """Refuse to test on what an earlier run was trained on."""
+    assert data.places is not None
+    known, uses = set(data.places.old), data.classes()
+    for use, flag in (("test", "--test-classes"), ("val", "--val-classes")):
+        wrong = [name for name in uses[use] if name in known]
+        if wrong:
+            raise UserError(
+                f"{config.continue_from} was trained on the class {wrong[0]!r}, so it cannot be one to measure on."
+                f" Name others by {flag}{' FILE' if use == 'test' else ' 0'}."
+            )
+
+
+def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
+    """The images of a data set as a network wants them."""
+    with progress("decoding images") as on_progress:
+        return decode(
+            dataset,
+            mode=embedder.mode,
+            shorter_side=embedder.shorter_side,
+            on_progress=on_progress,
+            skip_bad=skip_bad,
+        )
+
+
+def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
+    """The activations of what does not train, from the cache or computed now; None where everything trains."""
+    if config.train == "all":
+        return None
+    options = recipe(config)
+    frozen = Frozen(embedder, config.cut if config.train == "top" else None)
+    learning = data.split.train if data.split.val is None else np.union1d(data.split.train, data.split.val)
+    views = VIEWS[str(config.train)] if config.views is None else config.views
+
+    def kept(what: str, indices: np.ndarray, views: int) -> Activations:
+        def plan(num_bytes: int, seconds: float) -> None:
+            how = f"{views} views of each" if views else "centre crops"
+            say(
+                f"{config.train}: computing the activations of {len(indices)} {what} images, {how}, once:"
+                f" {in_words(num_bytes)} in the cache, about {duration(seconds)}"
+            )
+
+        with progress(f"activations of the {what} images") as on_progress:
+            was_training = embedder.training
+            embedder.eval()  # normalisation below the cut stays as it is
+            found = activations(
+                frozen, data.images, indices, crop=data.size, views=views, mirror=options["mirror"],
+                padding=options["shift"], device=embedder.mean.device, on_plan=plan, on_progress=on_progress,
+            )  # fmt: skip
+            embedder.train(was_training)
+            return found
+
+    to_train = kept("training", learning, views)
+    centres = []
+    if data.split.val is not None or config.log_bound or views == 0 or method_of(config).sees != "batches":
+        centres.append(to_train if views == 0 else kept("training", learning, 0))
+    if len(data.split.test):
+        centres.append(kept("test", data.split.test, 0))
+    return Kept(frozen, to_train, tuple(centres))
+
+
+def training_batches(
+    config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
+) -> Batches:
+    """One epoch of the training images, or of what is kept of them.
+
+    Args:
+        loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
+    """
+    options = recipe(config)
+    chosen: dict[str, Any] = {
+        "batch_size": options["batch_size"],
+        "train": True,
+        "sampler": config.sampler or "shuffled",
+        "images_per_class": config.images_per_class or 1,
+        "seed": config.seed,
+        "epoch": epoch,
+        "rank": rank,
+        "world_size": world_size,
+    }
+    if method_of(config).mines:
+        mined: Tensor | None = getattr(loss, "order", None)
+        if mined is None:
+            labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
+            mined = random_triplets(labels, generator=generator).flatten()
+            if not len(mined):
+                raise UserError("there is no triplet: training needs at least 2 classes, and one of them 2 images.")
+        chosen["order"] = mined.cpu().numpy()
+    if data.kept is not None:
+        return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
+    chosen |= {"crop": data.size, "mirror": options["mirror"], "padding": options["shift"]}
+    return batches(data.images, data.split.train, data.labels, **chosen)
+
+
+def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
+    """The centre crops of images, or what is kept of them, with their places; as many at once as the device does best.
+
+    Of several processes each has some of the batches.
+    """
+    places, of_all = np.arange(len(indices)), dict[str, Any](rank=rank(), world_size=number())
+    if data.kept is None:
+        size = images_at_once(data.images.channels * data.size**2, device)
+        return batches(data.images, indices, places, batch_size=size, crop=data.size, train=False, **of_all)
+    stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
+    size = images_at_once(prod(stored.values.shape[2:]), device)
+    return activation_batches(stored, indices, places, batch_size=size, train=False, **of_all)

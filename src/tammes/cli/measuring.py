@@ -1,0 +1,66 @@
+"""How well a network does on images of a training, in its own processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tammes.activations import Frozen
+from tammes.cli.feeding import Data, centre_batches
+from tammes.datasets import Dataset, Vectors
+from tammes.embedder import Embedder
+from tammes.embeddings import vectors
+from tammes.errors import UserError
+from tammes.metrics import evaluate
+from tammes.processes import is_first
+
+RESTARTS = 3  # of K-means, for NMI and AMI
+
+
+def evaluated(
+    embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
+) -> dict[str, Any]:
+    """The metrics of images; of several processes each embeds some of them, and the first measures."""
+    found = embedded(embedder, data, indices, backbone_only=backbone_only)
+    if not is_first():
+        return {}
+    return measured(found, data.dataset, indices, quick=quick)
+
+
+def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False) -> np.ndarray:
+    """Unit vectors of centre crops; from what is kept of them where a part of the network is frozen."""
+    features: Callable[[Tensor], Tensor] = embedder.features
+    if data.kept is not None:
+        own = data.kept.frozen.embedder is embedder
+        features = (data.kept.frozen if own else Frozen(embedder, data.kept.frozen.at)).above
+    found = vectors(
+        embedder,
+        features,
+        centre_batches(data, indices, embedder.mean.device),
+        len(indices),
+        backbone_only=backbone_only,
+    )
+    if not np.isfinite(found).all():
+        raise UserError("the network gives numbers that are not finite: its learning rate was too high. Try a tenth.")
+    return found
+
+
+def measured(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
+    """All metrics, or only the recalls if it must be quick."""
+    # One seed with a few restarts: K-means is what takes the longest. `tammes evaluate` does more where it is asked to.
+    options: dict[str, Any] = {"seeds": (0,), "restarts": RESTARTS, "bootstrap": 0 if quick else 1000}
+    options |= protocol(dataset, indices, clustering=not quick)
+    return evaluate(found, dataset.labels[indices], **options)
+
+
+def protocol(data: Dataset | Vectors, indices: np.ndarray, *, clustering: bool) -> dict[str, Any]:
+    """How these items are measured: who is a query, who is found, at which ranks, and whether they are clustered."""
+    masks = {name: getattr(data, name) for name in ("query", "gallery", "sequence")}
+    found = {name: mask[indices] for name, mask in masks.items() if mask is not None}
+    if "query" in found and "gallery" in found and not (found["query"] | found["gallery"]).all():
+        # They speak of the data's own test images; of others, chosen by --test-classes, each is both.
+        del found["query"], found["gallery"]
+    gallery = len(indices) - 1 if "gallery" not in found else int(found["gallery"].sum())
+    ks = tuple(k for k in (1, 2, 4, 8) if k <= gallery) or (1,)
+    return found | {"ks": ks, "clustering": clustering and len(np.unique(data.labels[indices])) > 1}

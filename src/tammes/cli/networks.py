@@ -1,0 +1,61 @@
+"""The network of a training, as it is before it."""
+
+import torch
+from torch import Tensor
+
+from tammes.backbones import backbone
+from tammes.cli.options import class_outputs, dim_of, method_of, recipe
+from tammes.cli.train import Train
+from tammes.embedder import Embedder, EmbedderConfig, load
+from tammes.errors import UserError
+
+
+def make_embedder(config: Train, num_classes: int) -> Embedder:
+    """The network before training: the same weights for the same seed."""
+    method = method_of(config)
+    heads = method.head_sizes(dim_of(config))
+    shape = EmbedderConfig(
+        str(config.backbone),
+        dim_of(config),
+        class_outputs(config, num_classes) if config.class_layer and method.on == "class layer" else None,
+        config.embedding,
+        recipe(config)["pool"],
+        heads,
+        () if method.weigh is None else method.weigh(heads),
+        _depths(config) if method.depths else (),
+    )
+    torch.manual_seed(config.seed)
+    return Embedder(shape, weights=config.weights or "none")
+
+
+def _depths(config: Train) -> tuple[str, ...]:
+    """The parts of the backbone that features are taken from what enters them."""
+    found = backbone(str(config.backbone)).depths
+    if not found:
+        raise UserError(
+            f"--loss {config.loss} takes features from several depths, and {config.backbone} cannot be cut at two"
+            " places far apart. Use another backbone: googlenet, resnet18, …"
+        )
+    return found
+
+
+def untrained_embedder(config: Train) -> Embedder:
+    """The network of a run as it was before training; of its backbone only, the new layers being random."""
+    embedder = make_embedder(config, 2).eval()
+    source = config.init_from or config.continue_from
+    if source is not None:
+        embedder.load_state_dict(matching(load(source), embedder))
+    return embedder
+
+
+def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
+    """The weights of another run's network; its class layer stays behind if the classes are others."""
+    theirs, ours = source.state_dict(), target.state_dict()
+    for name in ("backbone", "dim", "pool"):
+        one, other = (getattr(embedder.config, name) for embedder in (source, target))
+        if one != other:
+            raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
+    if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
+        raise UserError("--init-from has another number of heads: it must be a run of the same --loss.")
+    same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
+    return ours | same

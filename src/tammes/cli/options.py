@@ -1,0 +1,121 @@
+"""What a training is to be: the options with everything filled in, by preset and method."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tammes.cli.console import say
+from tammes.cli.train import Train
+from tammes.datasets import is_omniglot
+from tammes.errors import UserError
+from tammes.losses import WITH_CENTROIDS, Method
+from tammes.objectives import METHODS, find_method
+from tammes.presets import recipe_of
+
+MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
+BEYOND = 512  # its outputs for more classes
+DIM = 256  # of an embedding of images, where it is not said: the paper's
+
+
+def resolved(config: Train) -> Train:
+    """The options with everything filled in that is not left to the data."""
+    characters = config.data == "glyphs" or is_omniglot(Path(config.data))
+    config = replace(config, backbone=config.backbone or ("conv4" if characters else "resnet18"))
+    weights = config.weights or ("none" if config.backbone == "conv4" else "imagenet")
+    if weights not in ("imagenet", "none"):
+        weights = str(Path(weights).absolute())
+    without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
+    config = replace(config, train=config.train or ("top" if without_gpu and weights != "none" else "all"))
+    # A run is gone on with from anywhere, so it remembers where its data is from the root.
+    data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
+    method = method_of(config)
+    if method.bases:
+        config = replace(config, base=base_of(config))
+    kind = "-".join(each for each in (config.loss, config.base) if each is not None)
+    kind = kind if not has_centroids(config) else f"{kind}-{recipe(config)['centroids']}"
+    kind = kind.replace(":", "-")  # not every file system has it
+    if config.sampler is None and not method.mines:
+        config = replace(config, sampler="shuffled" if method.images_per_class == 1 else "pk")
+    if config.sampler == "pk":
+        config = replace(config, images_per_class=config.images_per_class or max(2, method.images_per_class))
+    out = config.out or Path("runs") / f"{Path(config.data).name}-{kind}-{config.seed}"
+    options = recipe(config)
+    if method.mines and options["batch_size"] > 3 and options["batch_size"] % 3:
+        options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
+        say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
+    return replace(config, data=data, weights=weights, out=out, dim=dim_of(config), **options)
+
+
+def method_of(config: Train) -> Method:
+    """The loss that was asked for, and what it needs."""
+    return find_method(config.loss, config.miner, config.base)
+
+
+def base_of(config: Train) -> str | None:
+    """What it is built on; None if it is a loss itself."""
+    return config.base or next(iter(method_of(config).bases), None)
+
+
+def has_centroids(config: Train) -> bool:
+    """Whether distances to centroids are a part of what is trained by."""
+    return config.loss in WITH_CENTROIDS or base_of(config) == "discriminative"
+
+
+def dim_of(config: Train) -> int:
+    return config.dim or method_of(config).dim or DIM
+
+
+def recipe(config: Train) -> dict[str, Any]:
+    """The preset's options, with those that were given in their place."""
+    method = method_of(config)
+    found = recipe_of(config.preset, str(config.backbone), config.train)
+    if suited(config, config.optimizer or found.optimizer):
+        found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
+    if config.train == "head" and method.on != "class layer":
+        # Nothing else would be left to train; and a layer that trains does not begin whitened: docs/log.md.
+        found = replace(found, keep_start=False, start="pca" if found.start == "whiten" else found.start)
+    preset = asdict(found)
+    return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
+
+
+def suited(config: Train, optimizer: str) -> bool:
+    """Whether the rates that suit a loss are taken: not to the paper's letter, and not with Adam, whose steps do not
+    depend on the size of a gradient."""
+    return config.preset == "default" and optimizer == "sgd"
+
+
+def class_outputs(config: Train, num_classes: int) -> int:
+    """How many outputs a class layer has."""
+    one_each = num_classes <= MOST_OUTPUTS or not has_centroids(config) or recipe(config)["centroids"] == "one-hot"
+    return config.centroid_dim or (num_classes if one_each else BEYOND)
+
+
+def loss_options(config: Train) -> dict[str, Any]:
+    """The options of the loss, by whichever flag they were given."""
+    method = method_of(config)
+    found = method.parse(config.loss_options)
+    weighting = None if config.weighting == "none" else config.weighting
+    for option, value in (("push", config.push), ("weighting", weighting), ("temperature", config.temperature)):
+        if value is None:
+            continue
+        if option not in method.options:
+            known = [name for name, each in METHODS.items() if option in each.options]
+            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {config.loss}.")
+        if option in found:
+            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+        found[option] = value
+    return found
+
+
+def number_or_file(given: str | None) -> float | int | Path | None:
+    """A fraction, a number of classes, or a file that lists them."""
+    if given is None:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(given)
+        except ValueError:
+            continue
+    return Path(given)
