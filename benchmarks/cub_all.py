@@ -18,8 +18,8 @@ from benchmarks.page import write_page
 from benchmarks.timing import machine
 from tammes.cli import feeding, measuring
 from tammes.cli import main as tammes
-from tammes.cli.job import saved_options
 from tammes.cli.measuring import measured
+from tammes.cli.saved import saved_options
 from tammes.embedder import load
 from tammes.runs import open_run
 from tammes.runtime import write_atomically

@@ -17,8 +17,8 @@ from benchmarks.errors import errors_page
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
-from tammes.cli.job import command
 from tammes.cli.losses import explained
+from tammes.cli.saved import command
 from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.objectives import METHODS

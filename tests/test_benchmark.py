@@ -24,6 +24,7 @@ from tammes.cli import benchmark_job, job, main, measuring, networks
 from tammes.cli.benchmark import _command
 from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
 from tammes.cli.benchmark_watch import Watch
+from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.runs import open_run
@@ -327,7 +328,7 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     main(words)
     assert (cell.result() or {})["config"]["epochs"] == 12
     assert (run / "log.txt").read_text().count("run       ") == 2  # begun twice
-    alone = replace(job.saved_options(open_run(run)), out=tmp_path / "alone")
+    alone = replace(saved_options(open_run(run)), out=tmp_path / "alone")
     job.run_job(alone)
     ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, tmp_path / "alone"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

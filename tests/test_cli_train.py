@@ -20,10 +20,10 @@ from safetensors.numpy import load_file
 
 from tammes import DiscriminativeLoss
 from tammes.cli import main
-from tammes.cli.job import saved_options
 from tammes.cli.making import at_once
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
+from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.objectives import Objective

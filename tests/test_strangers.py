@@ -22,7 +22,7 @@ from pyarrow import parquet
 from tammes import UserError
 from tammes.backbones.caffemodel import read_caffemodel
 from tammes.benchmark.plan import read_plan
-from tammes.cli.job import saved_options
+from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.datasets import open_dataset, vectors
 from tammes.embedder import load

@@ -209,7 +209,7 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
 
 def _command(plan: "Plan", cell: "Cell") -> str:
     """The `tammes train` of a cell as the plan has it; that of a cell with a result says every option."""
-    from tammes.cli.job import command
+    from tammes.cli.saved import command
     from tammes.cli.train import Train
 
     options = plan.options(cell.method)

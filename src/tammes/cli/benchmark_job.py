@@ -19,11 +19,12 @@ from tammes.benchmark.choose import chosen, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
 from tammes.cli.feeding import VIEWS, Data, keep, load_data, training_batches
-from tammes.cli.job import run_job, saved_options
+from tammes.cli.job import run_job
 from tammes.cli.making import make_loss
 from tammes.cli.measuring import evaluated, measured
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import DIM, recipe, resolved
+from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.errors import UserError

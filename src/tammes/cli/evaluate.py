@@ -91,9 +91,9 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     from tammes.cli.feeding import decoded_for, load_data
     from tammes.cli.items import say_known
-    from tammes.cli.job import saved_options
     from tammes.cli.measuring import protocol
     from tammes.cli.networks import untrained_embedder
+    from tammes.cli.saved import saved_options
     from tammes.datasets import open_dataset
     from tammes.embedder import load
     from tammes.embeddings import embed
@@ -142,8 +142,8 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     import numpy as np
 
     from tammes.cli.items import say_known
-    from tammes.cli.job import saved_options
     from tammes.cli.measuring import protocol
+    from tammes.cli.saved import saved_options
     from tammes.cli.vectors_job import learned, load_vectors, other_vectors, raw
     from tammes.estimator import MetricLearner
     from tammes.estimator.streams import Rows

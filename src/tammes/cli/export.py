@@ -162,7 +162,7 @@ def _dataset(config: Export, run: "Run") -> tuple[Any, Any]:
     """Images to check with, and the numbers of those to take: of the test classes, if the run has any."""
     import numpy as np
 
-    from tammes.cli.job import saved_options
+    from tammes.cli.saved import saved_options
     from tammes.datasets import READERS, flat, open_dataset
 
     if config.data is not None:
@@ -219,7 +219,7 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
 
     from tammes.cli.feeding import load_data
     from tammes.cli.items import items_of
-    from tammes.cli.job import saved_options
+    from tammes.cli.saved import saved_options
     from tammes.export.formats import in_8_bits, of_onnx
     from tammes.loading import batches
     from tammes.metrics import evaluate

@@ -10,8 +10,8 @@ from numpy import ndarray
 from tammes.activations import Frozen, activation_batches, activations, file_of
 from tammes.cli.console import progress, say
 from tammes.cli.feeding import decoded_for, load_data
-from tammes.cli.job import saved_options
 from tammes.cli.measuring import protocol
+from tammes.cli.saved import saved_options
 from tammes.cli.train import Train, of_vectors
 from tammes.cli.vectors_job import learned, load_vectors, other_vectors
 from tammes.datasets import open_dataset

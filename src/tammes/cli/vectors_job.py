@@ -14,10 +14,13 @@ import torch
 from numpy import ndarray
 
 from tammes.centroids import CENTROIDS
+from tammes.cli.checks import check
 from tammes.cli.console import progress, say, working
-from tammes.cli.job import check, command, resumed_run, saved_options, stop_on_signal, write_and_show
+from tammes.cli.job import resumed_run, stop_on_signal
 from tammes.cli.measuring import RESTARTS, protocol
 from tammes.cli.options import loss_options, number_or_file
+from tammes.cli.saved import command, saved_options
+from tammes.cli.telling import write_and_show
 from tammes.cli.train import Train, of_vectors
 from tammes.datasets import Dataset, Vectors
 from tammes.datasets.vectors import vectors

@@ -1,0 +1,191 @@
+"""What `tammes train` tells: its plan before, a line an epoch, its results after."""
+
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tammes import processes
+from tammes.bound import certificate
+from tammes.cli.console import TrainingBar, duration, print_json, results_table, say, working
+from tammes.cli.feeding import VIEWS, Data, centre_batches, training_batches
+from tammes.cli.measuring import evaluated, measured
+from tammes.cli.options import has_centroids, recipe
+from tammes.cli.train import Train
+from tammes.embedder import Embedder, load
+from tammes.errors import UserError
+from tammes.geometry import normalise
+from tammes.objectives import Objective
+from tammes.runs import Run
+from tammes.training import Epoch
+
+WATCHED = 512  # training images on which the bound is watched
+FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
+
+
+def say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
+    """What will be done, on what, and how long it may take, before it starts."""
+    parts, options, shape = data.split, recipe(config), embedder.config
+    held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
+    weights = sum(parameter.numel() for parameter in embedder.parameters())
+    classes = f"{data.num_classes} classes"
+    if data.places is not None:
+        new = f" ({len(set(data.class_names) - set(data.places.old))} new)" if data.places.old else ""
+        classes += f"{new}, room for {data.places.number - len(data.places.of)} more"
+    pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
+    where = f"{device}, {processes.number()} processes" if processes.number() > 1 else str(device)
+    layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
+    lines = [
+        f"data      {data.dataset.name}: {len(parts.train)} training images of {classes}{held_out},",
+        f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
+        f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
+        f"trained   {_trained(config, embedder)}",
+        f"loss      {_loss_in_words(config)}, preset {config.preset}",
+        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 4.5e4:.0f} MB of disk",
+        f"run       {run.folder}",
+    ]
+    for line in lines:
+        say(line, run.folder / "log.txt")
+
+
+def estimate(config: Train, data: Data, objective: Objective) -> float:
+    """Seconds that training may take: a few steps on a part of a batch, which leave no trace, scaled."""
+    inputs, labels, _ = next(iter(training_batches(config, data, 1)))
+    device = objective.embedder.mean.device
+    inputs, labels = inputs[:FEW].to(device), labels[:FEW].to(device)
+    random = torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in objective.named_buffers()}
+    times = []
+    for _ in range(2):
+        started = perf_counter()
+        torch.stack(list(objective(inputs, labels).values())).sum().backward()
+        times.append(perf_counter() - started)
+    objective.zero_grad()
+    for name, tensor in objective.named_buffers():
+        tensor.copy_(before[name])
+    torch.set_rng_state(random)
+    images = training_batches(config, data, 1).num_images * recipe(config)["epochs"]
+    return float(min(times) / len(labels) * images / processes.number())
+
+
+def _trained(config: Train, embedder: Embedder) -> str:
+    """What of the network trains, and why."""
+    trained = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
+    kept = " but the penultimate layer" if config.keep_start else ""
+    if config.train == "all":
+        return f"all of it{kept} ({trained:,} weights)"
+    part = f"the part from {config.cut} up" if config.train == "top" else "the new layers"
+    views = VIEWS[str(config.train)] if config.views is None else config.views
+    crops = f"{views} views of each image" if views else "centre crops"
+    weights = f"{part}{kept} ({trained:,} weights)"
+    return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
+
+
+def _loss_in_words(config: Train) -> str:
+    named = config.loss if config.base is None else f"{config.loss} on {config.base}"
+    return f"{named}, {recipe(config)['centroids']} centroids" if has_centroids(config) else named
+
+
+def training_bar(config: Train, run: Run, data: Data, least: float | None, objective: nn.Module) -> TrainingBar:
+    images = training_batches(config, data, 1).num_images
+    return TrainingBar(recipe(config)["epochs"], images, least, objective, run.folder / "log.txt")
+
+
+def epoch_line(config: Train, data: Data, objective: Objective, epoch: Epoch, least: float | None) -> dict[str, Any]:
+    """What is written about an epoch."""
+    line: dict[str, Any] = {
+        "epoch": epoch.number,
+        **epoch.losses,
+        **({} if least is None else {"above_minimum": epoch.losses["loss"] - least}),
+        **getattr(objective.loss, "noted", {}),
+        "rate": epoch.rates[0],
+        "seconds": epoch.seconds,
+        "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
+    }
+    if data.split.val is not None:
+        found = evaluated(objective.embedder, data, data.split.val, quick=True)
+        line["val_recall_at_1"] = found.get("recall_at_1", 0.0)
+    if config.log_bound:
+        line["bound"] = _watched_bound(config, data, objective)
+    return line
+
+
+def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str, Any]:
+    """The paper's quantities on a fixed sample of the training images, so that the bound can be seen to tighten."""
+    sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
+    outputs = normalise(loss_inputs(data, objective, data.split.train[sample])).cpu()
+    centroids = objective.loss.centroids
+    points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_places)
+    return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
+
+
+def all_loss_inputs(data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+    """What the loss is given of all training images, and their labels."""
+    with working("looking at all training images"):
+        outputs = loss_inputs(data, objective, data.split.train)
+        return outputs, torch.from_numpy(data.labels).to(outputs.device)
+
+
+@torch.no_grad()
+def loss_inputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
+    """What the loss is given of images: of their centre crops, in evaluation mode."""
+    device = objective.embedder.mean.device
+    objective.eval()
+    rows, at = [], []
+    for inputs, places, _ in centre_batches(data, indices, device):
+        rows.append(objective.embedder.outputs(objective.features(inputs.to(device))))
+        at.append(places)
+    return processes.by_place(rows, at, len(indices)).to(device)
+
+
+def results_of(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) -> dict[str, Any]:
+    labels = data.dataset.labels[data.split.test]
+    results = {
+        "test_classes": len(np.unique(labels)),
+        "test_images": len(labels),
+        "train_classes": data.num_classes,
+        "train_images": len(data.split.train),
+        "trained": measured(vectors, data.dataset, data.split.test) if processes.is_first() else None,
+        "seconds": sum(line["seconds"] for line in run.epochs()),
+    }
+    if processes.in_any(processes.is_first() and (run.folder / "best").exists())[0]:
+        best = load(run.folder / "best") if processes.is_first() else Embedder(embedder.config).eval()
+        processes.take_over(list(best.state_dict().values()))
+        found = evaluated(best.to(embedder.mean.device), data, data.split.test)
+        chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0), default={"epoch": 0})
+        results["best_on_validation"] = {"epoch": chosen["epoch"], **found}
+    return results
+
+
+def write_and_show(config: Train, run: Run, results: dict[str, Any]) -> None:
+    """The results into the run folder, and in front of who waits for them."""
+    run.write("results", results)
+    if config.json:
+        print_json(results)
+    elif results["trained"] is None:
+        print(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}")
+    else:
+        rows = {"untrained": results["untrained"], "trained": results["trained"]}
+        if "best_on_validation" in results:
+            rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
+        results_table(rows, f"{results['data']}: {results['test_classes']} classes never seen, per cent")
+        picture = run.folder / "neighbours.png"
+        print(f"run folder: {run.folder}" + (f"    picture: {picture}" if picture.exists() else ""))
+
+
+def to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+    with summary_writer()(run.folder / "tensorboard") as writer:
+        for name, value in {**line, **line.get("bound", {})}.items():
+            if isinstance(value, int | float):
+                writer.add_scalar(name, value, line["epoch"])
+
+
+def summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs the package tensorboard: pip install 'tammes[track]'.") from None
+    return SummaryWriter
