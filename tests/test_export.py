@@ -15,8 +15,9 @@ from tammes.datasets.pictures import centre
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.export import check_difference, described, for_export, images_per_second, of_torch, vector_size
 from tammes.export.formats import in_8_bits, of_onnx, of_program, onnx_file, onnx_session, torch_program
-from tammes.export.hub import Card, hub_files, model_card, write_hub_folder
+from tammes.export.hub import Card, hub_files, licence_text, model_card, write_hub_folder
 from tammes.export.picture import Centred
+from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.xdist_group("export")  # the exporter takes seconds to import
 SIZES = [(301, 217), (100, 333), (28, 28), (29, 28), (37, 91), (7, 5), (1, 3), (400, 777)]
@@ -189,11 +190,14 @@ def test_a_folder_for_the_hub_is_loaded_as_the_run_is(
     out = tmp_path / "waves"
     main(["export", str(run), "--format", "hub", "--out", str(out), "--licence", "apache-2.0"])
     assert sorted(file.name for file in out.iterdir()) == [
+        "LICENSE",
         "README.md",
         "config.json",
         "model.safetensors",
         "neighbours.png",
     ]
+    assert (out / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert "Licence: apache-2.0, see LICENSE." in (out / "README.md").read_text()
     assert load(out).config.class_dim is None
     np.testing.assert_array_equal(of_torch(load(out))(images(3)), of_torch(embedder)(images(3)))
     card = ModelCard.load(out / "README.md").data
@@ -201,13 +205,31 @@ def test_a_folder_for_the_hub_is_loaded_as_the_run_is(
     measured = {each.metric_type: each.metric_value for each in card.eval_results or []}
     assert measured["recall_at_1"] == round(100 * trained["recall_at_1"], 2)
     assert (card.license, card.library_name, card.pipeline_tag) == ("apache-2.0", "tammes", "image-feature-extraction")
+    capsys.readouterr()
     main(["export", str(run), "--format", "hub", "--out", str(out), "--overwrite"])
+    assert "licence    not stated: --licence apache-2.0, or another with --licence-file FILE" in capsys.readouterr().out
+    assert not (out / "LICENSE").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["export", str(run), "--format", "hub", "--out", str(tmp_path / "taken"), "--overwrite"])
     assert "exists and holds something else. Choose another --out." in capsys.readouterr().err
+
+
+def test_the_text_of_a_licence_is_known_or_given(tmp_path: Path) -> None:
+    assert licence_text("unknown") is None
+    (tmp_path / "MIT").write_text("Do as you like.")
+    assert licence_text("mit", tmp_path / "MIT") == "Do as you like."
+    with pytest.raises(UserError, match="^the text of the licence 'mit' is not here, only that of apache-2.0, and it"):
+        licence_text("mit")
+    with pytest.raises(UserError, match="^--licence-file is the text of --licence: give its name too"):
+        licence_text("unknown", tmp_path / "MIT")
+    with pytest.raises(UserError, match="^no such file: "):
+        licence_text("mit", tmp_path / "nothing")
+    (tmp_path / "picture").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=" is not text: "):
+        licence_text("mit", tmp_path / "picture")
 
 
 @pytest.mark.parametrize("pool", ["published", "max"])

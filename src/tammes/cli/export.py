@@ -61,7 +61,9 @@ class Export:
     private: bool = False
     """hub: who else sees it is decided by you, if it is new."""
     licence: str = "unknown"
-    """hub: the hub's name of the model's licence, such as apache-2.0."""
+    """hub: the hub's name of the model's licence, such as apache-2.0, whose text goes with it."""
+    licence_file: Annotated[Path | None, optional("FILE")] = None
+    """hub: the text of another licence."""
     overwrite: bool = False
     """Replace what is there."""
     json: bool = False
@@ -94,6 +96,7 @@ def _check(config: Export) -> None:
         ("--push", config.push is not None, "hub"),
         ("--private", config.private, "hub"),
         ("--licence", config.licence != "unknown", "hub"),
+        ("--licence-file", config.licence_file is not None, "hub"),
     ):
         if asked and config.format != format:
             raise UserError(f"{flag} is for --format {format}, and this is {config.format}: leave it out.")
@@ -252,32 +255,38 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
 
     from tammes.embedder import load
     from tammes.export import check_difference, of_torch
-    from tammes.export.hub import Card, checked_folder, write_hub_folder
+    from tammes.export.hub import LICENCE, PICTURE, Card, checked_folder, licence_text, write_hub_folder
     from tammes.hub import push_to_hub
 
+    text = licence_text(config.licence, config.licence_file)
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
     said, calibration = run.read("config"), run.read("calibration")
-    owner, _, name = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
+    owner, _, title = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
     card = Card(
-        name=name,
+        name=title,
         owner=owner,
         data=(results or {}).get("data") or Path(said["data"]).name,
         loss=said["loss"],
         results=results,
         licence=config.licence,
+        licence_text=text,
         threshold=None if calibration is None else calibration.get("threshold"),
     )
-    picture = run.folder / "neighbours.png"
+    picture = run.folder / PICTURE
     images = _images(config, run, embedder)
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         new = Path(folder)
         write_hub_folder(new, embedder, card, picture.read_bytes() if picture.exists() else None)
         difference = check_difference(of_torch(load(new))(images), of_torch(embedder)(images))
-        for file in sorted(new.iterdir(), key=lambda file: file.name == "config.json"):  # it says what is there: last
+        written = sorted(new.iterdir(), key=lambda file: file.name == "config.json")  # it says what is there: last
+        for file in written:
             file.replace(out / file.name)
-    record = {"file": str(out), "format": "hub", "images": len(images), "max_difference": difference}
+    for name in {LICENCE, PICTURE} - {file.name for file in written}:  # of the model that this one replaces
+        (out / name).unlink(missing_ok=True)
+    record: dict[str, Any] = {"file": str(out), "format": "hub", "images": len(images), "max_difference": difference}
+    record["licence"] = None if text is None else config.licence
     if config.push is not None:
         say(f"uploading to {config.push}")
         record["address"] = push_to_hub(out, config.push, private=config.private)
@@ -290,6 +299,10 @@ def _print(record: dict[str, Any]) -> None:
     if "beside" in record:
         print(f"about it   {record['beside']}")
     print(f"checked    {record['images']} images, largest difference to PyTorch {record['max_difference']:.1e}")
+    if record["format"] == "hub":
+        print(
+            f"licence    {record['licence'] or 'not stated: --licence apache-2.0, or another with --licence-file FILE'}"
+        )
     if "int8" in record:
         found = record["int8"]
         print(
