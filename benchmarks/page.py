@@ -518,7 +518,8 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 
 def performance_page(results: Path = RESULTS) -> str:
     """docs/performance.md as it should be."""
-    return "\n".join(performance(_read(results / "peers.json") or {"rows": {}}))
+    peers = performance(_read(results / "peers.json") or {"rows": {}})
+    return "\n".join([*peers, *_if_stored(results, "export", exported)])
 
 
 def performance(stored: Mapping[str, Any]) -> list[str]:
@@ -587,6 +588,37 @@ def _peers_machine(row: Mapping[str, Any]) -> list[str]:
     names = ", ".join(f"{name} {number}" for name, number in found.items() if name not in ("tammes", "numpy"))
     remark = f", {of['remark']}" if of.get("remark") else ""
     return [f"{of['processor']}, 1 thread{remark}, commit {of['commit'][:7]}; {names}.", ""]
+
+
+def exported(stored: Mapping[str, Any]) -> list[str]:
+    """A model in the forms that `tammes export` writes."""
+    of, rows = stored["of"], stored["rows"]
+    own = rows[0]["images_per_second"]
+    shown = {
+        "form": [row["form"] for row in rows],
+        "images/s": [f"{row['images_per_second']:.1f}" for row in rows],
+        "/ PyTorch": [f"{row['images_per_second'] / own:.2f}" for row in rows],
+        "MB": [f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else "" for row in rows],
+    }
+    lines = [
+        "## A model exported",
+        "",
+        f"{of['backbone']} at {of['size']} x {of['size']}, batches of {of['batch']}; the forms take turns, medians"
+        " (`python -m benchmarks.export RUN`).",
+        "",
+        *_drawn(shown),
+    ]
+    for row in rows:
+        if "int8" in row:
+            found = row["int8"]
+            apart = ", ".join(f"{name} {value:.3f}" for name, value in found["distance"].items())
+            lines += [
+                f"In 8 bits: {found['operators']}, chosen by how far the vectors of {found['held_out']} training images"
+                f" that were held out are from those in float ({apart}). On the test classes R@1 is then"
+                f" {100 * found['recall_at_1']:.2f} where PyTorch has {100 * found['recall_at_1_torch']:.2f}.",
+                "",
+            ]
+    return [*lines, *_machine(stored)]
 
 
 FORMS_OF = ("-training", "-inference")  # rows whose sides are forms of our own network

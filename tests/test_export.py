@@ -3,18 +3,29 @@
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from benchmarks.export import FORMS, Options
+from benchmarks.export import main as benchmark
 from tammes import UserError, load
 from tammes.cli import main
 from tammes.datasets.pictures import centre
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.export import check_difference, described, for_export, images_per_second, of_torch, vector_size
-from tammes.export.formats import in_8_bits, of_onnx, of_program, onnx_file, onnx_session, torch_program
+from tammes.export.formats import (
+    IN_8_BITS,
+    nearest_in_8_bits,
+    of_onnx,
+    of_program,
+    onnx_file,
+    onnx_session,
+    torch_program,
+)
 from tammes.export.hub import Card, hub_files, licence_text, model_card, write_hub_folder
 from tammes.export.picture import Centred
 from tests.test_architecture import ROOT
@@ -97,9 +108,31 @@ def test_onnx_with_preprocessing_takes_pictures_of_any_size(embedder: Embedder) 
 
 
 def test_eight_bits_are_smaller_and_near(embedder: Embedder, content: bytes) -> None:
-    small = in_8_bits(content, images(16))
+    small, apart = nearest_in_8_bits(content, images(16), images(20)[16:])
     assert len(small) < len(content) / 2
     assert 0 < np.abs(of_onnx(small)(images(4)) - of_torch(embedder)(images(4))).max() < 0.1
+    assert set(apart) == set(IN_8_BITS)
+    assert list(apart.values()) == sorted(apart.values())
+
+
+@pytest.mark.parametrize("best", sorted(IN_8_BITS))
+def test_what_is_in_eight_bits_is_chosen_on_the_images_held_out(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def in_8_bits(_: bytes, given: np.ndarray, operators: list[str] | None) -> bytes:
+        asked.append(len(given))
+        return b"near" if operators == IN_8_BITS[best] else b"far"
+
+    def of_onnx(content: bytes) -> Any:
+        return lambda given: np.full((len(given), 2), {b"": 0, b"near": 0.1, b"far": 0.2}[content], dtype=np.float32)
+
+    monkeypatch.setattr("tammes.export.formats.in_8_bits", in_8_bits)
+    monkeypatch.setattr("tammes.export.formats.of_onnx", of_onnx)
+    small, apart = nearest_in_8_bits(b"", images(5), images(3))
+    assert small == b"near"
+    assert next(iter(apart)) == best
+    assert list(apart.values()) == pytest.approx([0.1 * 2**0.5, 0.2 * 2**0.5])
+    assert asked == [5, 5]
 
 
 def test_a_program_of_torch_export_needs_no_code_of_ours(embedder: Embedder) -> None:
@@ -156,6 +189,23 @@ def test_the_command_measures_what_eight_bits_cost(
     assert f"where PyTorch has {100 * recall:.2f}:" in said
     assert "images, largest difference to PyTorch" in said
     assert "onnx, int8" in said
+    about = json.loads((tmp_path / "small.onnx.json").read_text())["checked"]["int8"]
+    assert about["operators"] == min(about["distance"], key=about["distance"].get)
+    assert f"in 8 bits  {about['operators']} (distance on 8 training images held out: " in said
+
+
+@pytest.mark.slow
+def test_the_benchmark_times_every_form(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    try:
+        benchmark(Options(run, rounds=1, batch=2, json=tmp_path / "export.json"))
+    finally:
+        torch.set_num_threads(before)
+    stored = json.loads((tmp_path / "export.json").read_text())
+    assert [row["form"] for row in stored["rows"]] == ["PyTorch", *(name for name, _, _ in FORMS)]
+    assert all(row["images_per_second"] > 0 for row in stored["rows"])
+    assert [row["form"] for row in stored["rows"] if "int8" in row] == ["ONNX in 8 bits, onnxruntime"]
+    assert capsys.readouterr().out.count("images/s") == 5
 
 
 @pytest.mark.parametrize(

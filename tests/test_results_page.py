@@ -485,6 +485,28 @@ def test_a_gallery_served_for_a_short_while_says_so() -> None:
     assert "busiest" not in text
 
 
+def test_an_exported_model_stands_beside_pytorch(tmp_path: Path) -> None:
+    int8 = {
+        "recall_at_1_torch": 0.5174, "recall_at_1": 0.51, "loss": 0.0074, "operators": "multiplications",
+        "held_out": 64, "distance": {"multiplications": 0.12, "every operator": 0.21},
+    }  # fmt: skip
+    rows = [
+        {"form": "PyTorch", "images_per_second": 20.0},
+        {"form": "ONNX in 8 bits", "images_per_second": 50.0, "bytes": 7_260_000, "max_difference": 1e-6, "int8": int8},
+    ]
+    machine = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
+    stored = {"of": {"backbone": "googlenet", "size": 224, "batch": 16}, "rows": rows, "machine": machine}
+    assert "## A model exported" not in performance_page(tmp_path)
+    (tmp_path / "export.json").write_text(json.dumps(stored))
+    made = performance_page(tmp_path)
+    assert "| PyTorch | 20.0 | 1.00 |  |\n| ONNX in 8 bits | 50.0 | 2.50 | 7.3 |\n" in made
+    assert "In 8 bits: multiplications, chosen by how far the vectors of 64 training images that were held out" in made
+    assert (
+        "(multiplications 0.120, every operator 0.210). On the test classes R@1 is then 51.00 where PyTorch has 51.74."
+        in made
+    )
+
+
 def test_what_is_committed_is_of_plans_that_are_here() -> None:
     for file in (RESULTS / "plans").glob("*.json"):
         assert (PLANS / file.name).with_suffix(".toml").exists(), file
