@@ -101,7 +101,7 @@ def test_the_wheel_installs_and_runs_outside_the_repository(tmp_path: Path) -> N
         names = content.namelist()
         (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         required = [line for line in content.read(about).decode().splitlines() if line.startswith("Requires-Dist")]
-    assert "tammes/py.typed" in names
+    assert {"tammes/py.typed", "tammes/export/apache-2.0.txt"} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs", "examples"))]
     assert len([line for line in required if "extra ==" not in line]) == len(PROJECT["dependencies"])
     call("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "installed"), str(wheel))

@@ -89,6 +89,8 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
 
     It is not where an option's value should be, which is then missed by its name, nor after `--`.
     """
+    if not set(flag) & set(given):
+        return given, False
     command = next((word for word in given if word in COMMANDS), None)
     hints = {} if command is None else get_type_hints(COMMANDS[command][0])
     with_value = {f"--{name.replace('_', '-')}" for name, kind in hints.items() if kind is not bool}

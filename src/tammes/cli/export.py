@@ -22,7 +22,7 @@ NAMES: dict[Format, str] = {
 }
 CHECKED = 16  # images that are sent through both
 PICTURES = 6  # of any size, for --with-preprocessing
-CALIBRATED = 192  # training images: of two thirds activations give the ranges of 8 bits, a third chooses what is
+CALIBRATED = 192  # training images: two thirds give the ranges of 8 bits, a third decides what is in them
 
 
 @dataclass(frozen=True)
