@@ -1,14 +1,15 @@
-"""docs/results.md, docs/performance.md and the tables of the README, from benchmarks/results/: `make results`.
+"""docs/results.md, docs/performance.md and the tables of the README and docs/tables.md: `make results`.
 
     python -m benchmarks.page
 
-Plans are stored by `python -m benchmarks.store`; a table of the paper whose plan has no results yet is shown as not
-run, with the commands. tests/test_results_page.py fails where the files are not what this makes.
+All is made of benchmarks/results/. The README has the rows that the paper has too, docs/tables.md all of them. Plans
+are stored by `python -m benchmarks.store`; a table of the paper whose plan has no results yet is shown as not run, with
+the commands. tests/test_results_page.py fails where the files are not what this makes.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -28,7 +29,7 @@ RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
 ERRORS = ROOT / "docs" / "errors.md"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
-SCALE = ROOT / "docs" / "scale.md"
+SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
@@ -51,12 +52,10 @@ SECTIONS = {
 WHY_NOT = {"vgg16": "its ImageNet weights were not at hand", "cars196": "its images were not at hand"}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
 # Rows of the README: how they were trained, the plan, its preset, the methods.
-_BRIEFLY = ("one-hot centroids", "K-means centroids", "hard form, one-hot centroids", "softmax, rate 0.001")
 IN_README = (
-    ("`head --preset paper`", "cub-layers-head", "paper", _BRIEFLY[:1]),
-    ("`head`", "cub-layers-head", "default", _BRIEFLY[:1]),
-    ("`head --start pca --keep-start False`", "cub-centroids-head", "default", _BRIEFLY),
-    ("`top`", "cub-centroids-top", "default", _BRIEFLY[:3]),
+    ("`head --preset paper`", "cub-layers-head", "paper", ("one-hot centroids",)),
+    ("`head`", "cub-layers-head", "default", ("one-hot centroids",)),
+    ("`top`", "cub-centroids-top", "default", ("one-hot centroids", "K-means centroids")),
     ("`top`", "cub-softmax-top", "default", ("softmax",)),
 )
 PAPER_IN_README = (
@@ -67,10 +66,11 @@ PAPER_IN_README = (
 
 
 def write_page() -> None:
-    """The generated pages: results, performance, the README's tables, the losses, the table of scale, the errors."""
+    """The generated pages: results, performance, the tables of other pages, the losses, the errors."""
     PAGE.write_text(page())
     PERFORMANCE.write_text(performance_page())
     README.write_text(readme(README.read_text()))
+    TABLES.write_text(tables_page(TABLES.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
     SCALE.write_text(scale_page(SCALE.read_text()))
     ERRORS.write_text(errors_page())
@@ -518,7 +518,8 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 
 def performance_page(results: Path = RESULTS) -> str:
     """docs/performance.md as it should be."""
-    return "\n".join(performance(_read(results / "peers.json") or {"rows": {}}))
+    peers = performance(_read(results / "peers.json") or {"rows": {}})
+    return "\n".join([*peers, *_if_stored(results, "export", exported)])
 
 
 def performance(stored: Mapping[str, Any]) -> list[str]:
@@ -537,6 +538,7 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
         " PML is pytorch-metric-learning, OML open-metric-learning. Limit: what the work cannot do without.",
         "",
     ]
+    lines += ["## In short", "", *in_short(stored)]
     for row in stored["rows"].values():
         lines += [f"## {row['title'][0].upper()}{row['title'][1:]}", "", *([row["note"], ""] if row["note"] else [])]
         lines += [*_drawn(_sides(row)), *_standing(row), *_peers_machine(row)]
@@ -588,24 +590,62 @@ def _peers_machine(row: Mapping[str, Any]) -> list[str]:
     return [f"{of['processor']}, 1 thread{remark}, commit {of['commit'][:7]}; {names}.", ""]
 
 
+def exported(stored: Mapping[str, Any]) -> list[str]:
+    """A model in the forms that `tammes export` writes."""
+    of, rows = stored["of"], stored["rows"]
+    own = rows[0]["images_per_second"]
+    shown = {
+        "form": [row["form"] for row in rows],
+        "images/s": [f"{row['images_per_second']:.1f}" for row in rows],
+        "/ PyTorch": [f"{row['images_per_second'] / own:.2f}" for row in rows],
+        "MB": [f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else "" for row in rows],
+    }
+    lines = [
+        "## A model exported",
+        "",
+        f"{of['backbone']} at {of['size']} x {of['size']}, batches of {of['batch']}; the forms take turns, medians"
+        " (`python -m benchmarks.export RUN`).",
+        "",
+        *_drawn(shown),
+    ]
+    for row in rows:
+        if "int8" in row:
+            found = row["int8"]
+            apart = ", ".join(f"{name} {value:.3f}" for name, value in found["distance"].items())
+            lines += [
+                f"In 8 bits: {found['operators']}, chosen by how far the vectors of {found['held_out']} training images"
+                f" that were held out are from those in float ({apart}). On the test classes R@1 is then"
+                f" {100 * found['recall_at_1']:.2f} where PyTorch has {100 * found['recall_at_1_torch']:.2f}.",
+                "",
+            ]
+    return [*lines, *_machine(stored)]
+
+
 FORMS_OF = ("-training", "-inference")  # rows whose sides are forms of our own network
 
 
-def readme_performance(stored: Mapping[str, Any]) -> list[str]:
+def _with_fastest_peer(stored: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The rows that have a peer, each with the fastest of them."""
+    for name, row in stored["rows"].items():
+        ours, *others = row["sides"]
+        others = [side for side in others if side.get("ratio") is not None and not side["name"].startswith("Tammes")]
+        if not name.endswith(FORMS_OF) and "failed" not in ours and others:
+            yield row, min(others, key=lambda side: side["seconds"])
+
+
+def _ratio(side: Mapping[str, Any]) -> str:
+    return f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**"
+
+
+def in_short(stored: Mapping[str, Any]) -> list[str]:
     """A line for each row that has a peer: the fastest of them."""
     shown: dict[str, list[str]] = {
         title: []
         for title in ("one thread", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
     }
-    for name, row in stored["rows"].items():
-        ours, *others = row["sides"]
-        others = [side for side in others if side.get("ratio") is not None and not side["name"].startswith("Tammes")]
-        if name.endswith(FORMS_OF) or "failed" in ours or not others:
-            continue
-        best = min(others, key=lambda side: side["seconds"])
-        limit = row["limit"]
-        ratio = f"{best['ratio']:.2f}" if best["ratio"] >= 1 else f"**{best['ratio']:.2f}**"
-        cells = [row["title"], f"{_seconds(ours['seconds'])} s", f"{ratio} ({best['name']})"]
+    for row, best in _with_fastest_peer(stored):
+        ours, limit = row["sides"][0], row["limit"]
+        cells = [row["title"], f"{_seconds(ours['seconds'])} s", f"{_ratio(best)} ({best['name']})"]
         cells += [f"{ours['mb']:,.0f} / {best['mb']:,.0f} MB"]
         cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit and limit.get("ratio") else ""]
         for column, cell in zip(shown.values(), cells, strict=True):
@@ -613,16 +653,41 @@ def readme_performance(stored: Mapping[str, Any]) -> list[str]:
     return _drawn(shown) if shown["Tammes"] else ["Not measured yet.", ""]
 
 
+def readme_peers(stored: Mapping[str, Any]) -> list[str]:
+    """The same in a few lines of text, without the memory."""
+    found = [
+        f"{row['title']}, {_seconds(row['sides'][0]['seconds'])} s: {_ratio(best)} ({best['name']})"
+        for row, best in _with_fastest_peer(stored)
+    ]
+    if not found:
+        return ["Not measured yet.", ""]
+    said = (
+        "Speed on one thread: seconds of ours, and how many times as long the fastest peer takes, in bold where it is"
+        f" faster ([all sides, memory, limits](docs/performance.md)). {'; '.join(found)}."
+    )
+    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), ""]
+
+
 # ---- the README's tables
 
 
 def readme(text: str, results: Path = RESULTS) -> str:
     """The README with its tables as they should be, between <!-- results: NAME --> and <!-- end -->."""
-    blocks = {"cub": readme_cub(results), "methods": readme_methods(results), "more": readme_more(results)}
-    blocks["omniglot"] = readme_omniglot(results)
-    blocks["peers"] = readme_performance(_read(results / "peers.json") or {"rows": {}})
+    blocks = {
+        "cub": readme_cub(results),
+        "methods": methods(results, compared_only=True),
+        "more": readme_more(results),
+        "peers": readme_peers(_read(results / "peers.json") or {"rows": {}}),
+    }
     for name, block in blocks.items():
         text = _with_block(text, "README.md", f"results: {name}", block)
+    return text
+
+
+def tables_page(text: str, results: Path = RESULTS) -> str:
+    """docs/tables.md with its tables as they should be."""
+    for name, block in (("methods", methods), ("more", more), ("omniglot", omniglot)):
+        text = _with_block(text, "docs/tables.md", f"results: {name}", block(results))
     return text
 
 
@@ -715,11 +780,12 @@ def readme_cub(results: Path) -> list[str]:
         for said, of, row in PAPER_IN_README
     ]
     titles = ["trained", *(MEASURES[name] for name in RECALLS), "seconds to train"]
-    made = [f"`tammes benchmark benchmarks/plans/{name}.toml`" for name in plans]
-    by = f"; {' and '.join(made)} make them" if made else ""
+    made = [f"`{name}`" for name in plans]
+    by = f"; by {', '.join(made)} in `benchmarks/plans/`" if made else ""
     said = (
         "CUB-200-2011, 100 kinds of birds never seen, GoogLeNet's published weights, no GPU, in per cent, means over"
-        f" seeds ± half of the 95 % interval ([docs/results.md](docs/results.md) has all rows and their commands{by}):"
+        " seeds ± half of the 95 % interval ([docs/results.md](docs/results.md) has all rows and their"
+        f" commands{by}):"
     )
     return [
         *wrap(said, 127, break_on_hyphens=False, break_long_words=False),
@@ -761,12 +827,14 @@ def _brief(name: str, row: Row) -> list[str]:
     return [name, str(first), *(f"{figure.mean:.2f}" for figure in others), seconds]
 
 
-def readme_methods(results: Path) -> list[str]:
-    """All methods under one protocol, beside the paper's own figures."""
+def methods(results: Path, *, compared_only: bool = False) -> list[str]:
+    """All methods under one protocol, beside the paper's own figures; or those alone that the paper has too."""
     stored, alone = _read(results / "plans" / "cub-methods.json"), _read(results / "training_time.json")
     if stored is None:
         return ["The methods were not compared yet.", ""]
     rows = [row for row in next(iter(from_json(stored["tables"]).values())) if row.measures]
+    if compared_only:
+        rows = [row for row in rows if row.paper or row.method == UNTRAINED]
     ratios = {} if alone is None else {row["loss"]: f"{row['ratio']:.1f}" for row in alone["rows"]}
     made = {
         run["method"]: re.search(r"--loss (\S+)", run["command"]) for runs in stored["runs"].values() for run in runs
@@ -783,17 +851,27 @@ def readme_methods(results: Path) -> list[str]:
     return _drawn(shown)
 
 
-def readme_more(results: Path) -> list[str]:
-    """Methods that are more than a loss, with both of their bases, beside the paper's own figures."""
+NOT_COMPARED = ["The state of the art was not compared yet.", ""]
+ON_OURS = " on discriminative"
+PUBLISHED = "as published, every layer trained"
+
+
+def _more_rows(results: Path) -> dict[str, dict[str, Row]]:
+    """By what was trained, the rows by their methods."""
     tables = {part: _read(results / "plans" / f"cub-more-{part}.json") for part in ("head", "top")}
-    rows = {
+    return {
         part: {row.method: row for row in next(iter(from_json(stored["tables"]).values())) if row.measures}
         for part, stored in tables.items()
         if stored is not None
     }
+
+
+def more(results: Path) -> list[str]:
+    """Methods that are more than a loss, with both of their bases, and what an epoch takes."""
+    rows = _more_rows(results)
     if "head" not in rows:
-        return ["The state of the art was not compared yet.", ""]
-    names = [name for name in rows["head"] if name != "untrained backbone"]
+        return NOT_COMPARED
+    names = [name for name in rows["head"] if name != UNTRAINED]
     shown = {"CUB-200-2011, R@1": names}
     for part, found in rows.items():
         measured = [found.get(name) for name in names]
@@ -802,11 +880,29 @@ def readme_more(results: Path) -> list[str]:
             "" if row is None or row.minutes_per_epoch is None else f"{60 * row.minutes_per_epoch:.2g}"
             for row in measured
         ]
-    paper = [(rows["head"][name].paper or {}).get("R@1", "") for name in names]
-    return _drawn(shown | {"as published, every layer trained": [str(value) for value in paper]})
+    return _drawn(shown | {PUBLISHED: [_published(rows["head"][name]) for name in names]})
 
 
-def readme_omniglot(results: Path) -> list[str]:
+def readme_more(results: Path) -> list[str]:
+    """The same in half the lines: a method's two bases side by side."""
+    rows = _more_rows(results)
+    if "head" not in rows:
+        return NOT_COMPARED
+    names = [name for name in rows["head"] if name != UNTRAINED and not name.endswith(ON_OURS)]
+    shown = {"CUB-200-2011, R@1": names}
+    for part, found in rows.items():
+        for title, ending in ((f"`{part}`", ""), (f"`{part}`, on discriminative", ON_OURS)):
+            measured = [found.get(name + ending) for name in names]
+            shown[title] = ["" if row is None else str(row.measures["recall_at_1"]) for row in measured]
+    return _drawn(shown | {PUBLISHED: [_published(rows["head"][name]) for name in names]})
+
+
+def _published(row: Row) -> str:
+    return str((row.paper or {}).get("R@1", ""))
+
+
+def omniglot(results: Path) -> list[str]:
+    """Centroids on characters of scripts never seen."""
     stored = _read(results / "plans" / "omniglot-centroids.json")
     measures = {"recall_at_1": "R@1", "mean_average_precision_at_r": "MAP@R"}
     if stored is not None:

@@ -10,13 +10,15 @@ from typing import Any, get_args, get_type_hints
 BLOCK = re.compile(r"^\$\$\n(.*?)\n\$\$$", flags=re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"(?<![\\$`])\$([^$\n]+)\$")
 PLACE = "<!-- commands -->"
+WITH_EQUATIONS = ("equations.md", "losses.md")  # elsewhere a dollar is a dollar
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs with the text of each page."""
     if PLACE in markdown:
         markdown = markdown.replace(PLACE, commands())
-    return with_equations(markdown) if page.file.src_uri == "equations.md" else markdown
+    markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # a figure and its interval stay on one line
+    return with_equations(markdown) if page.file.src_uri in WITH_EQUATIONS else markdown
 
 
 def with_equations(text: str) -> str:
@@ -26,7 +28,10 @@ def with_equations(text: str) -> str:
     def block(found: re.Match[str]) -> str:
         return "\n" + convert(" ".join(found[1].split()), display="block") + "\n"
 
-    return INLINE.sub(lambda found: convert(found[1]), BLOCK.sub(block, text))
+    def inline(found: re.Match[str]) -> str:  # at the beginning of a line Markdown takes <math> for a block
+        return f"<span>{convert(found[1])}</span>"
+
+    return INLINE.sub(inline, BLOCK.sub(block, text))
 
 
 def commands() -> str:
@@ -54,7 +59,7 @@ def options(kind: type) -> list[str]:
         choices = [each for each in get_args(hints[field.name]) if isinstance(each, str)]
         written = shown if positional else f"--{field.name.replace('_', '-')}"
         if choices and not positional:
-            written += f" {{{','.join(choices)}}}"
+            written += f" {{{', '.join(choices)}}}"
         default = "" if field.default in (MISSING, None) else str(field.default)
         if field.default is MISSING and not positional:
             default = "needed"

@@ -8,19 +8,13 @@ Needs `pip install transformers`. It prints about
 
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from torch.nn.functional import normalize
+from digits import show, train_labels, train_vectors
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from tammes import DiscriminativeLoss, evaluate
+from tammes import DiscriminativeLoss
 
 set_seed(0)
-pixels, digits = load_digits(return_X_y=True)
-noise = np.random.default_rng(0).normal(scale=8, size=pixels.shape)
-vectors = torch.from_numpy(np.hstack([pixels, noise]).astype(np.float32) / 16)
-seen = digits < 5
 
 
 class Metric(torch.nn.Module):
@@ -37,17 +31,9 @@ class Metric(torch.nn.Module):
         return {"loss": self.loss(outputs, labels), "logits": outputs}
 
 
-def show(name: str, model: Metric) -> None:
-    """R@1 and MAP@R of the digits never seen."""
-    found = normalize(model.embedder(vectors[~seen])).detach().numpy()
-    result = evaluate(found, digits[~seen], clustering=False, bootstrap=0)
-    recall, precision = result["recall_at_1"], result["mean_average_precision_at_r"]
-    print(f"{name:<10} R@1 {100 * recall:5.1f}   MAP@R {100 * precision:5.1f}")
-
-
 model = Metric()
-show("untrained", model)
-rows = [{"pixels": row, "labels": int(label)} for row, label in zip(vectors[seen], digits[seen], strict=True)]
+show("untrained", model.embedder)
+rows = [{"pixels": row, "labels": label} for row, label in zip(train_vectors, train_labels, strict=True)]
 with TemporaryDirectory() as folder:
     options = TrainingArguments(
         folder,
@@ -65,4 +51,4 @@ with TemporaryDirectory() as folder:
     trainer = Trainer(model=model, args=options, train_dataset=rows)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-show("trained", model)
+show("trained", model.embedder)

@@ -9,20 +9,14 @@ Needs `pip install lightning`. It prints about
 import logging
 
 import lightning
-import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from torch.nn.functional import normalize
+from digits import show, train_labels, train_vectors
 from torch.utils.data import DataLoader, TensorDataset
 
-from tammes import DiscriminativeLoss, evaluate
+from tammes import DiscriminativeLoss
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 lightning.seed_everything(0, verbose=False)
-pixels, digits = load_digits(return_X_y=True)
-noise = np.random.default_rng(0).normal(scale=8, size=pixels.shape)
-vectors = torch.from_numpy(np.hstack([pixels, noise]).astype(np.float32) / 16)
-seen = digits < 5
 
 
 class Metric(lightning.LightningModule):
@@ -42,16 +36,8 @@ class Metric(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
-def show(name: str, model: Metric) -> None:
-    """R@1 and MAP@R of the digits never seen."""
-    found = normalize(model.embedder(vectors[~seen])).detach().numpy()
-    result = evaluate(found, digits[~seen], clustering=False, bootstrap=0)
-    recall, precision = result["recall_at_1"], result["mean_average_precision_at_r"]
-    print(f"{name:<10} R@1 {100 * recall:5.1f}   MAP@R {100 * precision:5.1f}")
-
-
 model = Metric()
-show("untrained", model)
+show("untrained", model.embedder)
 trainer = lightning.Trainer(
     max_epochs=10,
     accelerator="cpu",
@@ -60,6 +46,6 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-loader = DataLoader(TensorDataset(vectors[seen], torch.from_numpy(digits[seen])), batch_size=64, shuffle=True)
+loader = DataLoader(TensorDataset(train_vectors, train_labels), batch_size=64, shuffle=True)
 trainer.fit(model, loader)
-show("trained", model)
+show("trained", model.embedder)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "hf_stand_in"
+FULL = "anna/full"  # a model that cannot be made
 
 
 class StandIn(ThreadingHTTPServer):
@@ -64,6 +65,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             asked = json.loads(given)
             name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
+            if name == FULL:
+                self.answer({"error": "Storage is full"}, 413)
+                return
             known = name in hub.models
             hub.models.setdefault(name, {})
             hub.private.setdefault(name, bool(asked.get("private")) or asked.get("visibility") == "private")

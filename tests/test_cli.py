@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tammes.cli import COMMANDS, main
+from tammes.cli import COMMANDS, QUIET, main, without_flag
 from tammes.cli.console import progress, say, working
 from tammes.runtime import colours
 
@@ -47,6 +47,35 @@ def test_quiet_leaves_out_all_but_results_and_errors(tmp_path: Path, capsys: pyt
     main(["losses", "npair"])
     say("again")
     assert capsys.readouterr().err == "again\n"
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet", "--debug"])
+def test_a_flag_is_not_taken_from_where_a_value_should_be(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["train", "glyphs", "--out", flag, "--epochs", "1"])
+    assert "Missing value for argument '--out'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["losses", "--", flag])
+    assert f"unknown loss '{flag}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "found"),
+    [
+        (["-q", "losses"], ["losses"], True),
+        (["losses", "--json", "-q"], ["losses", "--json"], True),
+        (["train", "a", "--out", "b", "-q", "--seed", "1"], ["train", "a", "--out", "b", "--seed", "1"], True),
+        (["train", "a", "--val_classes", "-q"], ["train", "a", "--val_classes", "-q"], False),
+        (["train", "a", "--mirror", "-q"], ["train", "a", "--mirror", "-q"], False),
+        (["-q", "losses", "--", "-q"], ["losses", "--", "-q"], True),
+        (["nothing", "-q"], ["nothing"], True),
+    ],
+)
+def test_where_a_flag_of_every_command_may_stand(given: list[str], kept: list[str], found: bool) -> None:
+    assert without_flag(given, QUIET) == (kept, found)
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import COMMANDS, QUIET, parsed
+from tammes.objectives import METHODS
 from tests.test_architecture import ROOT, SRC
 
 DOCS = ROOT / "docs"
@@ -70,11 +71,25 @@ def test_every_command_and_option_stands_in_the_reference_and_in_a_guide() -> No
         assert f"tammes {name}" in guides, f"no page shows tammes {name}"
 
 
-def test_equations_become_mathml() -> None:
-    made = runpy.run_path(str(DOCS / "hooks.py"))["with_equations"]((DOCS / "equations.md").read_text())
-    assert made.count('display="block"') == 11
+@pytest.mark.parametrize("name", ["equations.md", "losses.md"])
+def test_equations_become_mathml(name: str) -> None:
+    text, hooks = (DOCS / name).read_text(), runpy.run_path(str(DOCS / "hooks.py"))
+    assert name in hooks["WITH_EQUATIONS"]
+    made = hooks["with_equations"](text)
+    assert made.count('display="block"') == text.count("\n$$\n") / 2 >= 11
     assert "$" not in made
     assert "\\" not in made
+
+
+def test_every_loss_has_its_equation_and_names_options_that_it_has() -> None:
+    sections = re.split(r"^### `", (DOCS / "losses.md").read_text(), flags=re.MULTILINE)[1:]
+    found = {name: text for name, _, text in (section.partition("`\n") for section in sections)}
+    assert set(found) == set(METHODS)
+    for name, text in found.items():
+        before, _, equation = text.partition("$$\n")
+        assert len(equation.partition("\n$$")[0]) > 10, name
+        known = {*METHODS[name].defaults, *METHODS}
+        assert set(re.findall(r"`([\w-]+)`", before)) <= known, name
 
 
 @pytest.mark.slow

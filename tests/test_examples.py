@@ -18,7 +18,10 @@ NEEDS = {"lightning_module": "lightning", "hf_trainer": "transformers"}
 
 
 @pytest.mark.parametrize("name", ["plain_loop", "lightning_module", "hf_trainer", "fixed_classifier"])
-def test_an_example_prints_what_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_prints_what_it_says(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does with a program's folder: digits.py is there
     if name in NEEDS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -3,20 +3,32 @@
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from benchmarks.export import FORMS, Options
+from benchmarks.export import main as benchmark
 from tammes import UserError, load
 from tammes.cli import main
 from tammes.datasets.pictures import centre
 from tammes.embedder import Embedder, EmbedderConfig
 from tammes.export import check_difference, described, for_export, images_per_second, of_torch, vector_size
-from tammes.export.formats import in_8_bits, of_onnx, of_program, onnx_file, onnx_session, torch_program
-from tammes.export.hub import Card, hub_files, model_card, write_hub_folder
+from tammes.export.formats import (
+    IN_8_BITS,
+    nearest_in_8_bits,
+    of_onnx,
+    of_program,
+    onnx_file,
+    onnx_session,
+    torch_program,
+)
+from tammes.export.hub import Card, hub_files, licence_text, model_card, write_hub_folder
 from tammes.export.picture import Centred
+from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.xdist_group("export")  # the exporter takes seconds to import
 SIZES = [(301, 217), (100, 333), (28, 28), (29, 28), (37, 91), (7, 5), (1, 3), (400, 777)]
@@ -96,9 +108,31 @@ def test_onnx_with_preprocessing_takes_pictures_of_any_size(embedder: Embedder) 
 
 
 def test_eight_bits_are_smaller_and_near(embedder: Embedder, content: bytes) -> None:
-    small = in_8_bits(content, images(16))
+    small, apart = nearest_in_8_bits(content, images(16), images(20)[16:])
     assert len(small) < len(content) / 2
     assert 0 < np.abs(of_onnx(small)(images(4)) - of_torch(embedder)(images(4))).max() < 0.1
+    assert set(apart) == set(IN_8_BITS)
+    assert list(apart.values()) == sorted(apart.values())
+
+
+@pytest.mark.parametrize("best", sorted(IN_8_BITS))
+def test_what_is_in_eight_bits_is_chosen_on_the_images_held_out(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def in_8_bits(_: bytes, given: np.ndarray, operators: list[str] | None) -> bytes:
+        asked.append(len(given))
+        return b"near" if operators == IN_8_BITS[best] else b"far"
+
+    def of_onnx(content: bytes) -> Any:
+        return lambda given: np.full((len(given), 2), {b"": 0, b"near": 0.1, b"far": 0.2}[content], dtype=np.float32)
+
+    monkeypatch.setattr("tammes.export.formats.in_8_bits", in_8_bits)
+    monkeypatch.setattr("tammes.export.formats.of_onnx", of_onnx)
+    small, apart = nearest_in_8_bits(b"", images(5), images(3))
+    assert small == b"near"
+    assert next(iter(apart)) == best
+    assert list(apart.values()) == pytest.approx([0.1 * 2**0.5, 0.2 * 2**0.5])
+    assert asked == [5, 5]
 
 
 def test_a_program_of_torch_export_needs_no_code_of_ours(embedder: Embedder) -> None:
@@ -155,6 +189,23 @@ def test_the_command_measures_what_eight_bits_cost(
     assert f"where PyTorch has {100 * recall:.2f}:" in said
     assert "images, largest difference to PyTorch" in said
     assert "onnx, int8" in said
+    about = json.loads((tmp_path / "small.onnx.json").read_text())["checked"]["int8"]
+    assert about["operators"] == min(about["distance"], key=about["distance"].get)
+    assert f"in 8 bits  {about['operators']} (distance on 8 training images held out: " in said
+
+
+@pytest.mark.slow
+def test_the_benchmark_times_every_form(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    try:
+        benchmark(Options(run, rounds=1, batch=2, json=tmp_path / "export.json"))
+    finally:
+        torch.set_num_threads(before)
+    stored = json.loads((tmp_path / "export.json").read_text())
+    assert [row["form"] for row in stored["rows"]] == ["PyTorch", *(name for name, _, _ in FORMS)]
+    assert all(row["images_per_second"] > 0 for row in stored["rows"])
+    assert [row["form"] for row in stored["rows"] if "int8" in row] == ["ONNX in 8 bits, onnxruntime"]
+    assert capsys.readouterr().out.count("images/s") == 5
 
 
 @pytest.mark.parametrize(
@@ -189,11 +240,14 @@ def test_a_folder_for_the_hub_is_loaded_as_the_run_is(
     out = tmp_path / "waves"
     main(["export", str(run), "--format", "hub", "--out", str(out), "--licence", "apache-2.0"])
     assert sorted(file.name for file in out.iterdir()) == [
+        "LICENSE",
         "README.md",
         "config.json",
         "model.safetensors",
         "neighbours.png",
     ]
+    assert (out / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert "Licence: apache-2.0, see LICENSE." in (out / "README.md").read_text()
     assert load(out).config.class_dim is None
     np.testing.assert_array_equal(of_torch(load(out))(images(3)), of_torch(embedder)(images(3)))
     card = ModelCard.load(out / "README.md").data
@@ -201,13 +255,31 @@ def test_a_folder_for_the_hub_is_loaded_as_the_run_is(
     measured = {each.metric_type: each.metric_value for each in card.eval_results or []}
     assert measured["recall_at_1"] == round(100 * trained["recall_at_1"], 2)
     assert (card.license, card.library_name, card.pipeline_tag) == ("apache-2.0", "tammes", "image-feature-extraction")
+    capsys.readouterr()
     main(["export", str(run), "--format", "hub", "--out", str(out), "--overwrite"])
+    assert "licence    not stated: --licence apache-2.0, or another with --licence-file FILE" in capsys.readouterr().out
+    assert not (out / "LICENSE").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["export", str(run), "--format", "hub", "--out", str(tmp_path / "taken"), "--overwrite"])
     assert "exists and holds something else. Choose another --out." in capsys.readouterr().err
+
+
+def test_the_text_of_a_licence_is_known_or_given(tmp_path: Path) -> None:
+    assert licence_text("unknown") is None
+    (tmp_path / "MIT").write_text("Do as you like.")
+    assert licence_text("mit", tmp_path / "MIT") == "Do as you like."
+    with pytest.raises(UserError, match="^the text of the licence 'mit' is not here, only that of apache-2.0, and it"):
+        licence_text("mit")
+    with pytest.raises(UserError, match="^--licence-file is the text of --licence: give its name too"):
+        licence_text("unknown", tmp_path / "MIT")
+    with pytest.raises(UserError, match="^no such file: "):
+        licence_text("mit", tmp_path / "nothing")
+    (tmp_path / "picture").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=" is not text: "):
+        licence_text("mit", tmp_path / "picture")
 
 
 @pytest.mark.parametrize("pool", ["published", "max"])

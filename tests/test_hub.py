@@ -11,7 +11,7 @@ import pytest
 
 from tammes import UserError
 from tammes.hub import fetched, push_to_hub
-from tests.hub_stand_in import TOKEN, StandIn, standing_in
+from tests.hub_stand_in import FULL, TOKEN, StandIn, standing_in
 
 
 def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
@@ -77,20 +77,33 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
     assert files["anna/waves"] == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_who_may_not_write_is_told_to_log_in(tmp_path: Path) -> None:
+def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_text("")
     with standing_in() as hub:
         code = f"""
-            import tammes
-            try:
-                tammes.push_to_hub({str(tmp_path)!r}, "anna/waves")
-            except tammes.UserError as error:
-                print(error)
+            import huggingface_hub, tammes
+
+            def push(name):
+                try:
+                    tammes.push_to_hub({str(tmp_path)!r}, name)
+                except tammes.UserError as error:
+                    print(error)
+
+            push({FULL!r})
+            huggingface_hub.constants.HF_TOKEN, huggingface_hub.utils._headers.get_token = "wrong", lambda: "wrong"
+            push("anna/waves")
+            huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"
+            push("anna/waves")
             """
-        printed = run(code, hub, tmp_path / "home", token="hf_wrong")
-    assert printed.startswith("cannot push to anna/waves: ")
-    assert printed.endswith("Log in with `hf auth login`.\n")
+        full, stranger, alone = run(code, hub, tmp_path / "home").splitlines()
+    assert full.startswith("cannot push to anna/full: the hub says 413, ")
+    assert "log in" not in full.lower()
+    assert stranger == (
+        "cannot push to anna/waves: the hub says 401, you may not write there. Log in with `hf auth login`."
+    )
+    assert alone.startswith("cannot push to anna/waves: the hub cannot be reached (")
+    assert "log in" not in alone.lower()
 
 
 def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:

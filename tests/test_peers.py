@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import peers
-from benchmarks.page import performance, readme_performance
+from benchmarks.page import in_short, performance, readme_peers
 from benchmarks.peer_work import WORK, measured
 from benchmarks.peers import ROWS, Options, Row, Side, time_to_goal
 from tammes.errors import UserError
@@ -135,5 +135,22 @@ def test_the_page_says_where_a_peer_is_faster() -> None:
     assert "Swift is 2.00 times as fast as Tammes." in text
     assert "| Slow | 8.00 | 4.00 | 5 | 1 | R@1 0.2500 |" in text
     assert "4.00 times the product" in text
-    table = readme_performance({"rows": {"help": row}})
-    assert "| counting | 2.00 s | **0.50** (Swift) | 10 / 30 MB | 4.00 (the product) |" in table
+    told = "| counting | 2.00 s | **0.50** (Swift) | 10 / 30 MB | 4.00 (the product) |"
+    assert told in in_short({"rows": {"help": row}})
+    assert told in text
+    assert "counting, 2.00 s: **0.50** (Swift)." in " ".join(readme_peers({"rows": {"help": row}}))
+    assert readme_peers({"rows": {"googlenet-training": row}}) == ["Not measured yet.", ""]
+
+
+def test_the_readme_tells_of_all_rows_in_ten_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUB_200_2011", "omniglot"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
+    stored: dict[str, Any] = {"rows": {}}
+    for name, make in ROWS.items():
+        row = make(Options(images=1), tmp_path)
+        sides = [{"name": side.name, "seconds": 123.0, "ratio": 1.25, "mb": 9.0} for side in row.sides]
+        stored["rows"][name] = {"title": row.title, "sides": sides, "limit": None}
+    told = readme_peers(stored)
+    assert len(told) <= 11, "ten lines and an empty one"
+    assert all(stored["rows"][name]["title"] in " ".join(told) for name in ("evaluation", "omniglot", "head"))

@@ -18,6 +18,7 @@ from benchmarks.page import (
     RESULTS,
     SCALE,
     SECTIONS,
+    TABLES,
     method_page,
     page,
     performance_page,
@@ -25,6 +26,7 @@ from benchmarks.page import (
     readme,
     scale_page,
     served,
+    tables_page,
 )
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
@@ -36,9 +38,9 @@ from tammes.losses import METHODS
 STALE = "{} is not what benchmarks/results says: run `make results`."
 BLOCKS = (
     "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: methods -->\n<!-- end -->\n"
-    "<!-- results: more -->\n<!-- end -->\n<!-- results: peers -->\n<!-- end -->\n"
-    "<!-- results: omniglot -->\n<!-- end -->\nafter\n"
+    "<!-- results: more -->\n<!-- end -->\n<!-- results: peers -->\n<!-- end -->\nafter\n"
 )
+TABLE_BLOCKS = "".join(f"<!-- results: {name} -->\n<!-- end -->\n" for name in ("methods", "more", "omniglot"))
 
 
 def recalls(first: float, half: float | None = 0.5) -> dict[str, Figure]:
@@ -107,6 +109,14 @@ def test_the_tables_of_the_readme_are_what_is_stored() -> None:
     assert README.read_text() == readme(README.read_text()), STALE.format("README.md")
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) < 150
+
+
+def test_the_tables_of_the_page_about_them_are_what_is_stored() -> None:
+    assert TABLES.read_text() == tables_page(TABLES.read_text()), STALE.format("docs/tables.md")
+
+
 def test_the_table_of_many_classes_is_what_is_stored() -> None:
     assert SCALE.read_text() == scale_page(SCALE.read_text()), STALE.format("docs/scale.md")
 
@@ -154,15 +164,15 @@ def test_make_results_writes_both_files(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "text",
     [
-        BLOCKS.replace("<!-- results: omniglot -->\n", ""),
+        BLOCKS.replace("<!-- results: peers -->\n", ""),
         BLOCKS.replace("<!-- end -->\nafter", "after"),
-        BLOCKS + "<!-- results: omniglot -->\n<!-- end -->\n",
-        BLOCKS.replace("<!-- results: omniglot -->", "see <!-- results: omniglot --> here"),
+        BLOCKS + "<!-- results: peers -->\n<!-- end -->\n",
+        BLOCKS.replace("<!-- results: peers -->", "see <!-- results: peers --> here"),
     ],
     ids=["no beginning", "no end", "twice", "within a line"],
 )
 def test_a_readme_without_its_markers_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="README.md must have one block <!-- results: omniglot --> … <!-- end -->"):
+    with pytest.raises(UserError, match="README.md must have one block <!-- results: peers --> … <!-- end -->"):
         readme(text, tmp_path)
 
 
@@ -178,27 +188,47 @@ def test_what_stands_around_the_tables_stays(kept: Path) -> None:
     assert made.endswith("<!-- end -->\nafter\n")
     assert "old" not in made
     assert readme(made, kept) == made
-    assert "`tammes benchmark benchmarks/plans/cub-centroids-top.toml`" in made.replace("\n", " ")
+    assert "by `cub-centroids-top` in `benchmarks/plans/`" in made.replace("\n", " ")
     assert "| the paper, every layer, softmax | 48.34 | 60.16 | 71.21 | 80.30 |  |" in made
-    assert "Omniglot was not run yet." in made
 
 
-def test_omniglot_stands_in_the_readme(kept: Path) -> None:
+def test_omniglot_stands_among_the_tables(kept: Path) -> None:
+    assert "Omniglot was not run yet." in tables_page(TABLE_BLOCKS, kept)
     stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
     (kept / "plans" / "omniglot-centroids.json").write_text(json.dumps(stored))
-    assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| untrained backbone |" in readme(BLOCKS, kept)
+    assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| untrained backbone |" in tables_page(
+        TABLE_BLOCKS, kept
+    )
 
 
-def test_the_state_of_the_art_stands_in_the_readme_with_what_an_epoch_takes(kept: Path) -> None:
-    assert "The state of the art was not compared yet." in readme(BLOCKS, kept)
+def test_the_state_of_the_art_stands_among_the_tables_with_what_an_epoch_takes(kept: Path) -> None:
+    assert "The state of the art was not compared yet." in tables_page(TABLE_BLOCKS, kept)
     stored = (kept / "plans" / "cub-centroids-top.json").read_text()
     (kept / "plans" / "cub-more-head.json").write_text(stored)
-    alone = readme(BLOCKS, kept)
+    alone = tables_page(TABLE_BLOCKS, kept)
     assert "| CUB-200-2011, R@1 | `head` | seconds an epoch, `head` | as published, every layer trained |" in alone
     row = next(line for line in alone.splitlines() if line.startswith("| one-hot centroids | 51.12 ± 0.50 |"))
     assert row.count("|") == 5
     (kept / "plans" / "cub-more-top.json").write_text(stored)
-    assert "| `top` | seconds an epoch, `top` |" in readme(BLOCKS, kept)
+    assert "| `top` | seconds an epoch, `top` |" in tables_page(TABLE_BLOCKS, kept)
+
+
+def test_the_readme_has_a_methods_two_bases_side_by_side(kept: Path) -> None:
+    assert "The state of the art was not compared yet." in readme(BLOCKS, kept)
+    rows = [
+        Row("HDC", "penultimate", "last", recalls(50.0), 2, paper={"R@1": 53.6}),
+        Row("HDC on discriminative", "penultimate", "last", recalls(40.0), 2),
+        Row("ArcFace", "penultimate", "last", recalls(45.0), 2),
+        Row("untrained backbone", "", "last", recalls(30.0), 2),
+    ]
+    stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
+    stored["tables"] = as_json({"default": rows})
+    (kept / "plans" / "cub-more-head.json").write_text(json.dumps(stored))
+    made = readme(BLOCKS, kept)
+    assert "| CUB-200-2011, R@1 | `head` | `head`, on discriminative | as published, every layer trained |" in made
+    assert "| HDC | 51.00 ± 0.50 | 41.00 ± 0.50 | 53.6 |\n| ArcFace | 46.00 ± 0.50 |  |  |\n\n<!-- end -->" in made
+    (kept / "plans" / "cub-more-top.json").write_text(json.dumps(stored))
+    assert "| `head`, on discriminative | `top` | `top`, on discriminative |" in readme(BLOCKS, kept)
 
 
 def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
@@ -348,7 +378,9 @@ def test_methods_stand_in_the_readme_beside_their_cost_and_the_papers_figures(tm
     store(tmp_path / "run", tmp_path / "plans")
     alone = {"rows": [{"loss": "discriminative", "ratio": 1.0}, {"loss": "lifted", "ratio": 6.21}]}
     (tmp_path / "training_time.json").write_text(json.dumps(alone))
-    text = readme(BLOCKS, tmp_path)
+    assert "lifted structure" not in readme(BLOCKS, tmp_path)  # of which the paper has no figure
+    assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in readme(BLOCKS, tmp_path)
+    text = tables_page(TABLE_BLOCKS, tmp_path)
     assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
     assert "| untrained backbone | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
@@ -451,6 +483,28 @@ def test_a_gallery_served_for_a_short_while_says_so() -> None:
     assert "Mixed load" not in text
     assert "What the time of a search" not in text
     assert "busiest" not in text
+
+
+def test_an_exported_model_stands_beside_pytorch(tmp_path: Path) -> None:
+    int8 = {
+        "recall_at_1_torch": 0.5174, "recall_at_1": 0.51, "loss": 0.0074, "operators": "multiplications",
+        "held_out": 64, "distance": {"multiplications": 0.12, "every operator": 0.21},
+    }  # fmt: skip
+    rows = [
+        {"form": "PyTorch", "images_per_second": 20.0},
+        {"form": "ONNX in 8 bits", "images_per_second": 50.0, "bytes": 7_260_000, "max_difference": 1e-6, "int8": int8},
+    ]
+    machine = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
+    stored = {"of": {"backbone": "googlenet", "size": 224, "batch": 16}, "rows": rows, "machine": machine}
+    assert "## A model exported" not in performance_page(tmp_path)
+    (tmp_path / "export.json").write_text(json.dumps(stored))
+    made = performance_page(tmp_path)
+    assert "| PyTorch | 20.0 | 1.00 |  |\n| ONNX in 8 bits | 50.0 | 2.50 | 7.3 |\n" in made
+    assert "In 8 bits: multiplications, chosen by how far the vectors of 64 training images that were held out" in made
+    assert (
+        "(multiplications 0.120, every operator 0.210). On the test classes R@1 is then 51.00 where PyTorch has 51.74."
+        in made
+    )
 
 
 def test_what_is_committed_is_of_plans_that_are_here() -> None:

@@ -74,9 +74,11 @@ def test_without_the_extras_a_command_says_what_to_type(tmp_path: Path) -> None:
         "export": ["export", str(run), "--with-preprocessing"],
         "gallery": ["search", "qdrant://127.0.0.1:9/nothing", str(tmp_path / "new.jpg")],
         "pml": ["losses", "pml:ProxyAnchorLoss"],
+        "track": ["train", "glyphs", "--tensorboard", "--out", out],
         "vectors": ["train", str(tmp_path / "vectors.parquet"), "--out", out],
         "web": ["serve", str(tmp_path / "gallery")],
     }
+    assert commands.keys() == EXTRAS.keys()
     blocked = [name for names in EXTRAS.values() for name in names]
     given = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(blocked), json.dumps(list(commands.values()))]
     done = subprocess.run(given, capture_output=True, text=True, timeout=300)
@@ -99,7 +101,7 @@ def test_the_wheel_installs_and_runs_outside_the_repository(tmp_path: Path) -> N
         names = content.namelist()
         (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         required = [line for line in content.read(about).decode().splitlines() if line.startswith("Requires-Dist")]
-    assert "tammes/py.typed" in names
+    assert {"tammes/py.typed", "tammes/export/apache-2.0.txt"} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs", "examples"))]
     assert len([line for line in required if "extra ==" not in line]) == len(PROJECT["dependencies"])
     call("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "installed"), str(wheel))

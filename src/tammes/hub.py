@@ -21,7 +21,7 @@ def fetched(address: str) -> Path:
     except LocalEntryNotFoundError:
         raise UserError(f"cannot reach the hub for {name}, and it is not in the cache.") from None
     except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"cannot fetch {name} from the hub: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"cannot fetch {name} from the hub: {_first_line(error)}") from error
     return Path(folder)
 
 
@@ -33,6 +33,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+    no_answer: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP client, which has changed its name before
     folder = Path(folder)
     _check_name(name, "owner/name")
     if not (folder / "config.json").exists() or not (folder / "model.safetensors").exists():
@@ -41,11 +42,20 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
         api = HfApi()
         api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by tammes")
-    except (HfHubHTTPError, OSError) as error:
-        raise UserError(
-            f"cannot push to {name}: {str(error).strip().splitlines()[0]} Log in with `hf auth login`."
-        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise UserError(
+                f"cannot push to {name}: the hub says {status}, you may not write there. Log in with `hf auth login`."
+            ) from error
+        raise UserError(f"cannot push to {name}: the hub says {status}, {_first_line(error)}") from error
+    except (no_answer, OSError) as error:
+        raise UserError(f"cannot push to {name}: the hub cannot be reached ({_first_line(error)}).") from error
     return f"{ADDRESS}{name}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_name(name: str, form: str) -> None:

@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
 
@@ -67,7 +67,7 @@ DONE, PROBLEMS_FOUND, WRONG_USE, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 
 # What the system may refuse that a user can put right.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-QUIET = ("-q", "--quiet")  # of every command
+QUIET, DEBUG = ("-q", "--quiet"), ("--debug",)  # of every command, before it or after
 
 
 def parsed(arguments: Sequence[str]) -> Any:
@@ -84,13 +84,31 @@ def parsed(arguments: Sequence[str]) -> Any:
     )
 
 
+def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bool]:
+    """The words without a flag of every command, and whether it is among them.
+
+    It is not where an option's value should be, which is then missed by its name, nor after `--`.
+    """
+    if not set(flag) & set(given):
+        return given, False
+    command = next((word for word in given if word in COMMANDS), None)
+    hints = {} if command is None else get_type_hints(COMMANDS[command][0])
+    with_value = {f"--{name.replace('_', '-')}" for name, kind in hints.items() if kind is not bool}
+    end = given.index("--") if "--" in given else len(given)
+    kept = [
+        word
+        for place, word in enumerate(given)
+        if word not in flag or place > end or (place > 0 and given[place - 1].replace("_", "-") in with_value)
+    ]
+    return kept, len(kept) < len(given)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    debug = "--debug" in given
-    given = [word for word in given if word != "--debug"]
-    be_quiet(any(flag in given for flag in QUIET))
-    given = [each for each in given if each not in QUIET]
+    given, debug = without_flag(given, DEBUG)
+    given, quiet = without_flag(given, QUIET)
+    be_quiet(quiet)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
             stream.reconfigure(errors="backslashreplace")

@@ -22,7 +22,7 @@ NAMES: dict[Format, str] = {
 }
 CHECKED = 16  # images that are sent through both
 PICTURES = 6  # of any size, for --with-preprocessing
-CALIBRATED = 128  # training images whose activations give the ranges of 8 bits
+CALIBRATED = 192  # training images: two thirds give the ranges of 8 bits, a third decides what is in them
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Export:
     private: bool = False
     """hub: who else sees it is decided by you, if it is new."""
     licence: str = "unknown"
-    """hub: the hub's name of the model's licence, such as apache-2.0."""
+    """hub: the hub's name of the model's licence, such as apache-2.0, whose text goes with it."""
+    licence_file: Annotated[Path | None, optional("FILE")] = None
+    """hub: the text of another licence."""
     overwrite: bool = False
     """Replace what is there."""
     json: bool = False
@@ -94,6 +96,7 @@ def _check(config: Export) -> None:
         ("--push", config.push is not None, "hub"),
         ("--private", config.private, "hub"),
         ("--licence", config.licence != "unknown", "hub"),
+        ("--licence-file", config.licence_file is not None, "hub"),
     ):
         if asked and config.format != format:
             raise UserError(f"{flag} is for --format {format}, and this is {config.format}: leave it out.")
@@ -213,14 +216,14 @@ def _pictures_compared(config: Export, run: "Run", embedder: "Embedder", content
     return {"images": len(pictures), "sizes": sizes, "max_difference": difference}
 
 
-def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes, Any, dict[str, float]]:
-    """The model in 8 bits, and what R@1 it has where that of PyTorch is."""
+def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes, Any, dict[str, Any]]:
+    """The model in 8 bits, chosen on training images, and on test classes its R@1 beside that of PyTorch."""
     import numpy as np
 
     from tammes.cli.feeding import load_data
     from tammes.cli.items import items_of
     from tammes.cli.saved import saved_options
-    from tammes.export.formats import in_8_bits, of_onnx
+    from tammes.export.formats import nearest_in_8_bits, of_onnx
     from tammes.loading import batches
     from tammes.metrics import evaluate
 
@@ -234,8 +237,10 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
                 batches(data.images, chosen, nothing, batch_size=CHECKED, crop=size, train=False))  # fmt: skip
 
     train = np.random.default_rng(0).permutation(data.split.train)[:CALIBRATED]
+    third = max(1, len(train) // 3)
     with working("8 bits"):
-        small = in_8_bits(content, np.concatenate(list(crops(np.sort(train)))))
+        held_out, images = (np.concatenate(list(crops(np.sort(each)))) for each in (train[:third], train[third:]))
+        small, apart = nearest_in_8_bits(content, images, held_out)
     runs, items = of_onnx(small), items_of(run, on="cpu")
     with working("measuring"):
         found = np.concatenate([runs(each) for each in crops(items.numbers)])
@@ -244,7 +249,8 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
             evaluate(each, items.labels, clustering=False, bootstrap=0, **masks)["recall_at_1"]
             for each in (items.vectors, found)
         ]
-    return small, runs, {"recall_at_1_torch": recalls[0], "recall_at_1": recalls[1], "loss": recalls[0] - recalls[1]}
+    found_in = {"recall_at_1_torch": recalls[0], "recall_at_1": recalls[1], "loss": recalls[0] - recalls[1]}
+    return small, runs, found_in | {"operators": next(iter(apart)), "held_out": third, "distance": apart}
 
 
 def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
@@ -252,32 +258,38 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
 
     from tammes.embedder import load
     from tammes.export import check_difference, of_torch
-    from tammes.export.hub import Card, checked_folder, write_hub_folder
+    from tammes.export.hub import LICENCE, PICTURE, Card, checked_folder, licence_text, write_hub_folder
     from tammes.hub import push_to_hub
 
+    text = licence_text(config.licence, config.licence_file)
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
     said, calibration = run.read("config"), run.read("calibration")
-    owner, _, name = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
+    owner, _, title = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
     card = Card(
-        name=name,
+        name=title,
         owner=owner,
         data=(results or {}).get("data") or Path(said["data"]).name,
         loss=said["loss"],
         results=results,
         licence=config.licence,
+        licence_text=text,
         threshold=None if calibration is None else calibration.get("threshold"),
     )
-    picture = run.folder / "neighbours.png"
+    picture = run.folder / PICTURE
     images = _images(config, run, embedder)
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         new = Path(folder)
         write_hub_folder(new, embedder, card, picture.read_bytes() if picture.exists() else None)
         difference = check_difference(of_torch(load(new))(images), of_torch(embedder)(images))
-        for file in sorted(new.iterdir(), key=lambda file: file.name == "config.json"):  # it says what is there: last
+        written = sorted(new.iterdir(), key=lambda file: file.name == "config.json")  # it says what is there: last
+        for file in written:
             file.replace(out / file.name)
-    record = {"file": str(out), "format": "hub", "images": len(images), "max_difference": difference}
+    for name in {LICENCE, PICTURE} - {file.name for file in written}:  # of the model that this one replaces
+        (out / name).unlink(missing_ok=True)
+    record: dict[str, Any] = {"file": str(out), "format": "hub", "images": len(images), "max_difference": difference}
+    record["licence"] = None if text is None else config.licence
     if config.push is not None:
         say(f"uploading to {config.push}")
         record["address"] = push_to_hub(out, config.push, private=config.private)
@@ -290,12 +302,18 @@ def _print(record: dict[str, Any]) -> None:
     if "beside" in record:
         print(f"about it   {record['beside']}")
     print(f"checked    {record['images']} images, largest difference to PyTorch {record['max_difference']:.1e}")
+    if record["format"] == "hub":
+        print(
+            f"licence    {record['licence'] or 'not stated: --licence apache-2.0, or another with --licence-file FILE'}"
+        )
     if "int8" in record:
         found = record["int8"]
         print(
             f"8 bits     R@1 {100 * found['recall_at_1']:.2f} where PyTorch has"
             f" {100 * found['recall_at_1_torch']:.2f}: {100 * found['loss']:.2f} lost"
         )
+        apart = ", ".join(f"{name} {value:.3f}" for name, value in found["distance"].items())
+        print(f"in 8 bits  {found['operators']} (distance on {found['held_out']} training images held out: {apart})")
     if "images_per_second" in record:
         print(
             "speed      "

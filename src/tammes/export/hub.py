@@ -1,4 +1,4 @@
-"""A folder ready for the Hugging Face hub: config.json, model.safetensors, a model card, a picture.
+"""A folder ready for the Hugging Face hub: config.json, model.safetensors, a model card, a licence, a picture.
 
 Of a backbone of timm the files are timm's own, with the layer that makes the vector in the place of its classifier:
 `timm.create_model("hf-hub:owner/name", pretrained=True)` gives the vectors before they are scaled to unit length.
@@ -20,6 +20,8 @@ from tammes.metrics import TITLES
 from tammes.runtime import write_atomically
 
 LIBRARY = "tammes"
+LICENCES = {"apache-2.0": Path(__file__).with_name("apache-2.0.txt")}  # texts that are here, by the hub's names
+PICTURE, LICENCE = "neighbours.png", "LICENSE"
 _SHOWN = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r", "NMI")
 
 
@@ -34,6 +36,7 @@ class Card:
         loss: what it was trained by.
         results: of the run, as results.json has them; None without.
         licence: the hub's name of one, such as apache-2.0.
+        licence_text: of the licence; None without one.
         threshold: the distance up to which two images are taken for the same class; None if it was not calibrated.
     """
 
@@ -42,6 +45,7 @@ class Card:
     loss: str
     results: dict[str, Any] | None = None
     licence: str = "unknown"
+    licence_text: str | None = None
     threshold: float | None = None
     owner: str = "OWNER"
 
@@ -54,9 +58,36 @@ def write_hub_folder(folder: Path, embedder: Embedder, card: Card, picture: byte
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     if picture is not None:
-        write_atomically(folder / "neighbours.png", picture)
+        write_atomically(folder / PICTURE, picture)
+    if card.licence_text is not None:
+        write_atomically(folder / LICENCE, card.licence_text.encode())
     write_atomically(folder / "README.md", model_card(embedder, card, picture=picture is not None).encode())
     write_atomically(folder / "config.json", json.dumps(config, indent=1).encode() + b"\n")
+
+
+def licence_text(licence: str, file: Path | None = None) -> str | None:
+    """What the file LICENSE holds: that file's text, or one that is known here; None of a licence that is not stated.
+
+    Raises:
+        UserError: the text is not known, or the file cannot be read.
+    """
+    if file is not None:
+        if licence == "unknown":
+            raise UserError("--licence-file is the text of --licence: give its name too, such as --licence mit.")
+        if not file.is_file():
+            raise UserError(f"no such file: {file}. --licence-file is the text of the licence.")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is not text: --licence-file is the text of the licence.") from None
+    if licence == "unknown":
+        return None
+    if licence not in LICENCES:
+        raise UserError(
+            f"the text of the licence {licence!r} is not here, only that of {', '.join(LICENCES)}, and it goes with the"
+            " model: --licence-file FILE"
+        )
+    return LICENCES[licence].read_text(encoding="utf-8")
 
 
 def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -171,7 +202,7 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
         "",
     ]
     if picture:
-        lines += ["![Queries and their nearest neighbours](neighbours.png)", ""]
+        lines += [f"![Queries and their nearest neighbours]({PICTURE})", ""]
     if shown:
         counts = f"{trained['queries']:,} images of {trained['classes']:,} classes that were not in training"
         names = list(shown)
@@ -189,7 +220,12 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
         f"Images are {'grey' if embedder.mode == 'L' else 'RGB'}, scaled to a shorter side of {side} (Lanczos), the"
         f" square of {size} in the middle of them; `config.json` has the rest.",
         "",
-        "Licence: " + ("not stated." if card.licence == "unknown" else f"{card.licence}."),
+        "Licence: "
+        + (
+            "not stated."
+            if card.licence == "unknown"
+            else f"{card.licence}" + (", see LICENSE." if card.licence_text else ".")
+        ),
         "",
     ]
     return "\n".join(lines)
