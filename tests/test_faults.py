@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,6 +18,7 @@ from tammes import UserError
 from tammes.cli import main
 from tammes.embedder import load
 from tammes.runs import held, mend_checkpoint, open_run
+from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
@@ -233,6 +236,49 @@ def test_a_process_that_was_killed_leaves_no_run_locked(
     process.join()
     with held(out):
         assert open_run(out).state == "interrupted"
+
+
+HALF = """
+import sys
+from pathlib import Path
+from tammes.runtime import written_whole
+with written_whole(Path(sys.argv[1])) as sink:
+    sink.write(b"half")
+    sink.flush()
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "a [1].json"  # a name that could be taken for a pattern
+    with subprocess.Popen([sys.executable, "-c", HALF, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        remove_partial(tmp_path)
+        write_atomically(file, b"ours")
+        (half,) = tmp_path.glob(f".*{PARTIAL}")
+        assert half.read_bytes() == b"half"
+        process.kill()
+    assert half.exists()
+    write_atomically(tmp_path / "other.json", b"{}")
+    assert half.exists()  # who writes another file does not look for it
+    write_atomically(file, b"again")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {file.name: b"again", "other.json": b"{}"}
+
+
+def test_going_on_with_a_run_removes_what_a_kill_left(stopped: tuple[Path, Path], part: Path) -> None:
+    (part / "best").mkdir()
+    left = [".embedder.safetensors.abc.partial", "best/.embedder.json.abc.partial", ".checkpoint.safetensors.new"]
+    left += ["..checkpoint.safetensors.new.abc.partial"]
+    for name in left:
+        (part / name).write_bytes(b"half")
+    with held(part):
+        assert not [name for name in left if (part / name).exists()]
+    assert check_tensors(part / "checkpoint.safetensors")
+    (part / "best").rmdir()  # it is empty
+    main(["train", "--resume", str(part)])
+    assert same_end(part, stopped[0])
 
 
 def test_images_that_changed_since_a_run_was_started_are_refused(
