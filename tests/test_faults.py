@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from tammes import UserError
 from tammes.cli import main
+from tammes.datasets import Dataset, open_dataset
 from tammes.embedder import load
+from tammes.loading import Decoded, decode
 from tammes.runs import held, mend_checkpoint, open_run
 from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
@@ -296,6 +299,75 @@ def test_images_that_changed_since_a_run_was_started_are_refused(
         f"tammes: the images in {copy} are no longer those that the run was started with. Put them back, or train anew"
         " with --overwrite.\n"
     )
+
+
+def changed_in_every_way(photos: Path) -> None:
+    """A file removed, one replaced, one cut short, one added: of classes that train and of classes that test."""
+    for name in ("class 0", "class 7"):
+        (photos / name / "0.png").unlink()
+        shutil.copy(photos / "class 3" / "1.png", photos / name / "1.png")
+        (photos / name / "2.png").write_bytes((photos / name / "2.png").read_bytes()[:100])
+        shutil.copy(photos / "class 3" / "3.png", photos / name / "new.png")
+
+
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_images_that_change_while_a_run_trains_do_not_change_the_run(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: str
+) -> None:
+    """It goes on with what it has decoded, or with the activations of that; also in its evaluation."""
+    from tammes.cli import job
+
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
+    photos, ends = tmp_path / "photos", []
+    for disturbed in (False, True):
+        shutil.rmtree(photos, ignore_errors=True)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        shutil.copytree(waves, photos)
+        real, saved = job.save_checkpoint, 0
+
+        def save(*given: Any, real: Any = real, disturbed: bool = disturbed) -> None:
+            nonlocal saved
+            real(*given)
+            saved += 1
+            if disturbed and saved == 1:
+                changed_in_every_way(photos)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "save_checkpoint", save)
+            out = tmp_path / f"run {disturbed}"
+            main(["train", str(photos), "--out", str(out), "--epochs", "2", "--train", trained, *SMALL])
+        assert saved == 2
+        results = json.loads((out / "results.json").read_text())
+        ends.append({name: results[name] for name in ("trained", "untrained", "test_images", "train_images")})
+    assert same_end(tmp_path / "run True", tmp_path / "run False")
+    assert ends[0] == ends[1]
+    said = refused(capsys, "train", str(photos), "--out", str(tmp_path / "new"), "--train", trained, *SMALL)
+    assert f"cannot read {photos}/class 0/2.png" in said  # who begins now sees what is there now
+
+
+@pytest.mark.parametrize("change", ["remove", "replace", "cut"])
+def test_images_that_change_while_they_are_decoded_are_refused(waves: Path, tmp_path: Path, change: str) -> None:
+    """Some would be as they were, some as they are, and the cache would say that they are as they were."""
+    photos = Path(shutil.copytree(waves, tmp_path / "photos"))
+    dataset, file = open_dataset(str(photos)), photos / "class 7" / "5.png"
+    before = file.read_bytes()
+
+    def meanwhile(done: int, _: int) -> None:
+        if done == 8:
+            file.unlink()
+            if change != "remove":
+                file.write_bytes((photos / "class 3" / "1.png").read_bytes() if change == "replace" else before[:100])
+
+    def read(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Decoded:
+        return decode(dataset, mode="L", cache=tmp_path, on_progress=on_progress, threads=1, skip_bad=True)
+
+    with pytest.raises(UserError) as raised:
+        read(dataset, meanwhile)
+    text = f"{file} has changed while images were decoded. Do it again when nobody writes to them."
+    assert str(raised.value) == text
+    assert not list((tmp_path / "images").iterdir())
+    file.write_bytes(before)
+    assert len(read(open_dataset(str(photos))).bad) == 0
 
 
 def test_debug_shows_where_an_error_comes_from(capsys: pytest.CaptureFixture[str]) -> None:

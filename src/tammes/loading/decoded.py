@@ -109,7 +109,8 @@ def decode(
         skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
 
     Raises:
-        UserError: images that cannot be read, all named together; no room on the disk; a cache that cannot be written.
+        UserError: images that cannot be read, all named together, or that change meanwhile; no room on the disk; a
+            cache that cannot be written.
     """
     form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
     folder = (cache or cache_folder()) / "images"
@@ -194,6 +195,7 @@ def _build(
         with new_partial(file.parent, f"{file.stem}-") as sink:
             try:
                 _write(dataset, form, sink, on_progress, threads)
+                _check_unchanged(dataset)
                 sink.flush()
                 os.fsync(sink.fileno())
                 # Another process may have finished first: what it made is in use, and the same.
@@ -213,6 +215,13 @@ def _build(
         ) from error
     assert decoded is not None, "what was just written can be read"
     return decoded
+
+
+def _check_unchanged(dataset: Dataset) -> None:
+    """Refuse what would be kept under a wrong fingerprint: some images are decoded as they were, some as they are."""
+    changed = None if dataset.changed is None else dataset.changed()
+    if changed is not None:
+        raise UserError(f"{changed} has changed while images were decoded. Do it again when nobody writes to them.")
 
 
 def _write(
