@@ -370,6 +370,34 @@ def test_images_that_change_while_they_are_decoded_are_refused(waves: Path, tmp_
     assert len(read(open_dataset(str(photos))).bad) == 0
 
 
+@pytest.mark.xdist_group("processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process has")
+def test_a_batch_that_does_not_fit_into_memory_is_said_with_one_to_try_and_that_one_trains(
+    started: Callable[..., BaseProcess], waves: Path, tmp_path: Path
+) -> None:
+    photos, size, tried = Path(shutil.copytree(waves, tmp_path / "photos")), 1024, 0
+    for number in range(50):
+        for name in ("class 0", "class 1", "class 2", "class 3"):  # those that train
+            shutil.copytree(waves / name, photos / name / str(number))
+    options = ["--backbone", "conv4", "--dim", "8", "--epochs", "1"]
+    while True:
+        words = ["train", str(photos), "--out", str(tmp_path / "run"), "--overwrite", *options]
+        process = started([*words, "--batch-size", str(size)], tmp_path / "said", 300)
+        process.join(120)
+        said = (tmp_path / "said").read_text()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == 2, said
+        text = (
+            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 makes"
+        )
+        assert text in said
+        assert "Traceback" not in said
+        size, tried = size // 2, tried + 1
+    assert tried > 0
+    assert (tmp_path / "run" / "results.json").exists()
+
+
 def test_debug_shows_where_an_error_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--debug", "doctor", "nowhere"], ["doctor", "nowhere", "--debug"]):
         with pytest.raises(SystemExit) as stopped:

@@ -19,7 +19,7 @@ from tammes.cli.train import Train
 from tammes.datasets import Dataset, Vectors, is_omniglot, open_dataset
 from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.embeddings import vectors
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.loading import Batches, Decoded, batches, decode
 from tammes.losses import WITH_CENTROIDS, DiscriminativeLoss, Method, find_miner
 from tammes.metrics import evaluate
@@ -351,7 +351,15 @@ def make_embedder(config: Train, num_classes: int) -> Embedder:
         _depths(config) if method.depths else (),
     )
     torch.manual_seed(config.seed)
-    return Embedder(shape, weights=config.weights or "none")
+    try:
+        return Embedder(shape, weights=config.weights or "none")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller --backbone,"
+            " --dim or --centroid-dim."
+        ) from error
 
 
 def class_outputs(config: Train, num_classes: int) -> int:
