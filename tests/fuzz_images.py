@@ -51,19 +51,13 @@ RARE = (large, hostile.endless, hostile.largest, hostile.too_large)
 def files(number: int, pictures: list[Picture]) -> Iterator[File]:
     """So many files: each kind as often as it is sent to a server, and a few of those that take long to make."""
     rng, turns = np.random.default_rng(0), dict.fromkeys((*KINDS, *RARE), 0)
-    many = number >= 5000
-    rare = [kind for kind in RARE for _ in range(number // 5000)] if many else [large, hostile.endless]
-    slow_left = int(many)  # a million strips take eight seconds each time that the file is opened
+    rare = [kind for kind in RARE for _ in range(number // 5000)] or [large, hostile.endless]
     kinds = list(KINDS)
     shares = np.array([KINDS[kind] for kind in kinds]) / sum(KINDS.values())
     for turn in range(number):
         kind = rare.pop() if rare and turn % 10 == 9 else kinds[int(rng.choice(len(kinds), p=shares))]
         made = kind(np.random.default_rng([turn, 1]), turns[kind], pictures)
         turns[kind] += 1
-        if made.what.startswith("a million strips"):
-            if not slow_left:
-                continue
-            slow_left -= 1
         yield made
 
 

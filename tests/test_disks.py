@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tammes.cache import PARTIAL
 from tammes.cli import main
 from tammes.runs import open_run
+from tammes.runtime import PARTIAL
 from tammes.tensors import check_tensors
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")

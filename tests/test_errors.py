@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,9 @@ TRAIN = [
     ("--centroids simplx", "unknown kind of centroids 'simplx'. Did you mean 'simplex'? Known: codes, kerdock, "),
     ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),
     ("--hidden 8", "--hidden is for vectors, and photos is no .npz or .parquet file: leave it out."),
-    ("--dim 100000000000", "out of memory with batches of 32 images. Try --batch-size 16."),
+    ("--dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller"
+                           " --backbone, --dim or --centroid-dim.\n"),
+    ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch."),
 ]  # fmt: skip
 
 
@@ -239,6 +242,15 @@ def test_names_of_any_kind_go_through_every_command(tmp_path: Path, capsys: pyte
         assert len(found["found"]) == 2 * len(ODD_NAMES)  # all there are
         assert found["found"][0]["path"] == query
         assert found["found"][0]["label"] == os.fsdecode(name)
+    pipe = photos / "a b" / "pipe.png"
+    os.mkfifo(pipe)  # who reads from it waits until somebody writes
+    for command in (["index", str(run), str(photos), "--gallery", str(gallery)], ["doctor", str(photos)]):
+        capsys.readouterr()
+        with suppress(SystemExit):
+            main(command)
+        said = capsys.readouterr()
+        assert "pipe.png" in said.out + said.err
+        assert "it is no file, but a pipe, a device or the like" in said.out + said.err
 
 
 def test_links_in_a_circle_are_not_followed_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

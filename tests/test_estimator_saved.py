@@ -203,12 +203,17 @@ def test_files_that_are_not_whole_or_not_there_are_refused(tmp_path: Path) -> No
     words, numbers = tmp_path / "learner.json", tmp_path / "learner.safetensors"
     content = numbers.read_bytes()
     numbers.write_bytes(content[:-9])
-    with pytest.raises(UserError, match="cannot read .*learner.safetensors: "):
+    with pytest.raises(UserError, match="learner.safetensors is damaged: its checksum is not that of its content.$"):
+        MetricLearner.load(tmp_path)
+    numbers.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])  # a bit of a weight
+    with pytest.raises(UserError, match="learner.safetensors is damaged: its checksum is not that of its content.$"):
         MetricLearner.load(tmp_path)
     numbers.unlink()
     with pytest.raises(UserError, match="cannot read .*learner.safetensors: "):
         MetricLearner.load(tmp_path)
-    for wrong, text in ((words.read_text()[:-9], "is not a whole JSON file."), ("[]", "is of format None")):
+    deep = "[" * 100_000
+    whole = "is not a whole JSON file."
+    for wrong, text in ((words.read_text()[:-9], whole), (deep, whole), ("[]", "is of format None")):
         words.write_text(wrong)
         with pytest.raises(UserError, match=text):
             MetricLearner.load(tmp_path)

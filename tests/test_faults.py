@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,11 @@ from safetensors.numpy import load_file, save_file
 
 from tammes import UserError
 from tammes.cli import main
+from tammes.datasets import Dataset, open_dataset
 from tammes.embedder import load
+from tammes.loading import Decoded, decode
 from tammes.runs import held, mend_checkpoint, open_run
+from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
@@ -235,6 +241,49 @@ def test_a_process_that_was_killed_leaves_no_run_locked(
         assert open_run(out).state == "interrupted"
 
 
+HALF = """
+import sys
+from pathlib import Path
+from tammes.runtime import written_whole
+with written_whole(Path(sys.argv[1])) as sink:
+    sink.write(b"half")
+    sink.flush()
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "a [1].json"  # a name that could be taken for a pattern
+    with subprocess.Popen([sys.executable, "-c", HALF, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        remove_partial(tmp_path)
+        write_atomically(file, b"ours")
+        (half,) = tmp_path.glob(f".*{PARTIAL}")
+        assert half.read_bytes() == b"half"
+        process.kill()
+    assert half.exists()
+    write_atomically(tmp_path / "other.json", b"{}")
+    assert half.exists()  # who writes another file does not look for it
+    write_atomically(file, b"again")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {file.name: b"again", "other.json": b"{}"}
+
+
+def test_going_on_with_a_run_removes_what_a_kill_left(stopped: tuple[Path, Path], part: Path) -> None:
+    (part / "best").mkdir()
+    left = [".embedder.safetensors.abc.partial", "best/.embedder.json.abc.partial", ".checkpoint.safetensors.new"]
+    left += ["..checkpoint.safetensors.new.abc.partial"]
+    for name in left:
+        (part / name).write_bytes(b"half")
+    with held(part):
+        assert not [name for name in left if (part / name).exists()]
+    assert check_tensors(part / "checkpoint.safetensors")
+    (part / "best").rmdir()  # it is empty
+    main(["train", "--resume", str(part)])
+    assert same_end(part, stopped[0])
+
+
 def test_images_that_changed_since_a_run_was_started_are_refused(
     waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +299,103 @@ def test_images_that_changed_since_a_run_was_started_are_refused(
         f"tammes: the images in {copy} are no longer those that the run was started with. Put them back, or train anew"
         " with --overwrite.\n"
     )
+
+
+def changed_in_every_way(photos: Path) -> None:
+    """A file removed, one replaced, one cut short, one added: of classes that train and of classes that test."""
+    for name in ("class 0", "class 7"):
+        (photos / name / "0.png").unlink()
+        shutil.copy(photos / "class 3" / "1.png", photos / name / "1.png")
+        (photos / name / "2.png").write_bytes((photos / name / "2.png").read_bytes()[:100])
+        shutil.copy(photos / "class 3" / "3.png", photos / name / "new.png")
+
+
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_images_that_change_while_a_run_trains_do_not_change_the_run(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: str
+) -> None:
+    """It goes on with what it has decoded, or with the activations of that; also in its evaluation."""
+    from tammes.cli import job
+
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
+    photos, ends = tmp_path / "photos", []
+    for disturbed in (False, True):
+        shutil.rmtree(photos, ignore_errors=True)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        shutil.copytree(waves, photos)
+        real, saved = job.save_checkpoint, 0
+
+        def save(*given: Any, real: Any = real, disturbed: bool = disturbed) -> None:
+            nonlocal saved
+            real(*given)
+            saved += 1
+            if disturbed and saved == 1:
+                changed_in_every_way(photos)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "save_checkpoint", save)
+            out = tmp_path / f"run {disturbed}"
+            main(["train", str(photos), "--out", str(out), "--epochs", "2", "--train", trained, *SMALL])
+        assert saved == 2
+        results = json.loads((out / "results.json").read_text())
+        ends.append({name: results[name] for name in ("trained", "untrained", "test_images", "train_images")})
+    assert same_end(tmp_path / "run True", tmp_path / "run False")
+    assert ends[0] == ends[1]
+    said = refused(capsys, "train", str(photos), "--out", str(tmp_path / "new"), "--train", trained, *SMALL)
+    assert f"cannot read {photos}/class 0/2.png" in said  # who begins now sees what is there now
+
+
+@pytest.mark.parametrize("change", ["remove", "replace", "cut"])
+def test_images_that_change_while_they_are_decoded_are_refused(waves: Path, tmp_path: Path, change: str) -> None:
+    """Some would be as they were, some as they are, and the cache would say that they are as they were."""
+    photos = Path(shutil.copytree(waves, tmp_path / "photos"))
+    dataset, file = open_dataset(str(photos)), photos / "class 7" / "5.png"
+    before = file.read_bytes()
+
+    def meanwhile(done: int, _: int) -> None:
+        if done == 8:
+            file.unlink()
+            if change != "remove":
+                file.write_bytes((photos / "class 3" / "1.png").read_bytes() if change == "replace" else before[:100])
+
+    def read(dataset: Dataset, on_progress: Callable[[int, int], None] | None = None) -> Decoded:
+        return decode(dataset, mode="L", cache=tmp_path, on_progress=on_progress, threads=1, skip_bad=True)
+
+    with pytest.raises(UserError) as raised:
+        read(dataset, meanwhile)
+    text = f"{file} has changed while images were decoded. Do it again when nobody writes to them."
+    assert str(raised.value) == text
+    assert not list((tmp_path / "images").iterdir())
+    file.write_bytes(before)
+    assert len(read(open_dataset(str(photos))).bad) == 0
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process has")
+def test_a_batch_that_does_not_fit_into_memory_is_said_with_one_to_try_and_that_one_trains(
+    started: Callable[..., BaseProcess], waves: Path, tmp_path: Path
+) -> None:
+    photos, size, tried = Path(shutil.copytree(waves, tmp_path / "photos")), 1024, 0
+    for number in range(50):
+        for name in ("class 0", "class 1", "class 2", "class 3"):  # those that train
+            shutil.copytree(waves / name, photos / name / str(number))
+    options = ["--backbone", "conv4", "--dim", "8", "--epochs", "1"]
+    while True:
+        words = ["train", str(photos), "--out", str(tmp_path / "run"), "--overwrite", *options]
+        process = started([*words, "--batch-size", str(size)], tmp_path / "said", 300)
+        process.join(120)
+        said = (tmp_path / "said").read_text()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == 2, said
+        text = (
+            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 makes"
+        )
+        assert text in said
+        assert "Traceback" not in said
+        size, tried = size // 2, tried + 1
+    assert tried > 0
+    assert (tmp_path / "run" / "results.json").exists()
 
 
 def test_debug_shows_where_an_error_comes_from(capsys: pytest.CaptureFixture[str]) -> None:

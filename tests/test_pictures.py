@@ -1,5 +1,6 @@
 """Every kind of image comes out right, and a broken one says so."""
 
+import os
 import struct
 import zlib
 from io import BytesIO
@@ -11,7 +12,8 @@ import pytest
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from tammes.datasets.pictures import Room, open_picture, to_mode
+from tammes.datasets.folder import images_below
+from tammes.datasets.pictures import Room, _tiff_parts, open_picture, to_mode
 from tammes.errors import UserError
 from tests.web.hostile import scans
 
@@ -259,6 +261,45 @@ def test_a_damaged_avif_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("PIL.AvifImagePlugin.AvifImageFile.load", broken)
     with pytest.raises(UserError, match="a.avif: it is broken .Failed to decode frame 0: Decoding of color planes"):
         open_picture(file)
+
+
+PARTS = 1_000_000
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("big", [False, True])
+def test_a_tiff_of_a_million_parts_is_refused_before_they_are_listed(order: str, big: bool) -> None:
+    """Pillow would take eight seconds for them, each time."""
+    sizes = [(256, 1), (257, PARTS), (258, 8), (259, 1), (262, 1), (277, 1), (278, 1)]
+    after = 16 + 8 + 20 * 9 + 8 if big else 8 + 2 + 12 * 9 + 4
+    entries = [*((tag, 1, value) for tag, value in sizes), (273, PARTS, after), (279, PARTS, after)]
+    entry, head = (f"{order}HHQQ", f"{order}HHHQQ") if big else (f"{order}HHII", f"{order}HIH")
+    start = struct.pack(head, 43, 8, 0, 16, len(entries)) if big else struct.pack(head, 42, 8, len(entries))
+    content = (b"II" if order == "<" else b"MM") + start
+    content += b"".join(struct.pack(entry, tag, 4, count, value) for tag, count, value in sorted(entries))
+    content += bytes(8 if big else 4) + bytes(4 * PARTS)
+    with pytest.raises(UserError, match="it is a TIFF in 1,000,000 parts, which take too long. Save it again.$"):
+        open_picture(BytesIO(content))
+
+
+def test_a_tiff_of_a_strip_for_each_line_is_read() -> None:
+    image = Image.new("L", (2, 500), 7)
+    file = BytesIO()
+    image.save(file, format="TIFF", compression="tiff_adobe_deflate", strip_size=1)
+    assert _tiff_parts(file) == 500
+    assert colours(open_picture(file)) == [(7, 7, 7)] * 1000
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such files")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for name in ("pipe.png", "pipe"):
+        os.mkfifo(tmp_path / "photos" / "a" / name)
+    pipe = tmp_path / "photos" / "a" / "pipe.png"
+    with Room(10).for_picture(pipe), pytest.raises(UserError) as raised:
+        open_picture(pipe)
+    assert str(raised.value) == f"cannot read {pipe}: it is no file, but a pipe, a device or the like."
+    assert images_below(tmp_path / "photos") == [pipe]  # by its name; the other is judged by its content, and has none
 
 
 def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded() -> None:

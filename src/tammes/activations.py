@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from tammes.backbones.cuts import cut
 from tammes.backbones.depths import Depths
-from tammes.cache import PARTIAL, check_room, no_room
+from tammes.cache import check_room, no_room
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.loading import Batches, Decoded, Sampler, Turn, batches, turns
-from tammes.runtime import cache_folder, images_at_once
+from tammes.runtime import PARTIAL, cache_folder, images_at_once, lock
 
 _VERSION = 1
 _WHAT = "the activations"
@@ -178,7 +178,7 @@ def activations(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("a+b") as sink:
-            _lock(sink)
+            lock(sink, wait=True)  # another process may be making the same
             if not file.exists():
                 done = _done(sink, (max(1, views), len(indices), *shape))
                 check_room(file.parent, num_bytes - done * prod(shape) * 2, _WHAT)
@@ -219,14 +219,6 @@ def _done(sink: BinaryIO, shape: tuple[int, ...]) -> int:
     sink.truncate(len(header) + rows * row)
     sink.seek(0, os.SEEK_END)
     return rows
-
-
-def _lock(sink: BinaryIO) -> None:
-    """Wait for another process that makes the same, where the system knows how to."""
-    if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(sink, fcntl.LOCK_EX)
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tammes.errors import UserError, unknown_name
-from tammes.runtime import cache_folder
+from tammes.runtime import PARTIAL, cache_folder
 
 KINDS = ("images", "activations", "glyphs", "maps")  # the folders of the cache
-PARTIAL = ".partial"  # the suffix of a file that is not whole yet
 _STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
 
 

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import files_below
-from tammes.datasets.pictures import ROOM, bands_in_mode, resized_size
+from tammes.datasets.pictures import ROOM, bands_in_mode, identified, opened, resized_size
 from tammes.errors import UserError
 from tammes.splits import Split, split
 
@@ -206,12 +206,12 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
 
 def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
     """The digest of its bytes, what only the file says of the picture, and whether it has another kind's suffix."""
-    with file.open("rb") as source:
+    with opened(file) as source:
         digest = blake2b(digest_size=16)
         while block := source.read(1 << 20):
             digest.update(block)
         source.seek(0)
-        with Image.open(source) as image:
+        with identified(source) as image:
             kinds = []
             with suppress(Exception):  # a broken note about the picture
                 if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):

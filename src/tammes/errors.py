@@ -18,7 +18,8 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was not enough memory: Python's and NumPy's, a GPU's, or torch's on a CPU."""
-    words = ("allocate memory", "out of memory")
+    # The last is what oneDNN, which computes convolutions, says of a layer that it has no room for.
+    words = ("allocate memory", "out of memory", "std::bad_alloc", "could not create a primitive")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )

@@ -27,11 +27,12 @@ from torch.optim import Optimizer
 
 from tammes.errors import UserError
 from tammes.processes import is_first
-from tammes.runtime import synchronise, write_atomically
+from tammes.runtime import lock, remove_partial, synchronise, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, write_tensors
 
 _LOCK = ".lock"
 _NEWEST, _PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+_FRESH = f".{_NEWEST}.new"
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
 def held(folder: Path) -> Iterator[None]:
     """Have a run folder to oneself until the end of the block, or of the process, however it ends.
 
+    What a process that was killed left half written is removed first.
+
     Raises:
         UserError: another process has it.
     """
@@ -120,7 +123,7 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
     with opened as file:
-        if not _locked(file.fileno()):
+        if not lock(file):
             file.seek(0)
             who = file.read(20).strip()
             raise UserError(
@@ -130,19 +133,16 @@ def held(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # the disk may be full: the lock counts, not what is written in it
             file.truncate(0)
             os.write(file.fileno(), f"{os.getpid()}\n".encode())
+        _remove_what_is_left(folder)
         yield
 
 
-def _locked(file: int) -> bool:
-    """Lock a file for as long as it is open, where the system knows how to; False if another has it."""
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+def _remove_what_is_left(folder: Path) -> None:
+    """Remove what a process that was killed left half written; only who holds the folder writes a checkpoint."""
+    for place in (folder, folder / "best"):
+        remove_partial(place)
+    with suppress(OSError):
+        (folder / _FRESH).unlink(missing_ok=True)
 
 
 def open_run(folder: Path) -> Run:
@@ -227,7 +227,7 @@ def save_checkpoint(
     tensors["random"] = torch.get_rng_state()
     said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars, "scaler": scaler}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    newest, fresh = run.folder / _NEWEST, run.folder / f".{_NEWEST}.new"
+    newest, fresh = run.folder / _NEWEST, run.folder / _FRESH
     # At every moment there is a whole one under one of the two names.
     write_tensors(fresh, tensors, {"state": json.dumps(said)})
     with suppress(FileNotFoundError):

@@ -1,11 +1,12 @@
 """Where the program runs: cache folder, device, seeds, files that are whole, and a record of the machine."""
 
+import glob
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -13,6 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+PARTIAL = ".partial"  # the suffix of a file that is not whole yet
 
 _RECORDED = (
     "tammes",
@@ -79,15 +82,16 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[IO[bytes]]:
-    """The same for what is written a part at a time: it takes its name at the end, unless there was an error."""
-    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as temporary:
+    """The same for what is written a part at a time: it takes its name at the end, unless there was an error.
+
+    What processes that were killed left of the same file is removed.
+    """
+    remove_partial(file.parent, f".{glob.escape(file.name)}.*")
+    with new_partial(file.parent, f".{file.name}.") as temporary:
         try:
             yield temporary
             temporary.flush()
             os.fsync(temporary.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary.name).chmod(0o666 & ~umask)
             Path(temporary.name).replace(file)
         except BaseException as error:
             Path(temporary.name).unlink(missing_ok=True)
@@ -95,6 +99,40 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
                 error.filename = str(file)  # the system does not say which file a disk was full for
             raise
     synchronise(file.parent)
+
+
+def new_partial(folder: Path, prefix: str) -> IO[bytes]:
+    """A new file that is not whole yet. It is locked while it is open, so that nobody takes it for one left behind."""
+    while True:
+        opened = NamedTemporaryFile(dir=folder, prefix=prefix, suffix=PARTIAL, delete=False)  # noqa: SIM115 - the caller closes it
+        lock(opened)
+        umask = os.umask(0)
+        os.umask(umask)
+        with suppress(FileNotFoundError):
+            Path(opened.name).chmod(0o666 & ~umask)  # as any other new file
+            return opened
+        opened.close()  # it was removed in the moment before it was locked
+
+
+def remove_partial(folder: Path, names: str = "*") -> None:
+    """Remove the files of a folder that are not whole and will never be: the process that wrote them has ended."""
+    for file in folder.glob(f"{names}{PARTIAL}"):
+        with suppress(OSError), file.open("r+b") as opened:  # what cannot be removed only takes room
+            if lock(opened):
+                file.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock a file for as long as it is open, where the system knows how to; False if another process has it."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def synchronise(folder: Path) -> None:

@@ -5,17 +5,16 @@ behind but a run to go on with: the system frees its locks.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
-from tammes.runtime import write_atomically
+from tammes.runtime import lock, write_atomically
 
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
 
@@ -88,7 +87,7 @@ class Cell:
         """Whether this process has the cell to itself now; it has until the end of the block, or its own."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as file:
-            yield _locks(file)
+            yield lock(file)
 
     @property
     def _lock(self) -> Path:
@@ -97,7 +96,7 @@ class Cell:
     def _is_claimed(self) -> bool:
         try:
             with self._lock.open("r+") as file:
-                return not _locks(file)
+                return not lock(file)
         except FileNotFoundError:
             return False
 
@@ -112,8 +111,8 @@ def begin(plan: Plan, out: Path) -> None:
     if out.exists() and not (out / "plan.json").exists() and any(each.name != ".lock" for each in out.iterdir()):
         raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a") as lock:
-        _locks(lock, wait=True)
+    with (out / ".lock").open("a") as opened:
+        lock(opened, wait=True)
         file, asked = out / "plan.json", _remembered(plan)
         before = json.loads(file.read_text()) if file.exists() else {}
         for name, value in asked.items():
@@ -136,16 +135,3 @@ def _remembered(plan: Plan) -> dict[str, Any]:
     for method in plan.methods:
         found[f"method {method.name!r}"] = {"options": method.options, "search": method.search}
     return dict(json.loads(json.dumps(found)))
-
-
-def _locks(file: IO[str], *, wait: bool = False) -> bool:
-    """Lock the file for as long as it is open, where the system knows how to; False if another has it."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -7,7 +7,7 @@ from tammes.backbones import backbone
 from tammes.cli.options import class_outputs, dim_of, method_of, recipe
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig, load
-from tammes.errors import UserError
+from tammes.errors import UserError, out_of_memory
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
@@ -25,7 +25,15 @@ def make_embedder(config: Train, num_classes: int) -> Embedder:
         _depths(config) if method.depths else (),
     )
     torch.manual_seed(config.seed)
-    return Embedder(shape, weights=config.weights or "none")
+    try:
+        return Embedder(shape, weights=config.weights or "none")
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller --backbone,"
+            " --dim or --centroid-dim."
+        ) from error
 
 
 def _depths(config: Train) -> tuple[str, ...]:

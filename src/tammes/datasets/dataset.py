@@ -32,6 +32,8 @@ class Dataset:
             only; None: every test image is both.
         sequence: the sequence that each image was taken in; a query does not find items of its own. None: there is
             none.
+        changed: the first file that is no longer as it was when the set was opened, None if all are; None where images
+            are no files.
         remarks: what a person should see before trusting the data, such as a count that is not the published one.
     """
 
@@ -47,6 +49,7 @@ class Dataset:
     query: Bool[ndarray, " images"] | None = None
     gallery: Bool[ndarray, " images"] | None = None
     sequence: Int64[ndarray, " images"] | None = None
+    changed: Callable[[], Path | None] | None = None
     remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:

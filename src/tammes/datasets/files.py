@@ -36,13 +36,10 @@ def of_files(
     Raises:
         UserError: a key comes twice, or none of the files is there.
     """
-    digest = sha256()
-    missing: list[Path] = []
-    for key, file in zip(keys, files, strict=True):
-        now = _state(file)
-        if now is None:
-            missing.append(file)
-        digest.update(f"{key}\0{now}\0".encode(errors="surrogateescape"))
+    digest, states = sha256(), [_state(file) for file in files]
+    missing = [file for file, state in zip(files, states, strict=True) if state is None]
+    for key, state in zip(keys, states, strict=True):
+        digest.update(f"{key}\0{state}\0".encode(errors="surrogateescape"))
     for class_name in class_names:
         digest.update(f"{class_name}\0".encode(errors="surrogateescape"))
     for array in (labels, part, query, gallery, sequence):
@@ -65,6 +62,9 @@ def of_files(
         query=query,
         gallery=gallery,
         sequence=sequence,
+        changed=lambda: next(
+            (file for file, before in zip(files, states, strict=True) if _state(file) != before), None
+        ),
         remarks=(
             *remarks,
             *_missing(missing, len(files)),

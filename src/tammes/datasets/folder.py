@@ -9,6 +9,7 @@ import numpy as np
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.files import of_files
+from tammes.datasets.pictures import opened
 from tammes.errors import UserError
 
 # What Pillow reads. A file with another suffix, or with none, is judged by how it begins.
@@ -214,9 +215,9 @@ def _is_image(file: Path) -> bool:
     if file.suffix.lower() in SUFFIXES:
         return True
     try:
-        with file.open("rb") as source:
+        with opened(file) as source:
             beginning = source.read(18)
-    except OSError:
+    except (OSError, UserError):
         return False
     if beginning.startswith(b"BM"):
         return int.from_bytes(beginning[14:18], "little") in _BITMAP_HEADERS

@@ -9,7 +9,6 @@ drawn once, in seconds, and kept in the cache folder.
 import hashlib
 import json
 import math
-import os
 import sys
 import unicodedata
 import zlib
@@ -20,7 +19,6 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
 
 import numpy as np
 import PIL
@@ -33,7 +31,7 @@ from rich.progress import track
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.look_alikes import Face, faces, groups, likeness
 from tammes.errors import UserError
-from tammes.runtime import cache_folder
+from tammes.runtime import cache_folder, write_atomically
 
 DRAWING_VERSION = 1  # one more with every change to what is drawn
 
@@ -232,26 +230,13 @@ def _keep(folder: Path, key: str, pictures: UInt8[ndarray, "images 28 28"], inde
     kept = {"sha256": _digest(buffer.getvalue(), index), "index": asdict(index)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / f"{key}.npy", buffer.getvalue())
-        _write(folder / f"{key}.json", json.dumps(kept, ensure_ascii=False).encode())
+        write_atomically(folder / f"{key}.npy", buffer.getvalue())
+        write_atomically(folder / f"{key}.json", json.dumps(kept, ensure_ascii=False).encode())
     except OSError as error:
         raise UserError(
             f"cannot keep the drawn glyphs in {folder}: {error.strerror or error}. "
             "Set TAMMES_CACHE to a folder that can be written to."
         ) from error
-
-
-def _write(file: Path, content: bytes) -> None:
-    """All of the file or none of it."""
-    part = file.with_name(f"{file.name}.{uuid4().hex}.part")
-    try:
-        with part.open("wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _digest(pictures: bytes, index: _Index) -> str:

@@ -1,10 +1,11 @@
 """Reading one image by its content, whatever its name says, and bringing it to grey or RGB, and to size."""
 
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from io import BufferedReader, BytesIO
+from io import SEEK_END, BufferedReader, BytesIO
 from pathlib import Path
 from threading import Condition
 from typing import Literal
@@ -26,6 +27,9 @@ _PROFILE = 4096  # bytes of a colour profile that goes with a small picture; tho
 _MOST_PIXELS = 1 << 26  # with the same in another mode, half a gigabyte
 _USUAL_PASSES = 100  # of a progressive JPEG; writers make ten
 _MOST_WORK = 2_000_000_000  # pixels times passes: a second or two, more on a busy machine
+
+_PARTS = (273, 279, 324, 325)  # TIFF tags: where each strip or tile of the picture is, and how long
+_MOST_PARTS = 1 << 17  # a strip for each line of the longest picture that is not very narrow; Pillow takes a second
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -82,11 +86,56 @@ def _pixels(file: Path | File | None) -> int:
         return 0
     with (
         suppress(Exception),  # whoever reads it will say what is wrong
-        file.open("rb") if isinstance(file, Path) else nullcontext(file) as source,
-        Image.open(source) as image,
+        opened(file) if isinstance(file, Path) else nullcontext(file) as source,
+        identified(source) as image,
     ):
         return image.width * image.height
     return 0
+
+
+def opened(file: Path) -> BufferedReader:
+    """The file, to read from.
+
+    Raises:
+        UserError: it is a pipe, which might be waited for for ever, a device or the like.
+        OSError: it cannot be opened.
+    """
+    kind = file.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise UserError("it is no file, but a pipe, a device or the like.")
+    return file.open("rb")
+
+
+def identified(source: File, formats: tuple[str, ...] | None = None) -> Image.Image:
+    """What Pillow takes a file for; its pixels are not read yet.
+
+    Raises:
+        UserError: it is a TIFF of so many parts that Pillow would list them for many seconds.
+    """
+    parts = _tiff_parts(source)
+    if parts > _MOST_PARTS:
+        raise UserError(f"it is a TIFF in {parts:,} parts, which take too long. Save it again.")
+    return Image.open(source, formats=formats)
+
+
+def _tiff_parts(source: File) -> int:
+    """How many strips or tiles a TIFF says that it has; 0 of what is none."""
+    source.seek(0)
+    head = source.read(16)
+    order = {b"II": "<", b"MM": ">"}.get(head[:2])
+    if order is None or len(head) < 16:
+        return 0
+    # The directory: a number of entries, then tag, type, count and value of each; BigTIFF has longer numbers.
+    big = struct.unpack_from(f"{order}H", head, 2)[0] == 43
+    entry = struct.Struct(f"{order}HHQ8x" if big else f"{order}HHI4x")
+    (start,) = struct.unpack_from(f"{order}Q", head, 8) if big else struct.unpack_from(f"{order}I", head, 4)
+    if start > source.seek(0, SEEK_END):
+        return 0
+    source.seek(start)
+    number = int.from_bytes(source.read(8 if big else 2), "big" if order == ">" else "little")
+    entries = source.read(min(number, 1 << 16) * entry.size)
+    entries = entries[: len(entries) // entry.size * entry.size]
+    return max((count for tag, _, count in entry.iter_unpack(entries) if tag in _PARTS), default=0)
 
 
 def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[str, ...] | None = None) -> Image.Image:
@@ -105,8 +154,8 @@ def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[s
     try:
         # Never by its name: Pillow would map some files into memory, and gets turned TIFF wrong there.
         with (
-            file.open("rb") if isinstance(file, Path) else nullcontext(file) as source,
-            Image.open(source, formats=formats) as image,
+            opened(file) if isinstance(file, Path) else nullcontext(file) as source,
+            identified(source, formats) as image,
         ):
             if image.width * image.height > most_pixels():
                 raise Image.DecompressionBombError

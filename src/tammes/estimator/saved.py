@@ -16,6 +16,7 @@ from tammes.errors import UserError
 from tammes.estimator.network import Network
 from tammes.estimator.options import check_options, widths
 from tammes.runtime import write_atomically
+from tammes.tensors import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from tammes.estimator.learner import MetricLearner
@@ -26,8 +27,6 @@ _KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 
 def write_learner(learner: "MetricLearner", folder: Path) -> None:
     """Both files, each whole or not at all; the numbers first."""
-    from safetensors.torch import save
-
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}. Make it first, or save elsewhere.")
     said = {
@@ -45,13 +44,13 @@ def write_learner(learner: "MetricLearner", folder: Path) -> None:
         f"network.{name}": tensor.detach().contiguous() for name, tensor in learner.network_.state_dict().items()
     }
     tensors |= {name: torch.from_numpy(getattr(learner, f"{name}_").copy()) for name in ("mean", "scale")}
-    write_atomically(folder / "learner.safetensors", save(tensors))
+    write_tensors(folder / "learner.safetensors", tensors)
     write_atomically(folder / "learner.json", json.dumps(said, indent=1).encode() + b"\n")
 
 
 def read_learner(learner: "MetricLearner", folder: Path) -> None:
     """Make a new learner what the files say; they may be a stranger's, so nothing in them is taken on trust."""
-    said, tensors = _said(folder), _tensors(folder)
+    said, (tensors, _) = _said(folder), read_tensors(folder / "learner.safetensors")
     try:
         _use_words(learner, said)
         _use_numbers(learner, tensors)
@@ -69,22 +68,12 @@ def _said(folder: Path) -> dict[str, Any]:
         )
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UserError(f"{file} is not a whole JSON file.") from None
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         got = said.get("format") if isinstance(said, dict) else None
         raise UserError(f"{file} is of format {got!r}, and this version reads {FORMAT}.")
     return said
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(folder / "learner.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {folder / 'learner.safetensors'}: {str(error).rstrip('.')}.") from None
 
 
 def _use_words(learner: "MetricLearner", said: dict[str, Any]) -> None:

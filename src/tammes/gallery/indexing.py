@@ -15,7 +15,7 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
 from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import ROOM, check_shape, open_picture, small
+from tammes.datasets.pictures import ROOM, check_shape, open_picture, opened, small
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.gallery.store import Row, Store
@@ -189,7 +189,10 @@ class _Picture:
 def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
     try:
         before = _state(file)
-        content = file.read_bytes()
+        with opened(file) as source:
+            content = source.read()
+    except UserError as error:
+        return _Picture(file, "", None, broken=f"cannot read {file}: {error}", seen=False)
     except OSError as error:
         return _Picture(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
     fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"

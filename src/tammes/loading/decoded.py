@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +23,11 @@ from numpy import ndarray
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from tammes.cache import PARTIAL, check_room, no_room
+from tammes.cache import check_room, no_room
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.pictures import ROOM, Mode, in_mode, resized, resized_size
 from tammes.errors import UserError
-from tammes.runtime import cache_folder
+from tammes.runtime import cache_folder, new_partial, remove_partial
 
 Result = TypeVar("Result")
 
@@ -110,7 +109,8 @@ def decode(
         skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
 
     Raises:
-        UserError: images that cannot be read, all named together; no room on the disk; a cache that cannot be written.
+        UserError: images that cannot be read, all named together, or that change meanwhile; no room on the disk; a
+            cache that cannot be written.
     """
     form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
     folder = (cache or cache_folder()) / "images"
@@ -188,19 +188,24 @@ def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "chann
 def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
-    partial = file.with_name(f"{file.stem}-{os.getpid()}-{token_hex(4)}{PARTIAL}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        remove_partial(file.parent)
         _check_room(dataset, form, file.parent)
-        with partial.open("xb") as sink:
-            _write(dataset, form, sink, on_progress, threads)
-            sink.flush()
-            os.fsync(sink.fileno())
-        # Another process may have finished first: what it made is in use, and the same.
-        decoded = _opened(file, len(dataset))
-        if decoded is None:
-            partial.replace(file)
-            decoded = _opened(file, len(dataset))
+        with new_partial(file.parent, f"{file.stem}-") as sink:
+            try:
+                _write(dataset, form, sink, on_progress, threads)
+                _check_unchanged(dataset)
+                sink.flush()
+                os.fsync(sink.fileno())
+                # Another process may have finished first: what it made is in use, and the same.
+                decoded = _opened(file, len(dataset))
+                if decoded is None:
+                    Path(sink.name).replace(file)
+                    decoded = _opened(file, len(dataset))
+            finally:
+                with suppress(OSError):
+                    Path(sink.name).unlink(missing_ok=True)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise no_room(file.parent, None, _WHAT) from error
@@ -208,15 +213,19 @@ def _build(
             f"cannot write decoded images to {file.parent}: {error.strerror}. "
             "Set TAMMES_CACHE to a folder that can be written."
         ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
     assert decoded is not None, "what was just written can be read"
     return decoded
 
 
+def _check_unchanged(dataset: Dataset) -> None:
+    """Refuse what would be kept under a wrong fingerprint: some images are decoded as they were, some as they are."""
+    changed = None if dataset.changed is None else dataset.changed()
+    if changed is not None:
+        raise UserError(f"{changed} has changed while images were decoded. Do it again when nobody writes to them.")
+
+
 def _write(
-    dataset: Dataset, form: _Form, sink: BinaryIO, on_progress: Callable[[int, int], None] | None, threads: int
+    dataset: Dataset, form: _Form, sink: IO[bytes], on_progress: Callable[[int, int], None] | None, threads: int
 ) -> None:
     sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
     bad: list[tuple[int, str]] = []
