@@ -20,7 +20,7 @@ from tammes.cli import main
 from tammes.datasets import Dataset, open_dataset
 from tammes.embedder import load
 from tammes.loading import Decoded, decode
-from tammes.runs import held, mend_checkpoint, open_run
+from tammes.runs import held, mend_checkpoint, open_run, save_checkpoint
 from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
@@ -323,7 +323,7 @@ def test_images_that_change_while_a_run_trains_do_not_change_the_run(
         shutil.rmtree(photos, ignore_errors=True)
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         shutil.copytree(waves, photos)
-        real, saved = job.save_checkpoint, 0
+        real, saved = save_checkpoint, 0
 
         def save(*given: Any, real: Any = real, disturbed: bool = disturbed) -> None:
             nonlocal saved
