@@ -10,7 +10,9 @@ from torch import Tensor
 from tammes.errors import UserError
 from tammes.neighbours import checked_vectors
 
-_AT_ONCE = 1 << 20  # products in one block: 4 MB of float32
+_AT_ONCE = (
+    1 << 23
+)  # products in one block: 32 MB of float32; with thousands of centres, smaller blocks pack them too often
 _ROWS_AT_ONCE = 1 << 20  # numbers that are added up in one block
 _ITERATIONS, _TOLERANCE = 300, 1e-4  # those of scikit-learn
 
@@ -116,14 +118,16 @@ def _assign(
     else:
         changed |= torch.isinf(nearest).any()  # the first time
     size = max(1, _AT_ONCE // max(1, len(which)))
-    parts: list[tuple[slice | Tensor, Tensor]] = [
-        (slice(start, start + size), which) for start in range(0, len(points) if len(which) else 0, size)
+    those = (which, -2 * table[which].numpy(), squares[which].numpy())
+    parts: list[tuple[slice | Tensor, tuple[Tensor, np.ndarray, np.ndarray]]] = [
+        (slice(start, start + size), those) for start in range(0, len(points) if len(which) else 0, size)
     ]
-    parts += [(some, torch.arange(len(means))) for some in away.split(max(1, _AT_ONCE // len(means)))]
+    if len(away):
+        everything = (torch.arange(len(means)), -2 * table.numpy(), squares.numpy())
+        parts += [(some, everything) for some in away.split(max(1, _AT_ONCE // len(means)))]
     room = np.empty((0, 0), dtype=np.float32)
-    for rows, columns in parts:
+    for rows, (columns, against, added) in parts:
         some = points[rows].numpy()
-        against, added = -2 * table[columns].numpy(), squares[columns].numpy()
         if room.shape != (len(some), len(columns)):
             room = np.empty((len(some), len(columns)), dtype=np.float32)
         # By NumPy's library: on an AMD processor it is a fifth to a half faster than PyTorch's.
