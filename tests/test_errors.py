@@ -248,9 +248,9 @@ def test_names_of_any_kind_go_through_every_command(tmp_path: Path, capsys: pyte
         capsys.readouterr()
         with suppress(SystemExit):
             main(command)
-        said = capsys.readouterr()
-        assert "pipe.png" in said.out + said.err
-        assert "it is no file, but a pipe, a device or the like" in said.out + said.err
+        shown = capsys.readouterr()
+        assert "pipe.png" in shown.out + shown.err
+        assert "it is no file, but a pipe, a device or the like" in shown.out + shown.err
 
 
 def test_links_in_a_circle_are_not_followed_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
