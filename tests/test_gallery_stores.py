@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -601,6 +602,22 @@ def test_a_strangers_gallery_does_not_lead_out_of_its_folder(folder: str, change
     with pytest.raises(UserError, match="may be damaged: .*(makes no sense|isoformat).* Make it anew"):
         open_gallery(folder)
     assert list(outside.iterdir()) == []
+
+
+def test_what_a_killed_program_left_of_its_rows_is_removed_after_a_week(folder: str) -> None:
+    """Not at once: nobody can tell whether another program is still writing it."""
+    store = open_gallery(folder, create=ABOUT)
+    for number in range(lance._FEW):
+        store.upsert([row(f"{number}.jpg", unit(1)[0])])
+    (place,) = Path(folder).glob("items-*.lance/data")
+    fresh, old = place / f"{'1' * 24}{'0' * 26}.lance", place / f"{'0' * 24}{'1' * 26}.lance"
+    for file in (fresh, old):
+        shutil.copy(next(place.iterdir()), file)
+    week = time.time() - 8 * 24 * 3600
+    os.utime(old, (week, week))
+    store.optimise()
+    assert (fresh.exists(), old.exists()) == (True, False)
+    assert store.count() == lance._FEW
 
 
 def test_names_of_tables_that_are_not_ours_are_left_alone(folder: str) -> None:
