@@ -65,10 +65,11 @@ def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str],
     return run
 
 
-def in_one_thread(arguments: list[str], said: Path) -> None:
+def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str]) -> None:
     """With as many threads as the tests have: sums in another order differ in their last digit."""
     from tammes.cli import main  # not before pytest has set up the check of shapes
 
+    os.environ.update(environment)  # what it is a fork of has that of whoever was first
     with said.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -87,7 +88,7 @@ def started() -> Callable[[list[str], Path], BaseProcess]:
     context.set_forkserver_preload(["tammes.cli.job", "tests.conftest"])
 
     def start(arguments: list[str], said: Path) -> BaseProcess:
-        process = context.Process(target=in_one_thread, args=(arguments, said), daemon=True)
+        process = context.Process(target=in_one_thread, args=(arguments, said, dict(os.environ)), daemon=True)
         process.start()
         return process
 
