@@ -65,33 +65,20 @@ def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str],
     return run
 
 
-def in_one_thread(arguments: list[str], said: Path, megabytes: int | None = None) -> None:
-    """With as many threads as the tests have: sums in another order differ in their last digit.
-
-    Args:
-        megabytes: of memory that it may have beside what it has; None: any.
-    """
+def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str]) -> None:
+    """With as many threads as the tests have: sums in another order differ in their last digit."""
     from tammes.cli import main  # not before pytest has set up the check of shapes
 
+    os.environ.update(environment)  # what it is a fork of has that of whoever was first
     with said.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
-    if megabytes is not None:
-        import resource
-
-        import sklearn.cluster  # code takes room too, and evaluation imports it late
-        import sklearn.metrics
-
-        assert sklearn
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + megabytes * 1_000_000
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     main(arguments)
 
 
 @pytest.fixture(scope="session")
-def started() -> Callable[..., BaseProcess]:
+def started() -> Callable[[list[str], Path], BaseProcess]:
     """Start a command in a process of its own, to be stopped at its work; what it says goes to a file.
 
     All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
@@ -100,8 +87,8 @@ def started() -> Callable[..., BaseProcess]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tammes.cli.job", "tests.conftest"])
 
-    def start(arguments: list[str], said: Path, megabytes: int | None = None) -> BaseProcess:
-        process = context.Process(target=in_one_thread, args=(arguments, said, megabytes), daemon=True)
+    def start(arguments: list[str], said: Path) -> BaseProcess:
+        process = context.Process(target=in_one_thread, args=(arguments, said, dict(os.environ)), daemon=True)
         process.start()
         return process
 

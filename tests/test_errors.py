@@ -145,6 +145,76 @@ def test_what_cannot_be_done_is_said(here: Path, capsys: pytest.CaptureFixture[s
     assert f"tammes: {text.format(here=here)}" in said
 
 
+@pytest.fixture(scope="module")
+def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos/, a run, another, and a gallery that the first has made of photos/class 0 and class 1."""
+    root = tmp_path_factory.mktemp("made")
+    (root / "photos").symlink_to(waves)
+    for number in (0, 1):
+        shutil.copytree(waves / f"class {number}", root / "some" / f"class {number}")
+    for name, more in (("run", []), ("softmax", ["--loss", "softmax"])):
+        main(["train", str(waves), "--out", str(root / name), *SMALL, *more])
+    main(["index", str(root / "run"), str(root / "some"), "--gallery", str(root / "g")])
+    np.save(root / "zero.npy", np.zeros(8))
+    np.save(root / "short.npy", np.ones(7))
+    np.save(root / "good.npy", np.ones(8))
+    (root / "text.npy").write_text("text")
+    (root / "zip.npy").write_bytes(b"PK\x03\x04")
+    np.savez(root / "v.npz", vectors=np.eye(4), labels=np.array([0, 0, 1, 1]))
+    (root / "empty").mkdir()
+    (root / "t.csv").write_text("path,label\n,x\n")
+    shutil.copytree(root / "run", root / "odd")
+    (root / "odd" / "config.json").write_text("[]")
+    shutil.copytree(root / "run", root / "bare")
+    (root / "bare" / "embedder.json").unlink()
+    return root
+
+
+OF_WHAT_WAS_MADE = [
+    ("search g - -", "standard input holds one image: give - once.\n"),
+    ("search g --vector good.npy --sheet s.png", "--sheet shows the queries, and vectors have no pictures: leave one"),
+    ("search g photos/x.png --vector good.npy", "--vector searches with vectors: leave out the images.\n"),
+    ("search g --vector zero.npy", "zero.npy has a vector that is zero or not finite.\n"),
+    ("search g --vector text.npy", "text.npy is no .npy file of numbers: "),
+    ("search g --vector zip.npy", "zip.npy is no .npy file of numbers: File is not a zip file\n"),
+    ("search g --vector none.npy", "no such file: none.npy.\n"),
+    ("search g --vector short.npy", "short.npy must hold vectors of 8 floating-point numbers, as the gallery has; got"),
+    ("search g --vector good.npy --label cat", "unknown class 'cat'. Known: class 0, class 1.\n"),
+    ("search g photos", "photos is a folder: give images. `tammes label` takes a folder.\n"),
+    ("search g nowhere.png", "no such file or folder: nowhere.png.\n"),
+    ("index softmax some --gallery g", "g was made by another model, that of "),
+    ("index bare some --gallery g", "bare has no model of images: embedder.json is missing. A gallery is made by a"),
+    ("index run photos --gallery g --rebuild", "g also has the images of "),
+    ("label g photos --out l.csv --threshold 1 --unknown-rate 0.1", "--unknown-rate finds the threshold that "),
+    ("serve g g", "one gallery at a time: got g and g. Start another server for the other.\n"),
+    ("report run run", "a run is given twice: name each once.\n"),
+    ("evaluate odd", "odd/config.json does not hold the options of a run.\n"),
+    ("runs .", "odd/config.json does not hold the options of a run.\n"),
+    ("train --resume odd", "odd/config.json does not hold the options of a run.\n"),
+    ("evaluate v.npz photos", "vectors are measured as they are: give no DATA and no --embedding with v.npz.\n"),
+    ("calibrate run v.npz", "run was trained on images, and v.npz holds vectors. Give it images.\n"),
+    ("train --resume run", "run has finished: nothing is left to do. See it: tammes evaluate run\n"),
+    ("train photos --continue-from softmax --out new", "softmax was trained with --loss softmax, which has no "),
+    ("train photos --out run", "run is a run already. Go on with --resume run, replace it with --overwrite, or choose"),
+    ("train photos --out some", "some exists and is not a run. Please choose another --out.\n"),
+    ("train t.csv --out new", "t.csv, line 2: the path is empty.\n"),
+    ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn here.\n"),
+    ("data cub --to t.csv", "--to must be a folder; t.csv is a file.\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "text"), OF_WHAT_WAS_MADE, ids=[line for line, _ in OF_WHAT_WAS_MADE])
+def test_what_cannot_be_done_with_what_was_made_is_said(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, text: str
+) -> None:
+    monkeypatch.chdir(made)
+    small = SMALL if line.startswith("train photos --out") else ()
+    code, said = ended(capsys, *line.split(" "), *small)
+    assert code == 2, said
+    assert text in said.replace(f"{made}/", "")
+    assert said.splitlines()[-1].startswith("tammes: ")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_option_that_is_not_known_is_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ended(capsys, command, "--no-such-option")

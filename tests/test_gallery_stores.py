@@ -1,10 +1,14 @@
 """What every store of a gallery promises, on LanceDB in a folder and on Qdrant in memory; then what each has alone."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -472,6 +476,159 @@ def test_a_damaged_file_is_said_to_be(folder: str, which: str, content: bytes | 
         open_gallery(folder).search(unit(1), 3)
     with pytest.raises(UserError, match="may be damaged"):
         list(open_gallery(folder).rows(10))
+
+
+@pytest.mark.parametrize("times", [15, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_gallery_with_bytes_changed_anywhere_answers_or_is_said_to_be_damaged(folder: str, times: int) -> None:
+    """LanceDB has no checksums: a changed number of a vector is not noticed. But nothing crashes or hangs."""
+    store = open_gallery(folder, create=ABOUT)
+    for seed in range(3):
+        store.upsert([row(f"{seed} {number}.jpg", vector) for number, vector in enumerate(unit(20, seed))])
+    files, rng = sorted(file for file in Path(folder).rglob("*") if file.is_file()), np.random.default_rng(0)
+    refused = 0
+    for _ in range(times):
+        file = files[rng.integers(len(files))]
+        whole = file.read_bytes()
+        damaged = bytearray(whole)
+        for place in rng.integers(len(whole), size=rng.choice([1, 4])):
+            damaged[place] = (0, 255, int(rng.integers(256)))[rng.integers(3)]
+        file.write_bytes(damaged)
+        try:
+            opened = open_gallery(folder)
+            for queries in (1, 20):
+                assert all(np.isfinite(hit.distance) for hits in opened.search(unit(queries), 3) for hit in hits)
+            list(opened.rows(10, thumbnails=True))
+            opened.labels()
+            opened.get(["0 1.jpg"])
+        except UserError:
+            refused += 1
+        file.write_bytes(whole)
+    print(f"{refused} of {times} refused")
+    assert 0 < refused < times
+    assert open_gallery(folder).count() == 60
+
+
+def strange_items(folder: str, **columns: Any) -> None:
+    """Put a table of a stranger's into the place of the items."""
+    import pyarrow
+
+    shutil.rmtree(folder, ignore_errors=True)
+    open_gallery(folder, create=ABOUT)
+    database = lance._connect(folder)
+    name = lance._current(folder, database)["items"]
+    fields = {field.name: field for field in lance._schema(DIM)}
+    given = {"path": ["a.jpg"], "vector": [[0.5] * DIM], "label": ["x"], "width": [1], "height": [1]}
+    given |= {"fingerprint": ["f"], "thumbnail": [b""]}
+    fields |= {
+        column: pyarrow.field(column, kind, nullable=nullable) for column, (kind, _, nullable) in columns.items()
+    }
+    given |= {column: values for column, (_, values, _) in columns.items()}
+    schema = pyarrow.schema([fields[column] for column in given])
+    database.drop_table(name)
+    database.create_table(name, pyarrow.table(given, schema=schema))
+
+
+def test_columns_of_a_strangers_gallery_are_what_they_should_be(folder: str) -> None:
+    import pyarrow
+
+    strange_items(folder)
+    assert open_gallery(folder).search(unit(1), 1)[0][0].path == "a.jpg"  # the others differ from it in one thing only
+    numbers_of = pyarrow.float32()
+    for column, strange in {
+        "vector": (pyarrow.list_(numbers_of, DIM - 1), [[0.5] * (DIM - 1)], False),
+        "path": (pyarrow.int64(), [1], False),
+        "label": (pyarrow.string(), [None], True),
+        "thumbnail": (pyarrow.string(), ["x"], False),
+        "more": (pyarrow.string(), ["x"], False),
+    }.items():
+        strange_items(folder, **{column: strange})
+        with pytest.raises(UserError) as raised:
+            open_gallery(folder)
+        assert str(raised.value) == (
+            f"the gallery {folder} does not hold what it says: paths, labels and vectors of 8 numbers. Make it anew:"
+            f" tammes index RUN FOLDER --gallery {folder} --rebuild"
+        )
+
+
+@pytest.mark.parametrize("dim", [0, -1, 9, 10**12])
+def test_vectors_of_a_strangers_gallery_are_as_long_as_it_says(folder: str, dim: int) -> None:
+    said(folder, about=replace(ABOUT, dim=dim).to_json())
+    with pytest.raises(UserError, match=f"does not hold what it says: paths, labels and vectors of {dim} numbers"):
+        open_gallery(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_vectors_of_a_strangers_gallery_are_finite(folder: str, number: float) -> None:
+    strange_items(folder)
+    (file,) = Path(folder).glob("items-*.lance/data/*")  # LanceDB itself would not write them
+    before, after = (np.full(DIM, each, np.float32).tobytes() for each in (0.5, number))
+    assert before in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(before, after))
+    with pytest.raises(UserError, match="holds vectors that are not finite numbers. Make it anew: tammes index"):
+        open_gallery(folder).search(unit(20), 1)
+    with suppress(UserError):
+        assert open_gallery(folder).search(unit(1), 1) == [[]]  # LanceDB leaves out what has no distance
+    with pytest.raises(UserError, match="holds vectors that are not finite numbers."):
+        list(open_gallery(folder).rows(10))
+
+
+def said(folder: str, **changes: str) -> None:
+    """Let a gallery say other things of itself."""
+    import pyarrow
+
+    open_gallery(folder, create=ABOUT)
+    database = lance._connect(folder)
+    current = lance._current(folder, database) | changes
+    database.drop_table("about")
+    database.create_table("about", pyarrow.table({"name": ["current"], "said": [json.dumps(current)]}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"items": "../elsewhere"},
+        {"items": "items-../../elsewhere"},
+        {"items": "/etc"},
+        {"items": "about"},
+        {"since": "yesterday"},
+        {"since": "2026-01-01"},
+    ],
+    ids=str,
+)
+def test_a_strangers_gallery_does_not_lead_out_of_its_folder(folder: str, changes: dict[str, str]) -> None:
+    outside = Path(folder).parent / "elsewhere.lance"
+    said(folder, **changes)
+    outside.mkdir()
+    with pytest.raises(UserError, match="may be damaged: .*(makes no sense|isoformat).* Make it anew"):
+        open_gallery(folder)
+    assert list(outside.iterdir()) == []
+
+
+def test_what_a_killed_program_left_of_its_rows_is_removed_after_a_week(folder: str) -> None:
+    """Not at once: nobody can tell whether another program is still writing it."""
+    store = open_gallery(folder, create=ABOUT)
+    for number in range(lance._FEW):
+        store.upsert([row(f"{number}.jpg", unit(1)[0])])
+    (place,) = Path(folder).glob("items-*.lance/data")
+    fresh, old = place / f"{'1' * 24}{'0' * 26}.lance", place / f"{'0' * 24}{'1' * 26}.lance"
+    for file in (fresh, old):
+        shutil.copy(next(place.iterdir()), file)
+    week = time.time() - 8 * 24 * 3600
+    os.utime(old, (week, week))
+    store.optimise()
+    assert (fresh.exists(), old.exists()) == (True, False)
+    assert store.count() == lance._FEW
+
+
+def test_names_of_tables_that_are_not_ours_are_left_alone(folder: str) -> None:
+    import pyarrow
+
+    store = open_gallery(folder, create=ABOUT)
+    filled(store, unit(3))
+    lance._connect(folder).create_table("items-of-a-stranger", pyarrow.table({"a": [1]}))
+    (Path(folder) / "items-never-whole.lance").mkdir()
+    store.optimise(rest=AT_ONCE)
+    assert (Path(folder) / "items-never-whole.lance").exists()
 
 
 def test_a_damaged_gallery_is_made_anew_by_a_rebuild(folder: str) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +19,7 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from pyarrow import parquet
 
 from tammes import UserError
@@ -25,10 +28,12 @@ from tammes.benchmark.plan import read_plan
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.datasets import open_dataset, vectors
+from tammes.datasets.pictures import _tiff_parts
 from tammes.embedder import load
 from tammes.gallery.store import About
 from tammes.runs import Run
 from tammes.tensors import read_tensors
+from tests.test_architecture import ROOT
 
 FEW = settings(max_examples=60)
 
@@ -43,6 +48,8 @@ def examples() -> dict[str, bytes]:
     np.savez_compressed(packed, vectors=np.eye(3), labels=np.array(["x", "y", "z"]), query=np.ones(3, bool))
     blob = b"\x3a\x04\x0a\x02\x01\x02\x2a\x08" + struct.pack("<2f", 1, 2)
     layer = b"\x0a\x01a\x3a" + bytes([len(blob)]) + blob
+    picture = BytesIO()
+    Image.new("L", (3, 5), 7).save(picture, format="TIFF", compression="tiff_adobe_deflate", strip_size=1)
     tensors = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     return {
         "t.csv": b"path,label,split,x_1,y_1,x_2,y_2\na.png,1,train,0,0,1,1\nb.png,2,test,,,,\n",
@@ -51,6 +58,7 @@ def examples() -> dict[str, bytes]:
         "v.parquet": columns.getvalue(),
         "plan.toml": b'data = "glyphs"\nseeds = [0]\n[train]\nepochs = 2\n[[method]]\nname = "a"\nloss = "softmax"\n',
         "n.caffemodel": b"\xa2\x06" + bytes([len(layer)]) + layer,
+        "p.tiff": picture.getvalue(),
         "t.safetensors": len(tensors).to_bytes(8, "little") + tensors + bytes(4),
     }
 
@@ -63,6 +71,7 @@ def reader_of(name: str) -> Callable[[Path], object]:
         ".toml": lambda file: read_plan(file, Train),
         ".caffemodel": read_caffemodel,
         ".safetensors": read_tensors,
+        ".tiff": lambda file: _tiff_parts(BytesIO(file.read_bytes())),  # the rest is Pillow's
     }
     return readers[Path(name).suffix]
 
@@ -106,6 +115,32 @@ def test_damaged_files_are_understood_or_refused_by_name(name: str, data: st.Dat
         new = data.draw(st.binary(max_size=3))
         content[place : place + data.draw(st.integers(0, 3))] = new
     understood(name, bytes(content))
+
+
+# Of the others, libraries read all but the columns.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(examples()) - {"v.parquet"}))
+def test_fuzzing_guided_by_coverage_finds_no_fault(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    words = [sys.executable, "-m", "tests.fuzz_parsers", name, str(tmp_path), "-max_total_time=60", "-timeout=10"]
+    where = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | where, capture_output=True, text=True, timeout=600)
+    print("\n".join(line for line in done.stderr.splitlines() if line.startswith("stat::")))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stat::number_of_executed_units" in done.stderr
+
+
+def test_what_fuzzing_has_found_is_refused() -> None:
+    """A zip file whose entry has a name that is not UTF-8, where it says so; a path with a zero byte."""
+    content = bytearray(examples()["plain.npz"].replace(b"labels.npy", b"\xffabels.npy"))
+    place = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 1)  # the second in the list of entries
+    content[place + 9] |= 0x08
+    assert not understood("v.npz", bytes(content))
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "t.csv").write_bytes(b"path,label\na\0.png,x\nb.png,y\n")
+        said = refusal(lambda: open_dataset(f"{folder}/t.csv"))
+    assert said is not None
+    assert said.startswith("none of the 2 images is there; ")
 
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)

@@ -50,13 +50,19 @@ class Run:
         """What was written under that name, or None."""
         file = self.folder / f"{name}.json"
         try:
-            return json.loads(file.read_bytes())
+            found = json.loads(file.read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}.") from None
         except (ValueError, RecursionError):
             raise UserError(f"{file} is not a whole JSON file.") from None
+        if name == "config":  # which may be a stranger's, and which every command asks what it is about
+            if not isinstance(found, dict):
+                raise UserError(f"{file} does not hold the options of a run.")
+            if not isinstance(found.get("data", ""), str):
+                raise UserError(f"{file}: data cannot be {found['data']!r}.")
+        return found
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""

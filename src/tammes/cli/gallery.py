@@ -1,6 +1,8 @@
 """Vectors to ask a gallery with, from a file."""
 
 from pathlib import Path
+from tokenize import TokenError
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy import ndarray
@@ -11,10 +13,11 @@ from tammes.errors import UserError
 def vectors_in(file: Path, dim: int) -> ndarray:
     """The vectors of a .npy file, one or many, in unit length."""
     try:
-        found = np.load(file, allow_pickle=False)
+        with file.open("rb") as source:
+            found = np.load(source, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"no such file: {file}.") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError, BadZipFile) as error:
         raise UserError(f"{file} is no .npy file of numbers: {error}") from None
     found = found[None] if isinstance(found, ndarray) and found.ndim == 1 else found
     if not isinstance(found, ndarray) or found.ndim != 2 or found.shape[1] != dim or found.dtype.kind != "f":

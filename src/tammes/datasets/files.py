@@ -133,7 +133,7 @@ def _state(file: Path) -> str | None:
     """What changes when a file does; None for one that is not there, or a link to nothing."""
     try:
         status = file.stat()
-    except OSError:
+    except (OSError, ValueError):  # the latter: no file can have this name
         return None
     return f"{status.st_size} {status.st_mtime_ns}"
 

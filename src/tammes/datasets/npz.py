@@ -1,5 +1,6 @@
 """A .npz file whose largest array need not fit in memory."""
 
+import struct
 import zlib
 from pathlib import Path
 from tokenize import TokenError
@@ -30,7 +31,8 @@ def npz_arrays(file: Path) -> dict[str, ndarray]:
             for name in ("vectors", "labels", "query", "gallery", "sequence", "paths"):
                 if name in stored:
                     found[name] = _array(file, archive, stored[name], name)
-    except (BadZipFile, OSError, EOFError, RuntimeError, zlib.error) as error:  # RuntimeError: it is encrypted
+    # RuntimeError: it is encrypted; UnicodeDecodeError: the name of an entry is not what its flags say.
+    except (BadZipFile, OSError, EOFError, RuntimeError, UnicodeDecodeError, struct.error, zlib.error) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .npz file.") from error
     return found
 

@@ -43,6 +43,8 @@ from tammes.gallery.store import (
 )
 
 _ABOUT, _ITEMS, _ENDING = "about", "items-", ".lance"
+_ITEMS_NAME = re.compile(r"items-[\w-]+")
+_INDEX_NAME = re.compile(r"vector-\d{1,18}")
 _STAMP = "%Y%m%dT%H%M%SZ"
 _TOGETHER = 500  # paths in one condition
 _BLOCK = 1 << 16  # rows of one block in a pass over all
@@ -51,9 +53,11 @@ _PROBES, _PROBES_OF_A_CLASS, _REFINE = 50, 400, 4  # parts of the index looked a
 _GROWN = 4  # an index of a gallery that has grown so many times is trained anew
 _FEW = 16  # files or versions that are not worth a merge
 _MANY = 256  # writes after which they are merged without being asked: each file makes the next write slower
+_MOST_DIM = 1 << 20  # numbers of a vector; Arrow has no more than 2^31
 _QUERIES = 200  # drawn to measure the recall of the index
 _ATTEMPTS = 12
 _TRY_AGAIN = ("conflict", "retry", "not found", "concurrent", "contention")  # others wrote or tidied up meanwhile
+_PANICS = ("RustPanic", "PanicException")
 _NOT_ALLOWED = ("no space left", "permission denied", "read-only file system")
 
 T = TypeVar("T")
@@ -95,6 +99,17 @@ class LanceGallery:
     @property
     def about(self) -> About:
         return self._about
+
+    def check_columns(self) -> None:
+        """Refuse a table that is none of ours: other columns, or vectors of another length than is said of them."""
+        found = {field.name: (field.type, field.nullable) for field in self._do(lambda: self._items.schema)}
+        if not 0 < self._about.dim < _MOST_DIM or found != {
+            field.name: (field.type, field.nullable) for field in _schema(self._about.dim)
+        }:
+            raise UserError(
+                f"the gallery {self.uri} does not hold what it says: paths, labels and vectors of {self._about.dim}"
+                f" numbers. {how_to_remake(self.uri)}"
+            )
 
     def upsert(self, rows: Sequence[Row]) -> None:
         if not rows:
@@ -147,7 +162,7 @@ class LanceGallery:
         found: dict[str, Row] = {}
         for condition in _among(paths):
             table = self._do(self._items.search().where(condition).to_arrow)
-            found |= {row.path: row for row in _rows(table)}
+            found |= {row.path: row for row in self._rows(table)}
         missing = [path for path in paths if path not in found]
         if missing:
             raise missing_paths(self.uri, missing)
@@ -166,7 +181,9 @@ class LanceGallery:
         while True:
             try:
                 some = next(batches, None)
-            except (RuntimeError, ValueError, OSError) as error:
+            except BaseException as error:
+                if not _of_lance(error):
+                    raise
                 if "not found" in str(error).lower() and not self._gone():
                     raise UserError(
                         f"the gallery {self.uri} was put in order by another program while all of it was read. Do it"
@@ -176,7 +193,7 @@ class LanceGallery:
             if some is None:
                 return
             if len(some):
-                yield _rows(some)
+                yield self._rows(some)
 
     def labels(self) -> dict[str, int]:
         table = self._do(lambda: self._items.search().select(["label"]).to_arrow())
@@ -252,7 +269,23 @@ class LanceGallery:
             yield self._block(batch)
 
     def _block(self, table: Any) -> Block:
-        return Block(_texts(table, "path"), _texts(table, "label"), _vectors(table, self._about.dim))
+        return Block(_texts(table, "path"), _texts(table, "label"), self._vectors(table))
+
+    def _vectors(self, table: Any) -> Float32[ndarray, "rows dim"]:
+        vectors = _vectors(table, self._about.dim)
+        if not np.isfinite(vectors).all():  # nothing of ours writes such: a stranger's, or damaged
+            raise UserError(
+                f"the gallery {self.uri} holds vectors that are not finite numbers. {how_to_remake(self.uri)}"
+            )
+        return vectors
+
+    def _rows(self, table: Any) -> list[Row]:
+        sizes = (table.column(name).to_pylist() for name in ("width", "height"))
+        asked = "thumbnail" in table.schema.names
+        thumbnails = table.column("thumbnail").to_pylist() if asked else [b""] * len(table)
+        paths, labels, fingerprints = (_texts(table, name) for name in ("path", "label", "fingerprint"))
+        every = zip(paths, self._vectors(table), labels, *sizes, fingerprints, thumbnails, strict=True)
+        return [Row(*each) for each in every]
 
     def _merge_files(self) -> None:
         """Merge small files and remove versions that are no longer the newest, if it is worth it.
@@ -271,7 +304,7 @@ class LanceGallery:
 
     def _index(self, rows: int, exact_up_to: int) -> bool:
         """Build the index where it is needed; it is named after how many rows it was trained on."""
-        names = [each.name for each in self._do(self._items.list_indices)]
+        names = [each.name for each in self._do(self._items.list_indices) if _INDEX_NAME.fullmatch(each.name)]
         trained_on = max((int(name.rpartition("-")[2]) for name in names), default=0)
         if rows > max(exact_up_to, _GROWN * trained_on):
             index = import_module("lancedb.index")
@@ -316,7 +349,9 @@ class LanceGallery:
             return newest.astimezone(UTC)
         except (RuntimeError, ValueError, OSError, IndexError):
             stamp = name.removeprefix(_ITEMS).partition("-")[0]
-            return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+            with suppress(ValueError):
+                return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+            return datetime.now(UTC)  # it is none of ours, and stays
 
     def _synchronise(self) -> None:
         if self._folder is not None:
@@ -327,8 +362,8 @@ class LanceGallery:
         for attempt in range(_ATTEMPTS):
             try:
                 return action(*arguments)
-            except (RuntimeError, ValueError, OSError) as error:
-                if isinstance(error, UserError):
+            except BaseException as error:
+                if isinstance(error, UserError) or not _of_lance(error):
                     raise
                 again = any(word in str(error).lower() for word in _TRY_AGAIN)
                 if not again or attempt == _ATTEMPTS - 1 or self._gone():
@@ -336,7 +371,7 @@ class LanceGallery:
             time.sleep(random.uniform(0.005, 0.02) * 1.5**attempt)
         raise AssertionError("every attempt returns or raises")
 
-    def _wrong(self, error: Exception) -> UserError:
+    def _wrong(self, error: BaseException) -> UserError:
         if self._gone():
             return UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.")
         return _damaged(self.uri, error)
@@ -391,17 +426,19 @@ def _is_gallery(uri: str) -> bool:
         return False
     try:
         _connect(uri).open_table(_ABOUT)
-    except ValueError as error:
-        return "not found" not in str(error)
-    except (RuntimeError, OSError):
-        return True
+    except BaseException as error:
+        if not _of_lance(error):
+            raise
+        return not isinstance(error, ValueError) or "not found" not in str(error)
     return True
 
 
 def _opened(uri: str) -> LanceGallery:
     database = _connect(uri)
     current = _current(uri, database)
-    return LanceGallery(uri, database, current["items"], About.from_json(current["about"], uri))
+    gallery = LanceGallery(uri, database, current["items"], About.from_json(current["about"], uri))
+    gallery.check_columns()
+    return gallery
 
 
 def _create(uri: str, about: About) -> None:
@@ -460,9 +497,16 @@ def _current(uri: str, database: Any) -> dict[str, str]:
     """What the row of `about` says."""
     for attempt in range(_ATTEMPTS):
         try:
-            said = json.loads(database.open_table(_ABOUT).to_arrow().column("said").to_pylist()[0])
-            return {name: str(said[name]) for name in ("items", "since", "about")}
-        except (RuntimeError, ValueError, OSError, KeyError, IndexError, TypeError) as error:
+            table = database.open_table(_ABOUT)
+            said = json.loads(table.search().limit(1).to_arrow().column("said").to_pylist()[0])
+            current = {name: str(said[name]) for name in ("items", "since", "about")}
+            # It may be a stranger's: a name is that of a table in the folder, and nowhere else.
+            if not _ITEMS_NAME.fullmatch(current["items"]) or datetime.fromisoformat(current["since"]).tzinfo is None:
+                raise ValueError("what it says of itself makes no sense")
+            return current
+        except BaseException as error:
+            if not (_of_lance(error) or isinstance(error, KeyError | IndexError | TypeError)):
+                raise
             if attempt == _ATTEMPTS - 1 or "not found" not in str(error).lower():
                 raise _damaged(uri, error) from None
             time.sleep(0.02 * (attempt + 1))  # it may have been begun at this moment
@@ -471,17 +515,6 @@ def _current(uri: str, database: Any) -> dict[str, str]:
 
 def _merge(table: Any, key: str, data: Any) -> None:
     table.merge_insert(key).when_matched_update_all().when_not_matched_insert_all().execute(data)
-
-
-def _rows(table: Any) -> list[Row]:
-    sizes = (table.column(name).to_pylist() for name in ("width", "height"))
-    asked = "thumbnail" in table.schema.names
-    thumbnails = table.column("thumbnail").to_pylist() if asked else [b""] * len(table)
-    paths = _texts(table, "path")
-    vectors = _vectors(table, table.schema.field("vector").type.list_size)
-    fingerprints = _texts(table, "fingerprint")
-    every = zip(paths, vectors, _texts(table, "label"), *sizes, fingerprints, thumbnails, strict=True)
-    return [Row(*each) for each in every]
 
 
 def _vectors(table: Any, dim: int) -> Float32[ndarray, "rows dim"]:
@@ -509,7 +542,13 @@ def _quoted(text: str) -> str:
     return "'" + storable(text).replace("'", "''") + "'"
 
 
-def _damaged(uri: str, error: Exception) -> UserError:
+def _of_lance(error: BaseException) -> bool:
+    """Whether LanceDB may have raised it. A file that makes no sense can make its Rust panic, which has no class of
+    its own to be caught by."""
+    return isinstance(error, RuntimeError | ValueError | OSError) or type(error).__name__ in _PANICS
+
+
+def _damaged(uri: str, error: BaseException) -> UserError:
     if any(word in str(error).lower() for word in _NOT_ALLOWED):
         return UserError(f"cannot write to the gallery {uri}: {_said(error)}.")
     return UserError(
@@ -517,7 +556,7 @@ def _damaged(uri: str, error: Exception) -> UserError:
     )
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """What went wrong, without the places in LanceDB's own source."""
     return re.split(r", /\w+/", str(error))[0].strip().rstrip(".")
 
