@@ -163,8 +163,12 @@ def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor,
     rows = changed[owner].nonzero().squeeze(1)
     sums = torch.zeros_like(means)
     size = max(1, _ROWS_AT_ONCE // points.shape[1])
-    for some in rows.split(size):
-        sums.index_add_(0, owner[some], points[some].double())
+    if 2 * len(rows) > len(points):  # to choose them would cost more than it saves
+        for part, own in zip(points.split(size), owner.split(size), strict=True):
+            sums.index_add_(0, own, part.double())
+    else:
+        for some in rows.split(size):
+            sums.index_add_(0, owner[some], points[some].double())
     filled = changed & (sizes > 0)
     means[filled] = sums[filled] / sizes[filled, None]
 
@@ -178,4 +182,8 @@ def _spread(points: Tensor, means: Tensor, clusters: Tensor) -> float:
     size = max(1, _ROWS_AT_ONCE // points.shape[1])
     parts = zip(points.split(size), clusters.split(size), strict=True)
     centres = means.float()
-    return float(sum((part - centres[own]).square().sum(dtype=torch.float64) for part, own in parts))
+    found = 0.0
+    for part, own in parts:
+        ways = centres[own].sub_(part).numpy()  # (rows, dim)
+        found += float(np.einsum("ij,ij->i", ways, ways).sum(dtype=np.float64))
+    return found
