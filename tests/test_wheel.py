@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -56,6 +57,14 @@ def test_every_extra_is_known_here_and_none_is_in_the_core() -> None:
     core = " ".join(PROJECT["dependencies"])
     assert not [name for names in EXTRAS.values() for name in names if name.replace("_", "-") in core]
     assert "huggingface_hub" in core
+
+
+def test_the_versions_of_python_that_are_declared_are_those_that_were_tried() -> None:
+    declared = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={declared[0]}"
+    said = re.search(r"^Python (.*) are declared", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    assert said is not None
+    assert re.findall(r"3\.\d+", said[1]) == declared
 
 
 @pytest.mark.slow
