@@ -13,7 +13,8 @@ from tammes.neighbours import checked_vectors
 _AT_ONCE = (
     1 << 23
 )  # products in one block: 32 MB of float32; with thousands of centres, smaller blocks pack them too often
-_ROWS_AT_ONCE = 1 << 20  # numbers that are added up in one block
+_MOST_ROWS = 1 << 11  # in one block of products: with few centres these stay in the cache
+_ROWS_AT_ONCE = 1 << 17  # numbers that are added up in one block: they stay in the cache
 _ITERATIONS, _TOLERANCE = 300, 1e-4  # those of scikit-learn
 
 
@@ -117,7 +118,7 @@ def _assign(
         nearest[own] = value
     else:
         changed |= torch.isinf(nearest).any()  # the first time
-    size = max(1, _AT_ONCE // max(1, len(which)))
+    size = min(_MOST_ROWS, max(1, _AT_ONCE // max(1, len(which))))
     those = (which, -2 * table[which].numpy(), squares[which].numpy())
     parts: list[tuple[slice | Tensor, tuple[Tensor, np.ndarray, np.ndarray]]] = [
         (slice(start, start + size), those) for start in range(0, len(points) if len(which) else 0, size)
