@@ -266,8 +266,11 @@ def started() -> Callable[[], set[int]]:
     """The processes that this one has started since the test began, and that have not ended."""
 
     def children() -> set[int]:
-        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-        return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+        found = set[int]()
+        for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread of another test that ends just now
+                found |= {int(child) for child in (task / "children").read_text().split()}
+        return found
 
     before = children()
     return lambda: children() - before
