@@ -113,7 +113,7 @@ def _check_loss(config: Train) -> None:
         raise UserError(f"--images-per-class is for --sampler pk, and --loss {config.loss} takes any batch: add it.")
 
 
-def _check_start(config: Train) -> None:
+def check_start(config: Train) -> None:
     """Refuse to keep what is not worth keeping, or so much that nothing trains."""
     if not config.keep_start:
         return

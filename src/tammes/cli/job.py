@@ -17,16 +17,15 @@ from torch import nn
 
 from tammes import processes
 from tammes.activations import Frozen
-from tammes.cli.checks import _check_start, check
+from tammes.cli.checks import check, check_start
 from tammes.cli.console import say, working
 from tammes.cli.feeding import Data, keep, load_data, training_batches
 from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
-from tammes.cli.measuring import embedded, evaluated
+from tammes.cli.measuring import all_loss_inputs, embedded, evaluated
 from tammes.cli.networks import make_embedder, matching
 from tammes.cli.options import method_of, recipe, resolved
 from tammes.cli.saved import command, continued, saved_options
 from tammes.cli.telling import (
-    all_loss_inputs,
     epoch_line,
     estimate,
     results_of,
@@ -139,7 +138,7 @@ def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]
         config = resolved(given if given.continue_from is None else continued(given, given.continue_from))
     else:
         config = replace(saved_options(resumed), json=given.json)
-    _check_start(config)
+    check_start(config)
     if config.sync_batch_norm and (config.device == "cpu" or not torch.accelerator.is_available()):
         raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
     return config, resumed

@@ -1,19 +1,22 @@
-"""How well a network does on images of a training, in its own processes."""
+"""What a network makes of images of a training, in all its processes, and how well it does."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tammes.activations import Frozen
+from tammes.cli.console import working
 from tammes.cli.feeding import Data, centre_batches
 from tammes.datasets import Dataset, Vectors
 from tammes.embedder import Embedder
 from tammes.embeddings import vectors
 from tammes.errors import UserError
 from tammes.metrics import evaluate
-from tammes.processes import is_first
+from tammes.objectives import Objective
+from tammes.processes import by_place, is_first
 
 RESTARTS = 3  # of K-means, for NMI and AMI
 
@@ -64,3 +67,22 @@ def protocol(data: Dataset | Vectors, indices: np.ndarray, *, clustering: bool) 
     gallery = len(indices) - 1 if "gallery" not in found else int(found["gallery"].sum())
     ks = tuple(k for k in (1, 2, 4, 8) if k <= gallery) or (1,)
     return found | {"ks": ks, "clustering": clustering and len(np.unique(data.labels[indices])) > 1}
+
+
+def all_loss_inputs(data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+    """What the loss is given of all training images, and their labels."""
+    with working("looking at all training images"):
+        outputs = loss_inputs(data, objective, data.split.train)
+        return outputs, torch.from_numpy(data.labels).to(outputs.device)
+
+
+@torch.no_grad()
+def loss_inputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
+    """What the loss is given of images: of their centre crops, in evaluation mode."""
+    device = objective.embedder.mean.device
+    objective.eval()
+    rows, at = [], []
+    for inputs, places, _ in centre_batches(data, indices, device):
+        rows.append(objective.embedder.outputs(objective.features(inputs.to(device))))
+        at.append(places)
+    return by_place(rows, at, len(indices)).to(device)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tammes import processes
 from tammes.bound import certificate
-from tammes.cli.console import TrainingBar, duration, print_json, results_table, say, working
-from tammes.cli.feeding import VIEWS, Data, centre_batches, training_batches
-from tammes.cli.measuring import evaluated, measured
+from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
+from tammes.cli.feeding import VIEWS, Data, training_batches
+from tammes.cli.measuring import evaluated, loss_inputs, measured
 from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, load
@@ -120,25 +120,6 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     centroids = objective.loss.centroids
     points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_places)
     return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
-
-
-def all_loss_inputs(data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
-    """What the loss is given of all training images, and their labels."""
-    with working("looking at all training images"):
-        outputs = loss_inputs(data, objective, data.split.train)
-        return outputs, torch.from_numpy(data.labels).to(outputs.device)
-
-
-@torch.no_grad()
-def loss_inputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
-    """What the loss is given of images: of their centre crops, in evaluation mode."""
-    device = objective.embedder.mean.device
-    objective.eval()
-    rows, at = [], []
-    for inputs, places, _ in centre_batches(data, indices, device):
-        rows.append(objective.embedder.outputs(objective.features(inputs.to(device))))
-        at.append(places)
-    return processes.by_place(rows, at, len(indices)).to(device)
 
 
 def results_of(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) -> dict[str, Any]:
