@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tammes import UserError, neighbours
+from tammes import UserError, neighbours, products
 from tammes.neighbours import Search, checked_vectors, search
 
 Array = NDArray[np.floating]
-SIZES = ("_AT_ONCE", "_GALLERY_AT_ONCE", "_EXACT_AT_ONCE", "_DIFFERENCES_AT_ONCE")
+SIZES = ("_AT_ONCE", "_GALLERY_AT_ONCE", "_EXACT_AT_ONCE", "NUMBERS_AT_ONCE")
 
 
 def squared(a: Array, b: Array) -> float:
@@ -38,6 +38,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if "many blocks" in request.param:
         for name, size in zip(SIZES, (700, 64, 500, 100), strict=True):
             monkeypatch.setattr(neighbours, name, size)
+        monkeypatch.setattr(products, "NUMBERS_AT_ONCE", 100)
     if "bfloat16" in request.param:
         always_in_half(monkeypatch)
 
@@ -72,14 +73,14 @@ def test_bfloat16_leaves_few_queries_to_float32_where_neighbours_lie_apart(monke
 def test_all_with_all_but_themselves_takes_half_of_the_products(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
     always_in_half(monkeypatch)
     made: list[int] = []
-    block = neighbours._HalfProducts.block
+    block = products.HalfProducts.block
 
-    def watched(self: Any, centred: Any, columns: slice) -> Any:
-        found = block(self, centred, columns)
+    def watched(self: Any, prepared: Any, columns: slice) -> Any:
+        found = block(self, prepared, columns)
         made.append(found.numel())
         return found
 
-    monkeypatch.setattr(neighbours._HalfProducts, "block", watched)
+    monkeypatch.setattr(products.HalfProducts, "block", watched)
     vectors = normal(items, 5, seed=22)
     vectors[50:60] = vectors[40:50]  # duplicates on both sides of a seam
     found = search(vectors, vectors, 4, itself=np.arange(items))
@@ -107,12 +108,12 @@ def test_the_choice_of_a_precision_is_made_by_trying(monkeypatch: pytest.MonkeyP
         return product(a, b)
 
     monkeypatch.setattr(torch, "mm", timed)
-    monkeypatch.setattr(neighbours, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(products, "perf_counter", lambda: now[0])
     for half, faster in ((0.5, True), (0.8, False), (2.0, False)):
         takes[torch.bfloat16] = half
-        neighbours.half_is_faster.cache_clear()
-        assert neighbours.half_is_faster() == faster
-    neighbours.half_is_faster.cache_clear()
+        products.half_is_faster.cache_clear()
+        assert products.half_is_faster() == faster
+    products.half_is_faster.cache_clear()
 
 
 @pytest.mark.usefixtures("blocks")

@@ -8,33 +8,29 @@ which few items can be candidates at all.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache, cached_property
-from time import perf_counter
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Bool, Float, Float32, Float64, Int64, Integer
+from jaxtyping import Bool, Float, Float64, Int64, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
+from tammes.products import NUMBERS_AT_ONCE, HalfProducts, Numbers, Products, half_is_faster, parts
+from tammes.smallest import Smallest
 
 _AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
 _GALLERY_AT_ONCE = 1 << 14  # a longer gallery is searched in pieces, whose products are faster than those of the whole
 _EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which keeps about ten arrays of that size
-_DIFFERENCES_AT_ONCE = 1 << 20  # 8 MB of float64
 _HALF_ROWS = 32  # queries at once from which bfloat16 is tried
 _HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16 saves more than it costs
-_SQUARE = 1 << 12  # items with each of which as many others are compared at once, where all are compared with all
-_TRIED = 64  # queries by which it is tried before all are compared with all
+_SQUARE = 3 << 10  # items with each of which as many others are compared at once, where all are compared with all
+_TRIED = 256  # queries by which it is tried before all are compared with all
 _HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
-_GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
-_FOLD = 16  # columns of which only the smallest is looked at first
 _LARGEST = 1e150  # the square of anything larger overflows
 
-Numbers = NDArray[np.floating[Any]]
 _Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floating[Any]]]
 _Candidates = Callable[[NDArray[np.int64], NDArray[np.float64], int], _Found]
 
@@ -132,23 +128,16 @@ class Search:
         self.query_groups, self.gallery_groups = query_groups, gallery_groups
         # Distances do not change with the origin, but the error of a product grows with the distance from it.
         self.centre = self.gallery.mean(axis=0, dtype=np.float64)  # (dim,)
-        longest = max(
-            np.linalg.norm(self.queries[part] - self.centre, axis=1).max() for part in self._parts(self.queries)
-        )
+        longest = max(np.linalg.norm(self.queries[part] - self.centre, axis=1).max() for part in parts(self.queries))
         if self.queries is not self.gallery:
             longest = max(
                 longest,
-                *(np.linalg.norm(self.gallery[part] - self.centre, axis=1).max() for part in self._parts(self.gallery)),
+                *(np.linalg.norm(self.gallery[part] - self.centre, axis=1).max() for part in parts(self.gallery)),
             )
         self.scale = float(longest) or 1.0
-        self.products = _Products(self, self.gallery, np.float32)
+        self.products = Products(self.gallery, self.centred, np.float32)
         self.half_helps = True
-        self._of_all: tuple[Tensor, Tensor] | None = None
-
-    @staticmethod
-    def _parts(vectors: Numbers) -> Iterator[slice]:
-        size = max(1, _DIFFERENCES_AT_ONCE // vectors.shape[1])
-        return (slice(start, start + size) for start in range(0, len(vectors), size))
+        self._of_all: Smallest | None = None
 
     def centred(self, vectors: Numbers) -> Float64[np.ndarray, "rows dim"]:
         """The vectors about the gallery's mean, none longer than 1, right to the last digits of float64."""
@@ -164,19 +153,19 @@ class Search:
         return self.gallery[first], inverse.reshape(-1)
 
     @cached_property
-    def half_products(self) -> "_HalfProducts":
-        return _HalfProducts(self.products)
+    def half_products(self) -> HalfProducts:
+        return HalfProducts(self.products)
 
     @cached_property
-    def double_products(self) -> "_Products":
-        return _Products(self, self.distinct[0], np.float64)
+    def double_products(self) -> Products:
+        return Products(self.distinct[0], self.centred, np.float64)
 
     def squared_distances(
         self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
         """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company."""
         result = np.empty(len(rows))
-        size = max(1, _DIFFERENCES_AT_ONCE // self.gallery.shape[1])
+        size = max(1, NUMBERS_AT_ONCE // self.gallery.shape[1])
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             apart = self.queries[rows[part]].astype(np.float64) - self.gallery[ids[part]]  # (pairs, dim)
@@ -215,30 +204,38 @@ class Search:
         """
         order = np.argsort(depths, kind="stable")
         order = order[depths[order] > 0]
-        columns = min(len(self.gallery), _GALLERY_AT_ONCE)
         self._of_all = None
         self._of_all = self._candidates_of_all(depths)
-        start = 0
+        left: list[NDArray[np.int64]] = []  # what bfloat16 could not tell, for float32 to look at together
+        for rows, depth in self._blocks(order, depths):
+            if not self._in_half(len(rows), depth):
+                left.append(rows)
+                continue
+            ranking, unsure = self._ranking(rows, depth, self._half_candidates)
+            self.half_helps = len(unsure) <= _HALF_FAILS * len(rows)
+            left.append(unsure)
+            if len(ranking.rows):
+                yield ranking
+        for rows, depth in self._blocks(np.concatenate(left) if left else order, depths):
+            ranking, unsure = self._ranking(rows, depth, self._candidates)
+            if len(ranking.rows):
+                yield ranking
+            size = max(1, _EXACT_AT_ONCE // len(self.gallery))
+            for first in range(0, len(unsure), size):
+                yield self._ranking_in_double(unsure[first : first + size], depth)
+
+    def _blocks(
+        self, order: Int64[np.ndarray, " some"], depths: Integer[np.ndarray, " queries"]
+    ) -> Iterator[tuple[Int64[np.ndarray, " rows"], int]]:
+        """Queries to look at together, and how deep. `order` has the shallow ones first."""
+        columns, start = min(len(self.gallery), _GALLERY_AT_ONCE), 0
         while start < len(order):
             # The rows of a block are as deep as its deepest; their lists must fit as well as their products.
             rows = order[start : start + max(1, min(4096, _AT_ONCE // columns))]
             depth = min(int(depths[rows[-1]]), len(self.gallery))
             rows = rows[: max(1, _AT_ONCE // (4 * _listed(depth)))]
-            depth = min(int(depths[rows[-1]]), len(self.gallery))
             start += len(rows)
-            unsure = rows
-            if self._in_half(len(rows), depth):
-                ranking, unsure = self._ranking(rows, depth, self._half_candidates)
-                self.half_helps = len(unsure) <= _HALF_FAILS * len(rows)
-                if len(ranking.rows):
-                    yield ranking
-            if len(unsure):
-                ranking, unsure = self._ranking(unsure, depth, self._candidates)
-                if len(ranking.rows):
-                    yield ranking
-            size = max(1, _EXACT_AT_ONCE // len(self.gallery))
-            for first in range(0, len(unsure), size):
-                yield self._ranking_in_double(unsure[first : first + size], depth)
+            yield rows, min(int(depths[rows[-1]]), len(self.gallery))
 
     def _in_half(self, rows: int, depth: int) -> bool:
         """Whether to look for candidates by products in bfloat16 first."""
@@ -249,11 +246,10 @@ class Search:
         self, rows: Int64[np.ndarray, " rows"], depth: int, candidates: _Candidates
     ) -> tuple[Ranking, Int64[np.ndarray, " unsure"]]:
         """The ranking of those rows for which float32 products of candidates are enough, and the other rows."""
-        listed = min(_listed(depth), len(self.gallery))
         centred = self.centred(self.queries[rows])
         margin = 2 * self.products.error(centred)  # (rows,): two products further apart than this are in that order
-        values, ids, bar = candidates(rows, centred, listed)  # (rows, listed), and what all others are beyond
-        complete = (bar > values[:, depth - 1] + margin) | np.isinf(values[:, -1]) | (listed == len(self.gallery))
+        values, ids, bar = candidates(rows, centred, depth)  # (rows, listed), and what all others are beyond
+        complete = (bar > values[:, depth - 1] + margin) | np.isinf(bar)
         unsure = rows[~complete]
         if len(unsure):
             rows, values, ids, margin = rows[complete], values[complete], ids[complete], margin[complete]
@@ -275,89 +271,115 @@ class Search:
         return _whole_groups(rows, np.where(present, ids, -1), same, depth), unsure
 
     def _candidates(
-        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], listed: int
+        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
-        """The smallest products of each row, where they are, and a value that no other item is below."""
-        values, places = self._smallest_products(self.products, rows, centred, listed)
-        values, order = values.sort(dim=1)
-        return values.numpy(), places.gather(1, order).numpy(), values[:, -1].numpy()
+        """The smallest products of each row in order, where they are, and a value that no other item is below."""
+        listed = min(_listed(depth), len(self.gallery))
+        values, places = self._smallest_products(self.products, rows, centred, listed).found()
+        none_left = listed == len(self.gallery)
+        return values, places, np.full(len(rows), np.inf) if none_left else values[:, -1].astype(np.float64)
 
     def _half_candidates(
-        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], listed: int
+        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
         """The same by products in bfloat16; those of the candidates that it leaves are computed again in float32."""
         if self._of_all is None:
-            rough, places = self._smallest_products(self.half_products, rows, centred, _listed_in_half(listed))
-        else:
-            rough, places = (each[torch.from_numpy(rows)] for each in self._of_all)
-        worst = rough.amax(dim=1).double().numpy()  # (rows,): what is not among them is no smaller in bfloat16
-        error = self.half_products.error(centred) + self.products.error(centred)
-        beyond = np.where(worst < 0, 1 + 2.0**-8, 1 - 2.0**-8) * worst - error - np.square(centred).sum(axis=1)
-        beyond[np.isinf(worst)] = np.inf
-        values = self.products.chosen(centred, places)
-        values[rough.isinf()] = torch.inf
-        values, kept = values.topk(listed, dim=1, largest=False, sorted=True)
-        bar = np.minimum(values[:, -1].double().numpy(), beyond)
-        return values.numpy(), places.gather(1, kept).numpy(), bar
+            lists = self._smallest_products(self.half_products, rows, centred, _listed_in_half(_listed(depth)))
+            return self._in_single(lists.found(), centred, depth)[0]
+        return self._in_single(self._of_all.found(rows), centred, depth)[0]
 
-    def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> tuple[Tensor, Tensor] | None:
+    def _in_single(
+        self, listed: tuple[Numbers, NDArray[np.int64]], centred: Float64[np.ndarray, "rows dim"], depth: int
+    ) -> tuple[_Found, Int64[np.ndarray, " rows"]]:
+        """Candidates by bfloat16 again in float32, and how long each row's list had to be for that to be enough.
+
+        The first of them, as many as the depth, have to be computed. The largest of these products is a limit: whatever
+        is beyond it, by the bound on what bfloat16 has lost, is none of the nearest.
+        """
+        rough, places = listed
+        squares, error = np.square(centred).sum(axis=1), self.half_products.error(centred)
+        low = np.where(rough < 0, 1 + 2.0**-8, 1 - 2.0**-8) * rough  # (rows, listed): as it was before it was rounded
+        low -= (squares + error + self.products.error(centred))[:, None]
+        prepared = self.products.prepared(centred)
+        values = np.full(rough.shape, np.inf, dtype=np.float32)
+        values[:, :depth] = self.products.chosen(prepared, places[:, :depth])
+        values[np.isinf(rough)] = np.inf
+        limit = values[:, :depth].max(axis=1) + 2 * self.products.error(centred)  # (rows,)
+        count = depth + ((low <= limit[:, None]) & np.isfinite(rough))[:, depth:].sum(axis=1)  # (rows,)
+        needed = count + 1  # the last of a list has to be beyond the limit
+        # Rows that want about as many more are computed together.
+        for some in np.array_split(np.argsort(count, kind="stable"), min(8, len(count))):
+            more = slice(depth, int(count[some[-1]]))
+            if more.start < more.stop:
+                again = self.products.chosen(prepared[torch.from_numpy(some)], places[some, more])
+                values[some, more] = np.where(np.isinf(rough[some, more]), np.inf, again)
+                count[some] = more.stop
+        length = rough.shape[1]
+        bar = np.where(
+            count < length, low[np.arange(len(low)), np.minimum(count, length - 1)], low[:, -1]
+        )  # (rows,): of the first that was not computed
+        order = np.argsort(values, axis=1, kind="stable")
+        found = np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1), bar
+        return found, needed
+
+    def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> Smallest | None:
         """What bfloat16 leaves of the candidates of all items, where all are compared with all but themselves.
 
         A distance counts for both its ends, so half of the products are enough. None where this is not the case.
         """
-        number, listed = len(self.gallery), _listed_in_half(_listed(int(depths.max())))
+        number, depth = len(self.gallery), int(depths.max())
         everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
-        if not (everyone and number > 2 * _SQUARE and self._in_half(int((depths > 0).sum()), int(depths.max()))):
+        if not (everyone and number > 2 * _SQUARE and self._in_half(int((depths > 0).sum()), depth)):
             return None
-        if not np.array_equal(np.asarray(self.itself), np.arange(number)) or listed > max(
+        if not np.array_equal(np.asarray(self.itself), np.arange(number)) or _listed_in_half(_listed(depth)) > max(
             64, self.gallery.shape[1] // 4
         ):
             return None  # lists of all must not take more memory than the vectors do
-        some = np.linspace(0, number - 1, _TRIED).astype(np.int64)
-        _, unsure = self._ranking(some, int(depths.max()), self._half_candidates)
-        self.half_helps = len(unsure) <= _HALF_FAILS * len(some)
+        length = self._tried(depth)
+        self.half_helps = length > 0
         if not self.half_helps:
             return None
-        found = torch.full((number, listed), torch.inf), torch.full((number, listed), -1)
-        starts = range(0, number, _SQUARE)
+        lists, starts = Smallest(number, length), range(0, number, _SQUARE)
         for first in starts:
-            centred = self.centred(self.queries[first : first + _SQUARE])
+            prepared = self.half_products.prepared(self.centred(self.queries[first : first + _SQUARE]))
             for second in starts[first // _SQUARE :]:
-                block = self.half_products.block(centred, slice(second, second + _SQUARE))
+                block = self.half_products.block(prepared, slice(second, second + _SQUARE))
                 if first == second:
                     block.fill_diagonal_(torch.inf)
                 else:
-                    _merge(found, second, block.T, first)
-                _merge(found, first, block, second)
-        return found
+                    lists.put(block.T, row=second, column=first)
+                lists.put(block, row=first, column=second)
+        return lists
+
+    def _tried(self, depth: int) -> int:
+        """How many candidates bfloat16 has to list to be enough for nearly all queries; 0 if it is in vain."""
+        rows = np.linspace(0, len(self.queries) - 1, _TRIED).astype(np.int64)
+        centred, length = self.centred(self.queries[rows]), _listed_in_half(_listed(depth))
+        lists = self._smallest_products(self.half_products, rows, centred, length)
+        _, needed = self._in_single(lists.found(), centred, depth)
+        return 0 if (needed > length).mean() > _HALF_FAILS else min(length, int(needed.max()))
 
     def _smallest_products(
         self,
-        products: "_Products | _HalfProducts",
+        products: Products | HalfProducts,
         rows: Int64[np.ndarray, " rows"],
         centred: Float64[np.ndarray, "rows dim"],
         listed: int,
-    ) -> tuple[Tensor, Tensor]:
-        """The smallest products of each row, in no order, and where they are."""
-        best: tuple[Tensor, Tensor] | None = None
+    ) -> Smallest:
+        lists, prepared = Smallest(len(rows), listed), products.prepared(centred)
         for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
-            block = products.block(centred, slice(start, start + _GALLERY_AT_ONCE))
+            block = products.block(prepared, slice(start, start + _GALLERY_AT_ONCE))
             self._exclude(block, rows, start)
-            values, places = _smallest(block, min(listed, block.shape[1]))
-            places += start
-            if best is not None:
-                values, places = torch.cat([best[0], values], dim=1), torch.cat([best[1], places], dim=1)
-                values, kept = values.topk(min(listed, values.shape[1]), dim=1, largest=False)
-                places = places.gather(1, kept)
-            best = values, places
-        assert best is not None
-        return best
+            lists.put(block, column=start)
+        return lists
 
     def _ranking_in_double(self, rows: Int64[np.ndarray, " rows"], depth: int) -> Ranking:
         """By products in float64 with the distinct vectors, and the differences for whatever may be in the list."""
         distinct, inverse = self.distinct
         centred = self.centred(self.queries[rows])
-        products = self.double_products.block(centred, slice(None)).numpy()  # (rows, distinct)
+        products = self.double_products.block(
+            self.double_products.prepared(centred), slice(None)
+        ).numpy()  # (rows, distinct)
         away = self.excluded(rows, np.arange(len(self.gallery)))
         values = products[:, inverse]  # (rows, gallery)
         if away is not None:
@@ -417,12 +439,13 @@ class Search:
         for first in range(0, len(rows), size):
             part = slice(first, first + size)
             centred = self.centred(self.queries[rows[part]])
+            prepared = self.products.prepared(centred)
             near = bars[part] / self.scale**2  # (rows,)
             margin = self.products.error(centred, np.sqrt(near))
             bar = near - np.square(centred).sum(axis=1)  # (rows,): what its product should be
             low, high = torch.from_numpy(bar - margin)[:, None], torch.from_numpy(bar + margin)[:, None]
             for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
-                block = self.products.block(centred, slice(start, start + _GALLERY_AT_ONCE))
+                block = self.products.block(prepared, slice(start, start + _GALLERY_AT_ONCE))
                 self._exclude(block, rows[part], start)
                 certain = block < low.float()
                 closer[part] += certain.sum(dim=1).numpy()
@@ -435,152 +458,6 @@ class Search:
         return closer, tied, before
 
 
-class _Products:
-    """|b|² - 2 a·b, the squared distance up to a term that is the same for all b, as one matrix product."""
-
-    def __init__(self, search: Search, gallery: Numbers, dtype: type[np.float32] | type[np.float64]) -> None:
-        self.dtype = dtype
-        self.table = torch.from_numpy(np.empty((len(gallery), gallery.shape[1] + 1), dtype=dtype))  # (gallery, dim + 1)
-        longest = 0.0
-        for part in search._parts(gallery):
-            centred = search.centred(gallery[part])
-            squares = np.square(centred).sum(axis=1)
-            self.table.numpy()[part, :-1] = centred
-            self.table.numpy()[part, -1] = squares
-            longest = max(longest, float(squares.max()))
-        self.longest = longest**0.5
-        self.room: Tensor | None = None
-        self.parts = list(search._parts(gallery))
-
-    def block(self, centred: Float64[np.ndarray, "rows dim"], columns: slice) -> Tensor:
-        """Some rows of products; the next call writes over them."""
-        ends = np.ones((len(centred), 1))
-        queries = torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
-        gallery = self.table[columns]
-        shape = (len(queries), len(gallery))
-        if self.room is None or self.room.shape != shape:
-            self.room = torch.empty(
-                shape, dtype=queries.dtype
-            )  # kept: new memory costs as much as a tenth of the product
-        with _highest_precision():
-            return torch.mm(queries, gallery.T, out=self.room)
-
-    def chosen(
-        self, centred: Float64[np.ndarray, "rows dim"], places: Int64[Tensor, "rows some"]
-    ) -> Float32[Tensor, "rows some"]:
-        """The products of each row with some items of its own."""
-        ends = np.ones((len(centred), 1))
-        queries = torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
-        found = torch.empty(places.shape)
-        size = max(1, _GATHERED_AT_ONCE // (places.shape[1] * self.table.shape[1]))
-        with _highest_precision():
-            for start in range(0, len(places), size):
-                part = slice(start, start + size)
-                items = self.table[places[part].flatten()].view(*places[part].shape, -1)  # (rows, some, dim + 1)
-                torch.bmm(items, queries[part, :, None], out=found[part, :, None])
-        return found
-
-    def error(
-        self, centred: Float64[np.ndarray, "rows dim"], reach: Float64[np.ndarray, " rows"] | None = None
-    ) -> Float64[np.ndarray, " rows"]:
-        """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
-
-        The last term is for the float64 value itself, which is rounded too.
-
-        Args:
-            reach: to tell items nearer than this from others. An item b with |b| ≥ 2 (|a| + reach) lies outside by
-                (|b| - |a|)² - reach² ≥ |b|²/4, which is more than its own error if rounding is below 1/8: it is told
-                right whatever the margin, and only shorter items count for it.
-        """
-        lengths = np.linalg.norm(centred, axis=1)
-        rounding = 1.1 * (centred.shape[1] + 16) * float(np.finfo(self.dtype).eps) / 2
-        longest: Any = self.longest
-        if reach is not None and rounding < 1 / 8:
-            longest = np.minimum(longest, 2 * (lengths + reach))
-        of_product = rounding * (2 * lengths + longest) * longest
-        return np.asarray(of_product + 2.0**-48 * (lengths + longest) ** 2)
-
-
-class _HalfProducts:
-    """|a|² + |b|² - 2 a·b in bfloat16, with float32 inside the product: twice as fast where a processor knows bfloat16.
-
-    A square takes three numbers of bfloat16, which together hold all of a float32.
-    """
-
-    def __init__(self, products: _Products) -> None:
-        dim = products.table.shape[1] - 1
-        self.of, self.lost = products, 0.0  # the longest difference between a vector and its bfloat16
-        self.table = torch.ones(len(products.table), dim + 6, dtype=torch.bfloat16)  # (gallery, dim, |b|², 1)
-        for part in products.parts:
-            vectors = products.table[part, :-1]
-            self.table[part, :dim] = vectors
-            self.lost = max(
-                self.lost, float((vectors - self.table[part, :dim]).double().square().sum(dim=1).max()) ** 0.5
-            )
-            self.table[part, dim:-3] = _in_three(products.table[part, -1])
-        self.room: Tensor | None = None
-
-    def block(self, centred: Float64[np.ndarray, "rows dim"], columns: slice) -> Tensor:
-        """As that of `_Products`."""
-        squares = torch.from_numpy(np.square(centred).sum(axis=1)).float()
-        given = torch.from_numpy(centred).bfloat16()
-        queries = torch.cat([-2 * given, torch.ones(len(given), 3), _in_three(squares)], dim=1).bfloat16()
-        gallery = self.table[columns]
-        shape = (len(queries), len(gallery))
-        if self.room is None or self.room.shape != shape:
-            self.room = torch.empty(shape, dtype=torch.bfloat16)
-        return torch.mm(queries, gallery.T, out=self.room)
-
-    def error(self, centred: Float64[np.ndarray, "rows dim"]) -> Float64[np.ndarray, " rows"]:
-        """How far a product can be from its value before it is rounded itself.
-
-        a·b - a'·b' = (a - a')·b + a'·(b - b'), each at most the product of the lengths; and what float32 does to sums.
-        """
-        given = torch.from_numpy(centred)
-        rounded = given.bfloat16().double()
-        lost, lengths = (given - rounded).norm(dim=1).numpy(), rounded.norm(dim=1).numpy()
-        longest = self.of.longest
-        of_sums = 4 * (centred.shape[1] + 16) * float(np.finfo(np.float32).eps) * (lengths + longest) ** 2
-        return np.asarray(2 * (lost * longest + lengths * self.lost) + of_sums)
-
-
-def _in_three(numbers: Float32[Tensor, " some"]) -> BFloat16[Tensor, "some 3"]:
-    """Numbers as the sum of three of bfloat16."""
-    first = numbers.bfloat16()
-    second = (numbers - first).bfloat16()
-    return torch.stack([first, second, (numbers - first - second).bfloat16()], dim=1)
-
-
-@cache
-def half_is_faster() -> bool:
-    """Whether this processor multiplies bfloat16 much faster than float32, with sums in float32 as they should be."""
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(rows, 512, generator=generator).bfloat16() for rows in (256, 2048))
-    wide_left, wide_right = left.float(), right.float()
-    with _highest_precision():
-        wide, half = wide_left @ wide_right.T, left @ right.T
-        if bool(((half.float() - wide).abs() > wide.abs() * 2.0**-8 + 1e-3).any()):
-            return False
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for _ in range(3):
-            for times, a, b in ((seconds[0], wide_left, wide_right), (seconds[1], left, right)):
-                started = perf_counter()
-                torch.mm(a, b.T)
-                times.append(perf_counter() - started)
-    return min(seconds[1]) < 0.7 * min(seconds[0])
-
-
-@contextmanager
-def _highest_precision() -> Iterator[None]:
-    """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _listed(depth: int) -> int:
     """How many candidates to list: enough that the last is clearly farther than the one at `depth`."""
     return depth + 8 + depth // 8
@@ -589,57 +466,6 @@ def _listed(depth: int) -> int:
 def _listed_in_half(listed: int) -> int:
     """How many to list by bfloat16, so that the candidates are clearly among them."""
     return listed + listed // 4 + 12
-
-
-def _smallest(block: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k smallest of each row, and where. They lie in those k folds of the columns whose minima are smallest."""
-    columns = block.shape[1]
-    width = columns // _FOLD
-    if 4 * k > width:
-        return tuple(block.float().topk(k, dim=1, largest=False))  # type: ignore[return-value]
-    minima = _folded(block[:, : width * _FOLD]).float()  # (rows, width)
-    folds = minima.topk(k, dim=1, largest=False, sorted=False).indices  # (rows, k)
-    inside = (folds[:, :, None] + width * torch.arange(_FOLD)).flatten(1)  # (rows, k * _FOLD)
-    rest = torch.arange(width * _FOLD, columns).expand(len(block), -1)  # (rows, columns that fill no fold)
-    places = torch.cat([inside, rest], dim=1)
-    values, kept = block.gather(1, places).float().topk(k, dim=1, largest=False)
-    return values, places.gather(1, kept)
-
-
-def _folded(block: Tensor) -> Tensor:
-    """The minima of the columns that stand a fold apart; along the memory, whichever way the block lies in it."""
-    if block.stride(0) == 1:
-        return block.T.reshape(_FOLD, -1, len(block)).amin(dim=0).T
-    return block.reshape(len(block), _FOLD, -1).amin(dim=1)
-
-
-def _merge(found: tuple[Tensor, Tensor], start: int, block: Tensor, column: int) -> None:
-    """Put what is smaller in a block, whose first column is known, into the lists from row `start` on."""
-    values, places = (each[start : start + len(block)] for each in found)
-    listed, width = values.shape[1], block.shape[1] // _FOLD
-    if 0 < width * _FOLD < block.shape[1]:
-        _merge(found, start, block[:, width * _FOLD :], column + width * _FOLD)
-        block = block[:, : width * _FOLD]
-    if width == 0 or bool(values[:, -1].isinf().any()):
-        more, where = _smallest(block, min(listed, block.shape[1]))
-        more, where = torch.cat([values, more], dim=1), torch.cat([places, where + column], dim=1)
-    else:
-        # Few are: folds of columns of which the smallest is, and then the columns of these.
-        bar = values[:, -1].bfloat16()  # rounded as the block is, for the block's values are what it was
-        row, fold = (_folded(block) < bar[:, None]).nonzero(as_tuple=True)
-        if not len(row):
-            return
-        inside = fold[:, None] + width * torch.arange(_FOLD)  # (folds found, _FOLD)
-        hit, which = (block[row[:, None], inside] < bar[row, None]).nonzero(as_tuple=True)
-        row, inside = row[hit], inside[hit, which]
-        counts = torch.bincount(row, minlength=len(block))
-        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-        more = torch.full((len(block), int(counts.max())), torch.inf)
-        where = torch.full(more.shape, -1)
-        more[row, place], where[row, place] = block[row, inside].float(), inside + column
-        more, where = torch.cat([values, more], dim=1), torch.cat([places, where], dim=1)
-    kept = more.topk(listed, dim=1, largest=False, sorted=True)
-    values[:], places[:] = kept.values, where.gather(1, kept.indices)
 
 
 def _whole_groups(
@@ -677,7 +503,7 @@ def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
         raise UserError(f"{what} are empty: got shape {array.shape}.")
     array = array.astype(np.float32) if array.dtype == np.float16 else array
     limit = array.dtype.type(min(_LARGEST, float(np.finfo(array.dtype).max)))
-    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in Search._parts(array)])  # (items,)
+    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in parts(array)])  # (items,)
     if not fine.all():
         raise UserError(
             f"{what} must be finite numbers below {_LARGEST:g}: row {np.argmin(fine)} is not"

@@ -1,0 +1,178 @@
+"""Squared distances by matrix products in float32, float64 or bfloat16, each with a bound on its error.
+
+Vectors come centred, in float64, and none longer than 1.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Float32, Float64, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+Numbers = NDArray[np.floating[Any]]
+
+NUMBERS_AT_ONCE = 1 << 20  # 8 MB of float64
+_GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
+
+
+def parts(vectors: Numbers) -> Iterator[slice]:
+    """Some vectors after the other, few enough to copy."""
+    size = max(1, NUMBERS_AT_ONCE // vectors.shape[1])
+    return (slice(start, start + size) for start in range(0, len(vectors), size))
+
+
+class Products:
+    """|b|² - 2 a·b, the squared distance up to a term that is the same for all b, as one matrix product."""
+
+    def __init__(
+        self,
+        gallery: Numbers,
+        centred: Callable[[Numbers], Float64[np.ndarray, "rows dim"]],
+        dtype: type[np.float32] | type[np.float64],
+    ) -> None:
+        self.dtype = dtype
+        self.table = torch.from_numpy(np.empty((len(gallery), gallery.shape[1] + 1), dtype=dtype))  # (gallery, dim + 1)
+        longest = 0.0
+        for part in parts(gallery):
+            moved = centred(gallery[part])
+            squares = np.square(moved).sum(axis=1)
+            self.table.numpy()[part, :-1] = moved
+            self.table.numpy()[part, -1] = squares
+            longest = max(longest, float(squares.max()))
+        self.longest = longest**0.5
+        self.room: Tensor | None = None
+
+    def prepared(self, centred: Float64[np.ndarray, "rows dim"]) -> Tensor:
+        """Queries as `block` and `chosen` want them."""
+        ends = np.ones((len(centred), 1))
+        return torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
+
+    def block(self, prepared: Tensor, columns: slice) -> Tensor:
+        """Some rows of products; the next call writes over them."""
+        gallery = self.table[columns]
+        shape = (len(prepared), len(gallery))
+        if self.room is None or self.room.shape != shape:
+            self.room = torch.empty(shape, dtype=prepared.dtype)  # kept: new memory costs a tenth of the product
+        with _highest_precision():
+            return torch.mm(prepared, gallery.T, out=self.room)
+
+    def chosen(self, prepared: Tensor, places: Int64[np.ndarray, "rows some"]) -> Float32[np.ndarray, "rows some"]:
+        """The products of each row with some items of its own."""
+        found = torch.empty(places.shape)
+        size = max(1, _GATHERED_AT_ONCE // max(1, places.shape[1] * self.table.shape[1]))
+        with _highest_precision():
+            for start in range(0, len(places), size):
+                part = slice(start, start + size)
+                items = self.table[torch.from_numpy(places[part].reshape(-1))]  # (rows * some, dim + 1)
+                items = items.view(*places[part].shape, -1)
+                torch.bmm(items, prepared[part, :, None], out=found[part, :, None])
+        return found.numpy()
+
+    def error(
+        self, centred: Float64[np.ndarray, "rows dim"], reach: Float64[np.ndarray, " rows"] | None = None
+    ) -> Float64[np.ndarray, " rows"]:
+        """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
+
+        The last term is for the float64 value itself, which is rounded too.
+
+        Args:
+            reach: to tell items nearer than this from others. An item b with |b| ≥ 2 (|a| + reach) lies outside by
+                (|b| - |a|)² - reach² ≥ |b|²/4, which is more than its own error if rounding is below 1/8: it is told
+                right whatever the margin, and only shorter items count for it.
+        """
+        lengths = np.linalg.norm(centred, axis=1)
+        rounding = 1.1 * (centred.shape[1] + 16) * float(np.finfo(self.dtype).eps) / 2
+        longest: Any = self.longest
+        if reach is not None and rounding < 1 / 8:
+            longest = np.minimum(longest, 2 * (lengths + reach))
+        of_product = rounding * (2 * lengths + longest) * longest
+        return np.asarray(of_product + 2.0**-48 * (lengths + longest) ** 2)
+
+
+class HalfProducts:
+    """|a|² + |b|² - 2 a·b in bfloat16, with float32 inside the product: twice as fast where a processor knows bfloat16.
+
+    A square takes three numbers of bfloat16, which together hold all of a float32.
+    """
+
+    def __init__(self, products: Products) -> None:
+        dim = products.table.shape[1] - 1
+        self.of, self.lost = products, 0.0  # the longest difference between a vector and its bfloat16
+        self.table = torch.ones(len(products.table), dim + 6, dtype=torch.bfloat16)  # (gallery, dim, |b|², 1)
+        for part in parts(products.table.numpy()):
+            vectors = products.table[part, :-1]
+            self.table[part, :dim] = vectors
+            self.lost = max(
+                self.lost, float((vectors - self.table[part, :dim]).double().square().sum(dim=1).max()) ** 0.5
+            )
+            self.table[part, dim:-3] = _in_three(products.table[part, -1])
+        self.room: Tensor | None = None
+
+    def prepared(self, centred: Float64[np.ndarray, "rows dim"]) -> Tensor:
+        """As that of `Products`."""
+        squares = torch.from_numpy(np.square(centred).sum(axis=1)).float()
+        given = torch.from_numpy(centred).bfloat16()
+        return torch.cat([-2 * given, torch.ones(len(given), 3), _in_three(squares)], dim=1).bfloat16()
+
+    def block(self, prepared: Tensor, columns: slice) -> Tensor:
+        """As that of `Products`."""
+        gallery = self.table[columns]
+        shape = (len(prepared), len(gallery))
+        if self.room is None or self.room.shape != shape:
+            self.room = torch.empty(shape, dtype=torch.bfloat16)
+        return torch.mm(prepared, gallery.T, out=self.room)
+
+    def error(self, centred: Float64[np.ndarray, "rows dim"]) -> Float64[np.ndarray, " rows"]:
+        """How far a product can be from its value before it is rounded itself.
+
+        a·b - a'·b' = (a - a')·b + a'·(b - b'), each at most the product of the lengths; and what float32 does to sums.
+        """
+        given = torch.from_numpy(centred)
+        rounded = given.bfloat16().double()
+        lost, lengths = (given - rounded).norm(dim=1).numpy(), rounded.norm(dim=1).numpy()
+        longest = self.of.longest
+        of_sums = 4 * (centred.shape[1] + 16) * float(np.finfo(np.float32).eps) * (lengths + longest) ** 2
+        return np.asarray(2 * (lost * longest + lengths * self.lost) + of_sums)
+
+
+def _in_three(numbers: Float32[Tensor, " some"]) -> BFloat16[Tensor, "some 3"]:
+    """Numbers as the sum of three of bfloat16."""
+    first = numbers.bfloat16()
+    second = (numbers - first).bfloat16()
+    return torch.stack([first, second, (numbers - first - second).bfloat16()], dim=1)
+
+
+@cache
+def half_is_faster() -> bool:
+    """Whether this processor multiplies bfloat16 much faster than float32, with sums in float32 as they should be."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(rows, 512, generator=generator).bfloat16() for rows in (256, 2048))
+    wide_left, wide_right = left.float(), right.float()
+    with _highest_precision():
+        wide, half = wide_left @ wide_right.T, left @ right.T
+        if bool(((half.float() - wide).abs() > wide.abs() * 2.0**-8 + 1e-3).any()):
+            return False
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(3):
+            for times, a, b in ((seconds[0], wide_left, wide_right), (seconds[1], left, right)):
+                started = perf_counter()
+                torch.mm(a, b.T)
+                times.append(perf_counter() - started)
+    return min(seconds[1]) < 0.7 * min(seconds[0])
+
+
+@contextmanager
+def _highest_precision() -> Iterator[None]:
+    """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
