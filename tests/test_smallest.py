@@ -1,5 +1,7 @@
 """The smallest numbers of each row against a sort of the whole matrix, whatever the blocks it is seen in."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -58,7 +60,7 @@ def test_the_blocks_do_not_matter(data: st.DataObject) -> None:
     matrix = matrix.to(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
     cuts = sorted({0, columns, *data.draw(st.lists(st.integers(0, columns), max_size=4))})
     lists = Smallest(rows, length)
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         lists.put(matrix[:, start:stop], column=start)
     check(matrix, length, lists)
 

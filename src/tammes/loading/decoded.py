@@ -6,15 +6,13 @@ import os
 import re
 import struct
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +25,8 @@ from tammes.cache import check_room, no_room
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.pictures import ROOM, Mode, in_mode, resized, resized_size
 from tammes.errors import UserError
+from tammes.loading.ordered import in_order
 from tammes.runtime import cache_folder, new_partial, remove_partial
-
-Result = TypeVar("Result")
 
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
 # heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
@@ -185,6 +182,10 @@ def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "chann
         return _one(dataset, index, form)
 
 
+def _num_bytes(image: UInt8[ndarray, "channels height width"] | str) -> int:
+    return 0 if isinstance(image, str) else image.nbytes
+
+
 def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
@@ -231,7 +232,8 @@ def _write(
     bad: list[tuple[int, str]] = []
     digest = sha256()
     sink.write(bytes(_PIXELS_START))
-    for index, image in enumerate(_in_order(lambda index: _in_turn(dataset, index, form), len(dataset), threads)):
+    images = in_order(lambda index: _in_turn(dataset, index, form), len(dataset), threads, _num_bytes)
+    for index, image in enumerate(images):
         if isinstance(image, str):
             bad.append((index, image))
             # A blank keeps images of one size in one array.
@@ -249,23 +251,6 @@ def _write(
     sink.write(tail)
     sink.seek(0)
     sink.write(_HEADER.pack(_MAGIC, _VERSION, len(dataset), num_bytes, len(tail), zlib.crc32(tail)))
-
-
-def _in_order(work: Callable[[int], Result], count: int, threads: int) -> Iterator[Result]:
-    """work(0), work(1), … by a pool of threads that never runs far ahead of what is taken."""
-    waiting: deque[Future[list[Result]]] = deque()
-    chunk = 8
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for start in range(0, count, chunk):
-                some = range(start, min(start + chunk, count))
-                waiting.append(pool.submit(lambda some: [work(index) for index in some], some))
-                if len(waiting) > 4 * threads:
-                    yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _opened(file: Path, num_images: int) -> Decoded | None:
