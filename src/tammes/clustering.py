@@ -14,7 +14,7 @@ _AT_ONCE = (
     1 << 23
 )  # products in one block: 32 MB of float32; with thousands of centres, smaller blocks pack them too often
 _MOST_ROWS = 1 << 11  # in one block of products: with few centres these stay in the cache
-_ROWS_AT_ONCE = 1 << 17  # numbers that are added up in one block: they stay in the cache
+_ROWS_AT_ONCE = 1 << 18  # numbers that are added up in one block: they stay in the cache
 _ITERATIONS, _TOLERANCE = 300, 1e-4  # those of scikit-learn
 
 
@@ -75,8 +75,8 @@ def lloyd(
     What cannot have changed is not computed again: a vector whose own centre has stayed, or come nearer, is compared
     with the centres that have moved, and with no others.
     """
-    middle = vectors.mean(axis=0, dtype=np.float64)
-    points = torch.from_numpy((vectors - middle.astype(vectors.dtype)).astype(np.float32, copy=False))  # (items, dim)
+    middle = _about_the_mean(vectors)
+    points = (torch.from_numpy(vectors) - torch.from_numpy(middle.astype(vectors.dtype))).float()  # (items, dim)
     means = torch.from_numpy(centres - middle)  # (clusters, dim), float64
     clusters = torch.zeros(len(points), dtype=torch.int64)
     nearest = torch.full((len(points),), torch.inf)  # |c|² - 2 x·c of the own centre
@@ -186,6 +186,14 @@ def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor,
     means[filled] = sums[filled] / sizes[filled, None]
 
 
+def _about_the_mean(vectors: Float[np.ndarray, "items dim"]) -> Float64[np.ndarray, " dim"]:
+    """An origin for the products: a sum of a few rows need not be in float64, which takes five times as long."""
+    some = 32
+    whole = len(vectors) // some * some
+    sums = vectors[:whole].reshape(-1, some, vectors.shape[1]).sum(axis=1).sum(axis=0, dtype=np.float64)
+    return np.asarray((sums + vectors[whole:].sum(axis=0, dtype=np.float64)) / len(vectors))
+
+
 def _squares(points: Tensor) -> Float64[Tensor, " items"]:
     size = max(1, _ROWS_AT_ONCE // points.shape[1])
     return torch.cat([part.double().square().sum(dim=1) for part in points.split(size)])
@@ -197,6 +205,6 @@ def _spread(points: Tensor, means: Tensor, clusters: Tensor) -> float:
     centres = means.float()
     found = 0.0
     for part, own in parts:
-        ways = centres[own].sub_(part).numpy()  # (rows, dim)
-        found += float(np.einsum("ij,ij->i", ways, ways).sum(dtype=np.float64))
+        ways = centres.index_select(0, own).sub_(part).flatten()  # (rows * dim,)
+        found += float(torch.dot(ways, ways))
     return found

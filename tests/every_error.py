@@ -1,0 +1,74 @@
+"""Does some test cause every error that a user can cause? `pytest --every-error`, which `make test` runs, asks at its end.
+
+Seen are errors raised in the test processes themselves. Where an error can only be caused in a process of its own, or
+on data that is not here, its text begins one of the lines of ELSEWHERE, with where it is tested.
+"""
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.errors import ERRORS, SRC, in_words
+
+ELSEWHERE: dict[str, str] = {}
+_SEEN: set[tuple[str, int]] = set()
+_OF_WORKERS: set[tuple[str, int]] = set()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-error", action="store_true", help="fail if no test causes one of the errors of tammes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--every-error"):
+        _watch()
+
+
+def _watch() -> None:
+    """Note where in the code each error is made."""
+    from tammes.errors import UserError
+
+    def made(self: UserError, *words: object) -> None:
+        ValueError.__init__(self, *words)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and Path(frame.f_code.co_filename).parent == Path(__file__).parent:
+            frame = frame.f_back
+        _SEEN.add((frame.f_code.co_filename, frame.f_lineno))
+
+    UserError.__init__ = made  # type: ignore[method-assign]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if not session.config.getoption("--every-error"):
+        return
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["errors"] = sorted(_SEEN)
+        return
+    untouched = [f"{file}:{line}: {text}" for file, line, text in sites() if (file, line) not in _SEEN | _OF_WORKERS]
+    untouched = [each for each in untouched if not any(f": {text}" in each for text in ELSEWHERE)]
+    if untouched and exitstatus == 0:
+        session.config.get_terminal_writer().line(
+            "\n".join(["", "No test causes these errors; pin their text in tests/test_errors.py:", *untouched])
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended."""
+    _OF_WORKERS.update((file, line) for file, line in getattr(node, "workeroutput", {}).get("errors", ()))
+
+
+def sites() -> list[tuple[str, int, str]]:
+    """Every place in the code that makes an error with words of its own: file, line, text."""
+    found = []
+    for file in sorted(SRC.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS and node.args:
+                found.append((str(file), node.lineno, in_words(node.args[0])))
+    return found
