@@ -1,4 +1,4 @@
-"""Does some test cause every error that a user can cause? `pytest --every-error`, which `make test` runs, asks at its end.
+"""Does some test cause every error that a user can cause? `pytest --every-error`, as in `make test`, asks at its end.
 
 Seen are errors raised in the test processes themselves. Where an error can only be caused in a process of its own, or
 on data that is not here, its text begins one of the lines of ELSEWHERE, with where it is tested.
@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-error", action="store_true", help="fail if no test causes one of the errors of tammes")
 
 
+@pytest.hookimpl(trylast=True)  # the check of shapes is set up before anything of tammes is imported
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--every-error"):
         _watch()
