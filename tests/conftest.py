@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,6 +33,15 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         grouped = vars(item).get("_nodeid")
         if grouped is not None and grouped != item.nodeid:
             item._id = type(item._id).parse(grouped)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave the cache of whoever runs them alone; those on real data keep there what takes an hour to make."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker("data") for item in request.session.items):
+            patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def _watch() -> None:
             frame = frame.f_back
         _SEEN.add((frame.f_code.co_filename, frame.f_lineno))
 
-    UserError.__init__ = made  # type: ignore[method-assign]
+    UserError.__init__ = made  # type: ignore[method-assign, assignment]
 
 
 @pytest.hookimpl(trylast=True)

@@ -91,11 +91,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def planned(folder: Path, text: str) -> Path:
     file = folder / "plan.toml"
     file.write_text(text)
@@ -107,10 +102,8 @@ def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a benchmark that two processes have worked on, with all that can happen to a cell."""
     folder = tmp_path_factory.mktemp("benchmark")
     command = ["benchmark", str(planned(folder, PLAN)), "--data", str(root), "--out", str(folder / "out")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "--jobs", "2", "--threads", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--jobs", "2", "--threads", "1"])
     assert ended.value.code == 1
     return folder
 

@@ -34,13 +34,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
 def _trained(data: Path, folder: Path, *options: str) -> Path:
     main(["train", str(data), "--out", str(folder), *options])
     return folder

@@ -22,13 +22,6 @@ SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "12", "--epochs",
 BUILT = [(name, base) for name, method in MORE_THAN_LOSSES.items() for base in method.bases]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
 def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

@@ -6,7 +6,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -47,13 +47,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
     return root
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -57,16 +57,9 @@ def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def whole(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that was not disturbed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        out = tmp_path_factory.mktemp("runs") / "whole"
-        main(["train", str(waves), "--out", str(out), "--epochs", "4", *SMALL])
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    main(["train", str(waves), "--out", str(out), "--epochs", "4", *SMALL])
     return out
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def same_end(run: Path, whole: Path) -> bool:

@@ -26,11 +26,6 @@ from tammes.errors import UserError
 from tammes.loading import decode
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def picture(seed: int, height: int = 40, width: int = 40, channels: int = 3) -> Image.Image:
     shape = (height, width) if channels == 1 else (height, width, channels)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))

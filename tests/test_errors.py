@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from tammes.cli import COMMANDS, main
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,6 @@ from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -173,13 +173,6 @@ def test_an_objective_that_looks_needs_something_to_see() -> None:
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_loss_trains_by_the_same_command(
     name: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,7 @@
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import isclass
 from pathlib import Path
@@ -337,13 +337,6 @@ def test_another_generation_of_the_library(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- the command
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
 
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--epochs", "2", "--device", "cpu")

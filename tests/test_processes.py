@@ -42,13 +42,6 @@ SMALL = ("--backbone", "conv4", "--dim", "16", "--shift", "2", "--rate", "0.005"
 WHOLE = ("--epochs", "10", "--batch-size", "17", "--val-classes", "1", *SMALL)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
 def a_free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

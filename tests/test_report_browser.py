@@ -28,13 +28,6 @@ NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>"
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--epochs", "2")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        yield
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Classes with names that a page could stumble over; stripes of a class's own angle, in much noise."""

@@ -18,7 +18,8 @@ from torch import Tensor
 from tammes.errors import UserError
 from tammes.geometry import distances
 from tammes.metrics import Labels, Members, _codes, _members
-from tammes.neighbours import Numbers, checked_vectors
+from tammes.neighbours import checked_vectors
+from tammes.products import Numbers
 
 Interval = tuple[float, float]
 
