@@ -43,7 +43,7 @@ def _watch() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     if not session.config.getoption("--every-error"):
         return
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
@@ -52,11 +52,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     untouched = [f"{file}:{line}: {text}" for file, line, text in sites() if (file, line) not in _SEEN | _OF_WORKERS]
     untouched = [each for each in untouched if not any(f": {text}" in each for text in ELSEWHERE)]
-    if untouched and exitstatus == 0:
+    if untouched:
         session.config.get_terminal_writer().line(
             "\n".join(["", "No test causes these errors; pin their text in tests/test_errors.py:", *untouched])
         )
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)

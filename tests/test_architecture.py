@@ -20,6 +20,8 @@ LINE = [
     "hub",
     "geometry",
     "directions",
+    "products",
+    "smallest",
     "neighbours",
     "clustering",
     "metrics",
