@@ -11,6 +11,7 @@ from typing import Any
 
 TOKEN = "hf_stand_in"
 FULL = "anna/full"  # a model that cannot be made
+TIRED = "anna/tired"  # one that the hub cannot give
 
 
 class StandIn(ThreadingHTTPServer):
@@ -113,7 +114,9 @@ class Handler(BaseHTTPRequestHandler):
         hub, parts = self.server, self.path.partition("?")[0].strip("/").split("/")
         name = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
         files = hub.models.get(name)
-        if files is None:
+        if name == TIRED:
+            self.answer({"error": "Try again later"}, 403)
+        elif files is None:
             self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         elif parts[0] == "api" and "tree" in parts:
             self.answer(

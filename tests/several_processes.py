@@ -190,5 +190,19 @@ def both(folder: Path, *given: Any) -> None:
     of_commands(folder, *given)
 
 
+def one_fails() -> None:
+    """The second has something to say that the first knows nothing of."""
+    from tammes import UserError, processes
+
+    try:
+        with processes.joined():
+            processes.agreed(lambda: None)  # by then they have met
+            if processes.rank() == 1:
+                raise UserError("no room here.")
+            processes.agreed(lambda: None)
+    except UserError as error:
+        print(error, flush=True)
+
+
 def command(*arguments: str) -> None:
     raise SystemExit(exit_code(*arguments))

@@ -77,10 +77,18 @@ def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[[str],
                     call(loss)
                 except UserError as error:
                     print(error)
-        try:
-            DiscriminativeLoss(3, weighting="balancd", class_sizes=[1, 2, 3])
-        except UserError as error:
-            print(error)
+        import numpy as np
+        from tammes.metrics import recall_at_k
+
+        for call in (
+            lambda: DiscriminativeLoss(3, weighting="balancd", class_sizes=[1, 2, 3]),
+            lambda: bound.triplet_loss(corners[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1]), reduction="maen"),
+            lambda: recall_at_k(np.zeros((2, 3), dtype=int), np.zeros(3, dtype=int), 1),
+        ):
+            try:
+                call()
+            except UserError as error:
+                print(error)
         """
     )
     of_one_loss = [
@@ -95,8 +103,12 @@ def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[[str],
         "centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
         " got torch.int64 of shape (3, 3).",
     ]
-    unknown = "unknown weighting 'balancd'. Did you mean 'balanced'? Known: balanced, none, triplet."
-    assert printed.splitlines() == [*of_one_loss, *of_one_loss, unknown]
+    others = [
+        "unknown weighting 'balancd'. Did you mean 'balanced'? Known: balanced, none, triplet.",
+        "reduction must be 'sum' or 'mean', got 'maen'.",
+        "ranked must have shape (queries, depth) and labels (queries,), got (2, 3) and (3,).",
+    ]
+    assert printed.splitlines() == [*of_one_loss, *of_one_loss, *others]
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")

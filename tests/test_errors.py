@@ -14,6 +14,7 @@ from PIL import Image
 
 from benchmarks.errors import ERRORS, errors_page, in_words
 from tammes.cli import COMMANDS, main
+from tests.every_error import sites, stands_in, words_of_tests
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -139,14 +140,21 @@ def test_what_cannot_be_done_is_said(here: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.fixture(scope="module")
 def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos/, a run, another, and a gallery that the first has made of photos/class 0 and class 1."""
+    """A folder with photos/, runs of several kinds, and galleries that the first has made of class 0 and class 1."""
     root = tmp_path_factory.mktemp("made")
     (root / "photos").symlink_to(waves)
     for number in (0, 1):
         shutil.copytree(waves / f"class {number}", root / "some" / f"class {number}")
-    for name, more in (("run", []), ("softmax", ["--loss", "softmax"])):
+    runs = {"run": [], "softmax": ["--loss", "softmax"], "hdc": ["--loss", "hdc"], "whole": ["--test-classes", "0"]}
+    for name, more in runs.items():
         main(["train", str(waves), "--out", str(root / name), *SMALL, *more])
+    np.savez(root / "w.npz", vectors=np.random.default_rng(0).normal(size=(48, 8)), labels=np.arange(48) % 6)
+    main(["train", str(root / "w.npz"), "--out", str(root / "of vectors"), "--epochs", "1"])
     main(["index", str(root / "run"), str(root / "some"), "--gallery", str(root / "g")])
+    main(["index", str(root / "run"), str(root / "some" / "class 0"), "--gallery", str(root / "one"), "--no-labels"])
+    small_set(root / "broken", ["a", "b"], 0)
+    for name in ("a", "b"):
+        (root / "broken" / name / "0.png").write_bytes(b"no image")
     np.save(root / "zero.npy", np.zeros(8))
     np.save(root / "short.npy", np.ones(7))
     np.save(root / "good.npy", np.ones(8))
@@ -159,6 +167,14 @@ def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "odd" / "config.json").write_text("[]")
     shutil.copytree(root / "run", root / "bare")
     (root / "bare" / "embedder.json").unlink()
+    shutil.copytree(root / "run", root / "hollow")
+    (root / "hollow" / "embedder.safetensors").unlink()
+    shutil.copytree(root / "run", root / "folded")
+    (root / "folded" / "config.json").unlink()
+    (root / "folded" / "config.json").mkdir()
+    main(["export", str(root / "run"), "--format", "hub", "--out", str(root / "hub")])
+    shutil.copytree(root / "hub", root / "of a stranger")
+    (root / "of a stranger" / "config.json").write_text('{"tammes": []}')
     return root
 
 
@@ -192,6 +208,22 @@ OF_WHAT_WAS_MADE = [
     ("train t.csv --out new", "t.csv, line 2: the path is empty.\n"),
     ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn here.\n"),
     ("data cub --to t.csv", "--to must be a folder; t.csv is a file.\n"),
+    ("train photos --init-from run --out run", "--init-from and --out are the same folder. Choose another --out.\n"),
+    ("train photos --init-from hdc --out new", "--init-from has another number of heads: it must be a run of the same"),
+    ("evaluate run --restarts 0", "--restarts must be at least 1, and --seeds one number or more.\n"),
+    ("evaluate folded", "cannot read folded/config.json: Is a directory.\n"),
+    ("embed hollow some --out x.npz", "no trained model in hollow: embedder.safetensors is missing.\n"),
+    ("export of_vectors", "of vectors was trained on vectors: only models of images are exported.\n"),
+    ("export run --out empty", "--out empty is a folder. Give it a name: --out empty/model.onnx\n"),
+    ("export run --out x.onnx --data broken", "none of the images to check with can be read. Give others: --data "),
+    ("export whole --int8 --out x.onnx", "whole was trained on all classes, so what 8 bits cost cannot be measured.\n"),
+    ("export run --format hub --out hub", "hub exists. Pass --overwrite to replace it.\n"),
+    ("label g photos -k 0", "-k must be at least 1, got 0.\n"),
+    ("label g photos --out no/l.csv", "--out no/l.csv: there is no folder no. Make it first.\n"),
+    ("label g broken --threshold 1", "none of the 2 images in broken can be read: cannot read broken/a/0.png: it is"),
+    ("label one photos", "a class can be told from another only if the gallery has two or more, one sub-folder each:"),
+    ("search g some/class_0/0.png --sheet s.jpg", "a contact sheet is a .png file, got s.jpg.\n"),
+    ("search g some/class_0/0.png --sheet no/s.png", "no such folder: no. Make it first.\n"),
 ]  # fmt: skip
 
 
@@ -200,8 +232,8 @@ def test_what_cannot_be_done_with_what_was_made_is_said(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, text: str
 ) -> None:
     monkeypatch.chdir(made)
-    small = SMALL if line.startswith("train photos --out") else ()
-    code, said = ended(capsys, *line.split(" "), *small)
+    small = SMALL if line.startswith(("train photos --out", "train photos --init")) else ()
+    code, said = ended(capsys, *(word.replace("_", " ") for word in line.split(" ")), *small)
     assert code == 2, said
     assert text in said.replace(f"{made}/", "")
     assert said.splitlines()[-1].startswith("tammes: ")
@@ -394,3 +426,16 @@ def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) ->
     assert made.endswith("- `{name} has {number of rows} of {kind}`\n")
     assert in_words(ast.parse("f'{a if b else c}'", mode="eval").body) == "{…}"
     assert ERRORS[0] == "UserError"
+
+
+def test_an_error_that_no_test_causes_is_noticed() -> None:
+    """What `pytest --every-error` looks at: the errors of the code, and the words of tests for those it cannot see."""
+    found = sites()
+    assert len(found) > 600
+    assert all(Path(file).is_file() and line > 0 for file, line, _ in found)
+    words = 'match="^cannot fetch anna/tired from the hub: "'
+    assert stands_in("cannot fetch {name} from the hub: {error}", words)
+    assert not stands_in("cannot push {name} to the hub: {error}", words)
+    assert not stands_in("{error}", words)
+    over_two_lines = ("so chunk_classes and", "sample_classes save nothing")
+    assert " ".join(over_two_lines) in words_of_tests()

@@ -11,7 +11,7 @@ import pytest
 
 from tammes import UserError
 from tammes.hub import fetched, push_to_hub
-from tests.hub_stand_in import FULL, TOKEN, StandIn, standing_in
+from tests.hub_stand_in import FULL, TIRED, TOKEN, StandIn, standing_in
 
 
 def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
@@ -104,6 +104,27 @@ def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path
     )
     assert alone.startswith("cannot push to anna/waves: the hub cannot be reached (")
     assert "log in" not in alone.lower()
+
+
+def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
+    with standing_in() as hub:
+        code = f"""
+            import huggingface_hub, tammes
+
+            def load(name):
+                try:
+                    tammes.load(f"hf://{{name}}")
+                except tammes.UserError as error:
+                    print(error)
+
+            load({TIRED!r})
+            huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"
+            load("anna/waves")
+            """
+        tired, alone = run(code, hub, tmp_path / "home").splitlines()
+    assert tired.startswith("cannot fetch anna/tired from the hub: ")
+    assert "403" in tired
+    assert alone == "cannot reach the hub for anna/waves, and it is not in the cache."
 
 
 def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.several_processes import (
     both,
     command,
     exit_code,
+    one_fails,
     process,
     stopped_after,
     trained,
@@ -196,6 +197,12 @@ def test_what_all_find_wrong_is_said_once(two: Path, name: str, text: str) -> No
     assert codes(two, name) == [2, 2]
     assert text in said(two, 0, name)
     assert "tammes: " not in said(two, 1, name)
+
+
+def test_what_another_than_the_first_finds_wrong_has_its_number(tmp_path: Path) -> None:
+    assert ended(start(2, tmp_path, one_fails), tmp_path) == [0, 0]
+    assert (tmp_path / "said 1").read_text().splitlines()[-1] == "process 1 of 2: no room here."
+    assert "process 0 of 2 has lost the others: one of them has ended" in (tmp_path / "said 0").read_text()
 
 
 def test_all_stop_when_one_is_asked_and_one_process_goes_on(two: Path) -> None:

@@ -18,10 +18,11 @@ def fetched(address: str) -> Path:
         folder = snapshot_download(name, revision=revision or None, allow_patterns=["config.json", "model.safetensors"])
     except RepositoryNotFoundError:
         raise UserError(f"no model {name} on the hub, or it is private: log in with `hf auth login`.") from None
-    except LocalEntryNotFoundError:
-        raise UserError(f"cannot reach the hub for {name}, and it is not in the cache.") from None
-    except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"cannot fetch {name} from the hub: {_first_line(error)}") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
+        if isinstance(why, HfHubHTTPError | OSError):
+            raise UserError(f"cannot fetch {name} from the hub: {_first_line(why)}") from error
+        raise UserError(f"cannot reach the hub for {name}, and it is not in the cache.") from error
     return Path(folder)
 
 

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
 
+from tammes import UserError
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
 from tammes.runtime import bare_environment
@@ -32,7 +33,7 @@ from tammes.web.limits import Limits
 from tammes.web.map import Cartographer
 from tammes.web.memory import Memory
 from tammes.web.refusals import RefusedError
-from tammes.web.server import address_of, check_address, is_loopback, listen
+from tammes.web.server import address_of, check_address, is_loopback, listen, serve
 from tammes.web.site import Places, Site
 from tests.web.conftest import SMALL, START, Inside, Server, inside, listening, serving
 from tests.web.test_api import found, png, refused
@@ -53,6 +54,19 @@ def stored(rows: list[Row]) -> Store:
     store = open_gallery(f"qdrant://:memory:/parts{next(_NUMBERS)}", create=ABOUT)
     store.upsert(rows)
     return store
+
+
+def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> None:
+        raise OSError("no more threads")
+
+    site = Site(None)
+    monkeypatch.setattr(site, "start", start)
+    with (
+        listen("127.0.0.1", 0) as door,
+        pytest.raises(UserError, match=r"^the server could not start: no more threads\.$"),
+    ):
+        serve(site, door, "127.0.0.1")
 
 
 # The catalogue.

@@ -234,8 +234,7 @@ def training_batches(
         if mined is None:
             labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
             mined = random_triplets(labels, generator=generator).flatten()
-            if not len(mined):
-                raise UserError("there is no triplet: training needs at least 2 classes, and one of them 2 images.")
+            assert len(mined), "a loss that mines is refused where no class has two images"
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)

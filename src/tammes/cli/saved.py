@@ -22,8 +22,6 @@ ANEW = ("out", "resume", "json", "overwrite", "init_from", "continue_from", "com
 def saved_options(run: Run) -> Train:
     """The options that a run was started with."""
     given = run.read("config")
-    if not isinstance(given, dict):
-        raise UserError(f"{run.folder}/config.json does not hold the options of a run.")
     known = {field.name for field in fields(Train)}
     unknown = sorted(set(given) - known)
     if unknown:

@@ -401,8 +401,9 @@ def _connect(uri: str) -> Any:
 def _tables(uri: str) -> list[str]:
     """The names of the tables that are there; an error if it is no place for a gallery. A folder is left as it is."""
     if "://" in uri:
+        database = _connect(uri)
         try:
-            return list(_connect(uri).list_tables().tables)
+            return list(database.list_tables().tables)
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(f"cannot read {uri}: {_said(error)}") from None
     folder = Path(uri)
@@ -446,10 +447,10 @@ def _create(uri: str, about: About) -> None:
     database = _connect(uri)
     name = _new_items(uri, database, about.dim)
     try:
-        database.create_table(_ABOUT, _about_row(name, about, datetime.now(UTC).isoformat()))
-    except (RuntimeError, ValueError, OSError) as error:
+        _create_table(uri, database, _ABOUT, _about_row(name, about, datetime.now(UTC).isoformat()))
+    except UserError:
         if not _is_gallery(uri):
-            raise UserError(f"cannot make a gallery at {uri}: {_said(error)}") from None
+            raise
         database.drop_table(name)  # another was faster
         return
     if "://" not in uri:
@@ -458,13 +459,17 @@ def _create(uri: str, about: About) -> None:
 
 def _new_items(uri: str, database: Any, dim: int) -> str:
     name = f"{_ITEMS}{datetime.now(UTC).strftime(_STAMP)}-{token_hex(4)}"
-    try:
-        database.create_table(name, schema=_schema(dim))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"cannot make a gallery at {uri}: {_said(error)}") from None
+    _create_table(uri, database, name, schema=_schema(dim))
     if "://" not in uri:
         _synchronise(Path(uri) / f"{name}{_ENDING}", set())
     return name
+
+
+def _create_table(uri: str, database: Any, name: str, data: Any = None, schema: Any = None) -> None:
+    try:
+        database.create_table(name, data, schema=schema)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"cannot make a gallery at {uri}: {_said(error)}") from None
 
 
 def _schema(dim: int) -> Any:

@@ -33,7 +33,11 @@ def application(site: Site, *, hosts: Iterable[str] | None = None) -> ASGIApp:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        await site.start()
+        try:
+            await site.start()
+        except Exception as error:
+            site.failed = error  # a server says of it no more than that
+            raise
         try:
             yield
         finally:

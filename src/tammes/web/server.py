@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -87,10 +87,10 @@ def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], N
 
     server = Server(site, host, ready)
     # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
-    with threadpool_limits(1, user_api="blas"):
+    with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # by which it says that it has not started
         server.run(sockets=[listening])
     if not server.started:
-        raise UserError("the server could not start; what is above says why.")
+        raise UserError(f"the server could not start: {site.failed}.") from site.failed
     return server.signal
 
 

@@ -89,6 +89,7 @@ class Site:
         self._reports: dict[str, Report] = {}
         self._reports_at = float("-inf")
         self._watching: asyncio.Task[None] | None = None
+        self.failed: Exception | None = None  # why it did not start
 
     async def start(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "answering"))

@@ -1,0 +1,248 @@
+"""The same mistakes made in Python, or by the world around a command: each text, as `tammes.UserError`."""
+
+import json
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, ZipFile
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.io import savemat
+from torch import nn
+
+import tammes
+from tammes import DiscriminativeLoss, UserError
+from tammes.cli import main
+from tests.test_errors import SMALL, ended
+from tests.test_omniglot import pack
+
+
+def refused(work: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as refusal:
+        work()
+    return str(refusal.value)
+
+
+LOSSES: list[tuple[dict[str, Any], str]] = [
+    ({"chunk_classes": 0}, "chunk_classes must be at least 1, got 0."),
+    ({"sample_classes": 1}, "sample_classes must be in 2..5 (all classes), got 1."),
+    ({"weighting": "balanced"}, "weighting='balanced' needs class_sizes, the training images of each class."),
+    (
+        {"weighting": "triplet", "class_sizes": [1] * 5},
+        "weighting='triplet' needs a class with at least 2 images: there is no triplet here.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), LOSSES, ids=[str(options) for options, _ in LOSSES])
+def test_options_of_the_loss(options: dict[str, Any], text: str) -> None:
+    assert refused(lambda: DiscriminativeLoss(torch.eye(5), **options)) == text
+
+
+def test_one_hot_centroids_are_never_parted() -> None:
+    for options in ({"chunk_classes": 2}, {"sample_classes": 3}):
+        assert refused(lambda options=options: DiscriminativeLoss(5, **options)) == (  # type: ignore[misc]
+            "one-hot centroids need every coordinate of an embedding for its length, so chunk_classes and"
+            " sample_classes save nothing. Use centroids in fewer dimensions: centroids.place(num_classes, dim)."
+        )
+
+
+def test_nothing_to_measure() -> None:
+    from tammes.metrics import nmi, recall_at_k
+
+    none = np.zeros(0, dtype=np.int64)
+    assert (
+        refused(lambda: recall_at_k(np.zeros((0, 3), dtype=np.int64), none, 1))
+        == "nothing is ranked: got shape (0, 3)."
+    )
+    assert refused(lambda: nmi([], [])) == "labels are empty."
+
+
+def test_classes_that_have_no_words(tmp_path: Path) -> None:
+    days = np.array(["2026-01-01", "2026-01-02"] * 20, dtype="datetime64[D]")
+    learner = tammes.MetricLearner().fit(np.random.default_rng(0).normal(size=(40, 4)), days)
+    assert refused(lambda: learner.save(tmp_path)) == (
+        "classes of the kind datetime64[D] cannot be saved: learn from whole numbers or text."
+    )
+
+
+def test_a_backbone_that_gives_maps() -> None:
+    from tammes.backbones import _measured
+
+    assert refused(lambda: _measured(nn.Conv2d(3, 4, 3), 8, 8, (0.0,) * 3, (1.0,) * 3)) == (
+        "the backbone gives features of shape (1, 4, 6, 6); one vector an image is needed."
+    )
+
+
+def test_a_backbone_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that comes with us; one that somebody adds may be a single layer."""
+    from tammes.backbones import backbone
+    from tammes.cli import job, networks
+    from tammes.cli.train import Train
+    from tammes.embedder import Embedder, EmbedderConfig
+
+    embedder = Embedder(EmbedderConfig("conv4", 8))
+    embedder.default_cut = None
+    config = Train(backbone="conv4", train="top")
+    assert refused(lambda: job._cut(config, embedder)) == (
+        "conv4 has no usual place to cut: name a module of it with --cut, or --train all."
+    )
+    made = backbone("conv4")
+    monkeypatch.setattr(networks, "backbone", lambda _: replace(made, depths=()))
+    assert refused(lambda: networks._depths(replace(config, loss="hdc"))) == (
+        "--loss hdc takes features from several depths, and conv4 cannot be cut at two places far apart."
+        " Use another backbone: googlenet, resnet18, …"
+    )
+
+
+def test_tensorboard_that_is_not_installed(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, said = ended(capsys, "train", str(waves), "--out", str(tmp_path / "run"), *SMALL, "--tensorboard")
+    assert (code, said) == (2, "tammes: --tensorboard needs the package tensorboard: pip install 'tammes[track]'.\n")
+
+
+def test_annotations_of_cars_that_name_nothing(tmp_path: Path) -> None:
+    (tmp_path / "car_ims").mkdir()
+    names, none = np.array(["a", "b"], dtype=object), np.zeros((1, 0), [("relative_im_path", "O"), ("class", "O")])
+    savemat(tmp_path / "cars_annos.mat", {"class_names": names, "annotations": none})
+    from tammes.datasets import cars196
+
+    assert refused(lambda: cars196(tmp_path)) == (
+        f"the annotations in {tmp_path} name no images. The data set is not whole: download it again."
+    )
+
+
+def test_a_list_that_is_a_folder(tmp_path: Path) -> None:
+    from tammes.datasets.files import text
+    from tammes.datasets.table import table
+
+    assert refused(lambda: text(tmp_path)) == f"cannot read {tmp_path}: Is a directory."
+    assert refused(lambda: table(tmp_path)) == f"cannot read {tmp_path}: Is a directory."
+
+
+def test_a_folder_that_is_gone_when_it_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = import_module("tammes.datasets.folder")  # a function has the same name
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    visible = folder._visible
+
+    def seen(place: Path) -> Any:
+        found = list(visible(place))
+        if place == tmp_path / "a":
+            (place / "deep").rmdir()
+        return found
+
+    monkeypatch.setattr(folder, "_visible", seen)
+    assert refused(lambda: folder.images_below(tmp_path)) == (
+        f"cannot look into {tmp_path}/a/deep: No such file or directory."
+    )
+
+
+def test_a_drawing_that_is_damaged_in_its_zip(tmp_path: Path) -> None:
+    from tammes.datasets import omniglot
+
+    file = pack(tmp_path, "images_background", {"Greek": 2}, ZIP_STORED)
+    pack(tmp_path, "images_evaluation", {"Latin": 2})
+    content = bytearray(file.read_bytes())
+    with ZipFile(BytesIO(content)) as archive:
+        name = next(each for each in archive.infolist() if each.filename.endswith("character01/0001_01.png"))
+    content[name.header_offset + 30 + len(name.filename) + name.file_size - 1] ^= 1
+    file.write_bytes(content)
+    characters = omniglot(tmp_path)
+    assert refused(lambda: characters.read(0)) == (
+        f"cannot read {file}: Bad CRC-32 for file '{name.filename}'. Download it again."
+    )
+
+
+def test_an_archive_that_goes_nowhere(tmp_path: Path) -> None:
+    from tammes.downloads import unpack
+
+    archive, file = tmp_path / "a.zip", tmp_path / "file"
+    with ZipFile(archive, "w") as made:
+        made.writestr("a.txt", "a")
+    file.touch()
+    assert refused(lambda: unpack(archive, file)) == f"cannot unpack {archive} into {file}: File exists."
+
+
+def test_a_model_of_the_hub_that_says_nothing_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"tammes": []}')
+    save_file({}, tmp_path / "model.safetensors")
+    assert refused(lambda: tammes.load(tmp_path)) == f"{tmp_path}/config.json does not describe a network."
+
+
+def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
+    """Whole by its length, and without a checksum, as files once were: only who reads it sees what is wrong."""
+    from tammes.tensors import DamagedError, read_tensors
+
+    file = tmp_path / "a.safetensors"
+    header = json.dumps({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(DamagedError, match=f"^{file} is damaged: .*F99"):
+        read_tensors(file)
+
+
+def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
+    from tammes.runs import Run, load_frozen
+    from tammes.tensors import write_tensors
+
+    file = tmp_path / "frozen.safetensors"
+    write_tensors(file, {"weight": torch.ones(4)})
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    said = refused(lambda: load_frozen(Run(tmp_path), nn.Linear(2, 2)))
+    assert said.startswith(f"{file} is damaged: ")
+    assert said.endswith(" The run cannot go on: train anew, with --overwrite.")
+
+
+def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tammes.gallery import lance
+
+    assert refused(lambda: lance._tables("nonsense://x")).startswith("cannot open a gallery at nonsense://x: ")
+    place = str(tmp_path)
+    assert refused(lambda: lance._new_items(place, lance._connect(place), 0)).startswith(
+        f"cannot make a gallery at {place}: "
+    )
+
+    class Unreachable:
+        def list_tables(self) -> None:
+            raise OSError("the network is down")
+
+    monkeypatch.setattr(lance, "_connect", lambda _: Unreachable())
+    assert refused(lambda: lance._tables("s3://shelf/g")) == "cannot read s3://shelf/g: the network is down"
+
+
+def test_a_gallery_that_another_makes_anew_meanwhile(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = import_module("tammes.cli.index")
+    shutil.copytree(waves / "class 0", tmp_path / "photos" / "class 0")
+    run, photos, gallery = (str(tmp_path / name) for name in ("run", "photos", "g"))
+    main(["train", str(waves), "--out", run, *SMALL])
+    main(["index", run, photos, "--gallery", gallery])
+    shutil.copytree(waves / "class 1", tmp_path / "photos" / "class 1")
+    update = index._update
+
+    def disturbed(*given: Any) -> Any:
+        monkeypatch.setattr(index, "_update", update)
+        main(["index", run, photos, "--gallery", gallery, "--rebuild"])
+        return update(*given)
+
+    monkeypatch.setattr(index, "_update", disturbed)
+    code, said = ended(capsys, "index", run, photos, "--gallery", gallery)
+    assert code == 2
+    assert said.endswith(
+        f"tammes: {gallery} was made anew by another program meanwhile, and does not have these images. The same"
+        " command adds them.\n"
+    )
+    assert ended(capsys, "index", run, photos, "--gallery", gallery)[0] == 0
