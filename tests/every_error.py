@@ -76,9 +76,9 @@ def words_of_tests() -> str:
 
 
 def stands_in(text: str, words: str) -> bool:
-    """Whether the beginnings of all that a text says between what is put into it do; a test may end it sooner."""
-    parts = [" ".join(part.split()[:4]) for part in re.split(r"\{[^}]*\}", text) if len(part.split()) > 1]
-    return bool(parts) and all(part in words for part in parts)
+    """Whether the beginnings of all that a text says between what is put into it do, four words or more in all."""
+    parts = [part.split()[:4] for part in re.split(r"\{[^}]*\}", text) if len(part.split()) > 1]
+    return sum(map(len, parts)) > 3 and all(" ".join(part) in words for part in parts)
 
 
 def sites() -> list[tuple[str, int, str]]:

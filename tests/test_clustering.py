@@ -91,3 +91,34 @@ def test_a_centre_that_nobody_is_near_takes_the_farthest_vector() -> None:
     found = lloyd(vectors, np.array([[1.0], [500.0]]))
     assert sorted(found.centres[:, 0].tolist()) == [1, 10]
     assert found.clusters.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"),
+    [(1e-30, np.float32), (1e-25, np.float32), (1e20, np.float32), (1e40, np.float64), (1e-100, np.float64)],
+)
+def test_vectors_of_any_length_are_clustered_alike(factor: float, dtype: type) -> None:
+    random = np.random.default_rng(4)
+    labels = random.integers(5, size=300)
+    vectors = 10 * np.eye(5)[labels] + random.standard_normal((300, 5))
+    assert nmi(labels, kmeans((factor * vectors).astype(dtype), 5)) == pytest.approx(1)
+    plain, scaled = (lloyd((by * vectors).astype(dtype), by * vectors[:5], tolerance=0.1 * by**2) for by in (1, factor))
+    assert (plain.clusters == scaled.clusters).all()
+    assert plain.iterations == scaled.iterations
+    assert scaled.spread / factor**2 == pytest.approx(plain.spread, rel=1e-5)
+    np.testing.assert_allclose(scaled.centres / factor, plain.centres, rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_far_from_the_origin_have_their_own_means_for_centres() -> None:
+    vectors = (np.random.default_rng(5).standard_normal((1000, 4)) + 1e6).astype(np.float32)
+    found = lloyd(vectors, vectors[:6].astype(np.float64))
+    means = np.stack([vectors[found.clusters == own].mean(axis=0, dtype=np.float64) for own in range(6)])
+    np.testing.assert_allclose(found.centres, means, rtol=0, atol=1e-6)
+    distances = np.square(vectors[:, None].astype(np.float64) - found.centres).sum(axis=2)
+    assert (distances.argmin(axis=1) == found.clusters).all()
+
+
+def test_vectors_may_lie_in_memory_as_they_like_and_be_fewer_than_the_centres() -> None:
+    vectors = np.random.default_rng(6).standard_normal((30, 3))
+    assert (lloyd(vectors[::-1], vectors[:4]).clusters == lloyd(vectors[::-1].copy(), vectors[:4]).clusters).all()
+    assert lloyd(np.eye(3), np.random.default_rng(7).random((10, 3))).spread == pytest.approx(0, abs=1e-12)

@@ -295,6 +295,20 @@ def test_one_class_and_two_images(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert ended(capsys, "train", str(two), "--out", str(tmp_path / "run"), "--test-classes", "0", *SMALL)[0] == 0
 
 
+def test_a_class_that_is_left_without_images_cannot_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = small_set(tmp_path / "photos", ["a", "b"], 3)
+    for number in range(3):
+        (photos / "a" / f"{number}.png").write_bytes(b"no image")
+    given = ("train", str(photos), "--out", str(tmp_path / "run"), "--test-classes", "0", "--skip-bad", *SMALL)
+    for loss in ("triplet-smart", "discriminative"):
+        code, said = ended(capsys, *given, "--loss", loss)
+        assert code == 2
+        assert said.endswith(
+            "tammes: 1 training classes are left without the images that cannot be read; at least 2 must train."
+            f" `tammes doctor {photos}` lists them.\n"
+        )
+
+
 def test_classes_that_differ_in_case_or_blanks_only_are_two_and_said_to_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,24 @@ def test_bfloat16_is_given_up_where_it_tells_nothing_apart(monkeypatch: pytest.M
     assert found.ids.tolist() == nearest_by_loops(vectors[1:19], vectors, 5)
 
 
+@pytest.mark.parametrize("far", [1e21, 1e22, 1e30])
+@pytest.mark.parametrize("half", [False, True])
+def test_one_query_far_away_does_not_blur_the_others(far: float, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the squares of all others smaller than the smallest number of full precision."""
+    if half:
+        always_in_half(monkeypatch)
+    queries, gallery = normal(60, 8, seed=30), normal(300, 8, seed=31)
+    queries[0] = far
+    found = search(queries, gallery, 5)
+    assert found.ids[1:].tolist() == nearest_by_loops(queries[1:], gallery, 5)
+    gallery[3], gallery[4] = far, -far
+    rows = np.arange(1, 60)
+    closer, _, _ = Search(queries[1:], gallery).places(rows - 1, np.full(59, 7))
+    assert closer.tolist() == [
+        sum(squared(query, item) < squared(query, gallery[7]) for item in gallery) for query in queries[1:]
+    ]
+
+
 def test_the_choice_of_a_precision_is_made_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that the products move, so that the machine's other work does not matter."""
     product, now, takes = torch.mm, [0.0], {torch.float32: 1.0, torch.bfloat16: 0.5}

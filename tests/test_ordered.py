@@ -87,5 +87,12 @@ def test_whoever_takes_no_more_stops_the_work(limit: int, monkeypatch: pytest.Mo
     assert work.begun == begun
 
 
+def test_a_result_that_cannot_be_weighed_is_an_error_as_well() -> None:
+    results = in_order(Counted(), 60, 2, lambda result: 1 // (result[0] - 5))
+    assert [next(results)[0] for _ in range(5)] == list(range(5))
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
 def test_nothing_to_do() -> None:
     assert list(in_order(Counted(), 0, 2, len)) == []

@@ -65,10 +65,40 @@ def test_the_blocks_do_not_matter(data: st.DataObject) -> None:
     check(matrix, length, lists)
 
 
-def test_the_first_of_equal_ones_are_listed() -> None:
+@pytest.mark.parametrize("columns", [40, 161, 1000])
+def test_the_first_of_equal_ones_are_listed(columns: int) -> None:
     lists = Smallest(1, 3)
-    lists.put(torch.zeros(1, 40), column=0)
+    lists.put(torch.zeros(1, columns), column=0)
+    lists.put(torch.zeros(1, columns), column=columns)
     assert lists.found()[1].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_less_than_nothing_is_less_than_a_zero_of_either_sign(dtype: torch.dtype) -> None:
+    for zero in (0.0, -0.0):
+        lists = Smallest(1, 1)
+        lists.put(torch.full((1, 512), zero, dtype=dtype), column=0)
+        lists.put(torch.full((1, 512), -1.0, dtype=dtype), column=512)
+        assert lists.found()[0].tolist() == [[-1.0]]
+
+
+def test_one_row_that_finds_much_does_not_make_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is sorted: as much of that row as there is, and little of the others."""
+    made: list[int] = []
+    as_keys = smallest._as_keys
+
+    def watched(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        made.append(numbers.size)
+        return as_keys(numbers, columns)
+
+    matrix = torch.rand(200, 2048, generator=torch.Generator().manual_seed(0))
+    matrix[7, :1024] += 5
+    lists = Smallest(200, 4)
+    lists.put(matrix[:, :1024], column=0)
+    monkeypatch.setattr(smallest, "_as_keys", watched)
+    lists.put(matrix[:, 1024:], column=1024)
+    check(matrix, 4, lists)
+    assert made[1:] == [1024]
 
 
 def test_once_the_lists_are_full_little_of_a_block_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

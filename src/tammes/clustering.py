@@ -1,5 +1,6 @@
 """K-means, for the cluster measures: scikit-learn's starts, Lloyd's iterations without what cannot have changed."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ def kmeans(
     if not 1 <= num_clusters <= len(array):
         raise UserError(f"the number of clusters must be in 1..{len(array)}, one for each vector, got {num_clusters}.")
     centred = array - array.mean(axis=0, dtype=np.float64).astype(array.dtype)
+    centred = centred / array.dtype.type(_scale(centred))
     tolerance = _TOLERANCE * float(np.var(centred, axis=0).mean())
     random = np.random.RandomState(seed)
     best: Clustering | None = None
@@ -75,9 +77,13 @@ def lloyd(
     What cannot have changed is not computed again: a vector whose own centre has stayed, or come nearer, is compared
     with the centres that have moved, and with no others.
     """
-    middle = _about_the_mean(vectors)
-    points = (torch.from_numpy(vectors) - torch.from_numpy(middle.astype(vectors.dtype))).float()  # (items, dim)
-    means = torch.from_numpy(centres - middle)  # (clusters, dim), float64
+    vectors = np.ascontiguousarray(vectors)
+    middle = _about_the_mean(vectors)  # of the vectors' own precision: what is taken from them is what is given back
+    shifted = torch.from_numpy(vectors) - torch.from_numpy(middle)
+    scale = _scale(shifted.numpy())
+    points = (shifted if scale == 1 else shifted / scale).float()  # (items, dim)
+    middle = middle.astype(np.float64)
+    means = torch.from_numpy((centres - middle) / scale)  # (clusters, dim), float64
     clusters = torch.zeros(len(points), dtype=torch.int64)
     nearest = torch.full((len(points),), torch.inf)  # |c|² - 2 x·c of the own centre
     moved = torch.ones(len(means), dtype=torch.bool)
@@ -95,12 +101,12 @@ def lloyd(
         _average(points, clusters, nearest, changed, sums, means)
         ways = (means - before).square().sum(dim=1)  # (clusters,)
         moved = ways > 0
-        if float(ways.sum()) <= tolerance:
+        if float(ways.sum()) <= tolerance / scale**2:
             break
     if bool(moved.any()):
         _assign(points, means, moved, clusters, nearest)  # the clusters are those of the centres that are returned
     spread = _spread(points, means, clusters)
-    return Clustering(clusters.numpy(), means.numpy() + middle, spread, done)
+    return Clustering(clusters.numpy(), scale * means.numpy() + middle, scale**2 * spread, done)
 
 
 def _assign(
@@ -175,7 +181,8 @@ def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor,
     empty = (sizes == 0).nonzero().squeeze(1)
     if len(empty):
         distances = nearest.double() + _squares(points)
-        far = distances.topk(len(empty)).indices
+        far = distances.topk(min(len(empty), len(points))).indices
+        empty = empty[: len(far)]
         if float(distances[far[0]]) > 1e-6 * float(_squares(points).max()):  # else all lie on their centres
             sums, sizes, changed = sums.clone(), sizes.clone(), changed.clone()
             for from_whom, sign in ((clusters[far], -1), (empty, 1)):
@@ -186,12 +193,19 @@ def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor,
     means[filled] = sums[filled] / sizes[filled, None]
 
 
-def _about_the_mean(vectors: Float[np.ndarray, "items dim"]) -> Float64[np.ndarray, " dim"]:
+def _scale(vectors: Float[np.ndarray, "items dim"]) -> float:
+    """What to divide vectors by so that their squares are numbers of full precision; 1 for most."""
+    largest = float(max(vectors.max(), -vectors.min()))
+    return 1.0 if largest == 0 or 2.0**-30 < largest < 2.0**30 else 2.0 ** round(math.log2(largest))
+
+
+def _about_the_mean(vectors: Float[np.ndarray, "items dim"]) -> Float[np.ndarray, " dim"]:
     """An origin for the products: a sum of a few rows need not be in float64, which takes five times as long."""
     some = 32
     whole = len(vectors) // some * some
     sums = vectors[:whole].reshape(-1, some, vectors.shape[1]).sum(axis=1).sum(axis=0, dtype=np.float64)
-    return np.asarray((sums + vectors[whole:].sum(axis=0, dtype=np.float64)) / len(vectors))
+    mean = (sums + vectors[whole:].sum(axis=0, dtype=np.float64)) / len(vectors)
+    return np.asarray(mean.astype(vectors.dtype))
 
 
 def _squares(points: Tensor) -> Float64[Tensor, " items"]:

@@ -12,13 +12,14 @@ def fetched(address: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    no_answer: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP client, which has changed its name before
     name, _, revision = address.removeprefix(ADDRESS).partition("@")
     _check_name(name, f"{ADDRESS}owner/name")
     try:
         folder = snapshot_download(name, revision=revision or None, allow_patterns=["config.json", "model.safetensors"])
     except RepositoryNotFoundError:
         raise UserError(f"no model {name} on the hub, or it is private: log in with `hf auth login`.") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, no_answer, OSError) as error:
         why = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         if isinstance(why, HfHubHTTPError | OSError):
             raise UserError(f"cannot fetch {name} from the hub: {_first_line(why)}") from error

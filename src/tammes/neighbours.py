@@ -216,6 +216,7 @@ class Search:
             left.append(unsure)
             if len(ranking.rows):
                 yield ranking
+        self._of_all = None
         for rows, depth in self._blocks(np.concatenate(left) if left else order, depths):
             ranking, unsure = self._ranking(rows, depth, self._candidates)
             if len(ranking.rows):
@@ -334,7 +335,7 @@ class Search:
         if not np.array_equal(np.asarray(self.itself), np.arange(number)) or _listed_in_half(_listed(depth)) > max(
             64, self.gallery.shape[1] // 4
         ):
-            return None  # lists of all must not take more memory than the vectors do
+            return None  # lists of all must stay short
         length = self._tried(depth)
         self.half_helps = length > 0
         if not self.half_helps:

@@ -79,7 +79,8 @@ class Products:
     ) -> Float64[np.ndarray, " rows"]:
         """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
 
-        The last term is for the float64 value itself, which is rounded too.
+        The second term is for the float64 value itself, which is rounded too, the last for terms too small to be
+        rounded in proportion, which a processor may take for 0.
 
         Args:
             reach: to tell items nearer than this from others. An item b with |b| ≥ 2 (|a| + reach) lies outside by
@@ -92,7 +93,7 @@ class Products:
         if reach is not None and rounding < 1 / 8:
             longest = np.minimum(longest, 2 * (lengths + reach))
         of_product = rounding * (2 * lengths + longest) * longest
-        return np.asarray(of_product + 2.0**-48 * (lengths + longest) ** 2)
+        return np.asarray(of_product + 2.0**-48 * (lengths + longest) ** 2 + _too_small(centred, self.dtype))
 
 
 class HalfProducts:
@@ -138,7 +139,12 @@ class HalfProducts:
         lost, lengths = (given - rounded).norm(dim=1).numpy(), rounded.norm(dim=1).numpy()
         longest = self.of.longest
         of_sums = 4 * (centred.shape[1] + 16) * float(np.finfo(np.float32).eps) * (lengths + longest) ** 2
-        return np.asarray(2 * (lost * longest + lengths * self.lost) + of_sums)
+        return np.asarray(2 * (lost * longest + lengths * self.lost) + of_sums + _too_small(centred, np.float32))
+
+
+def _too_small(centred: Float64[np.ndarray, "rows dim"], dtype: type[np.float32] | type[np.float64]) -> float:
+    """What is lost where terms of a product are below the smallest number of full precision, none being above 4."""
+    return float(4 * (centred.shape[1] + 16) * np.finfo(dtype).tiny)
 
 
 def _in_three(numbers: Float32[Tensor, " some"]) -> BFloat16[Tensor, "some 3"]:

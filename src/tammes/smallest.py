@@ -15,6 +15,7 @@ from torch import Tensor
 
 _FOLD = 16  # columns of which only the smallest is looked at first
 _KEYS_AT_ONCE = 1 << 20  # 8 MB
+_CROWDED = 16  # times as many new numbers as places in a list, from which on a row is sorted by itself
 _MANY = 8  # times as many folds as places in a list, from which on it is no longer worth while to look at folds
 _NOTHING = (0x7F80_0000 << 32) | 0xFFFF_FFFF  # infinity, in column -1
 
@@ -22,7 +23,7 @@ _Keys = NDArray[np.int64]
 
 
 class Smallest:
-    """Lists of the smallest numbers of some rows, the same length for each. Equal numbers: the first columns.
+    """Lists of the smallest numbers of some rows, the same length for each. Equal numbers: those that came first.
 
     >>> lists = Smallest(rows=1, length=2)
     >>> lists.put(torch.tensor([[3.0, -1.0]]), column=0)
@@ -38,15 +39,15 @@ class Smallest:
         """Look at a block of the matrix, of float32 or bfloat16 and without NaN, that begins at this row and column."""
         keys = self._keys[row : row + len(block)]
         inside = block.shape[1] // _FOLD * _FOLD
-        if inside < block.shape[1]:
-            _put_all(keys, block[:, inside:], column + inside)
         if inside and not _put_some(keys, block[:, :inside], column):
             _put_all(keys, block[:, :inside], column)
+        if inside < block.shape[1]:
+            _put_all(keys, block[:, inside:], column + inside)
 
     def found(
         self, rows: slice | Int64[np.ndarray, " rows"] = slice(None)
     ) -> tuple[Float32[np.ndarray, "rows length"], Int64[np.ndarray, "rows length"]]:
-        """The lists of some rows, smallest first, and their columns. Where nothing is left: infinity, -1."""
+        """The lists of some rows, smallest first, and their columns; infinity and -1 where there was nothing."""
         keys = np.sort(self._keys[rows], axis=1)
         return _numbers(keys), keys.astype(np.int32).astype(np.int64)
 
@@ -79,8 +80,16 @@ def _put_some(keys: _Keys, block: Tensor, column: int) -> bool:
     which, part = np.divmod(where, _FOLD)
     row = row[which]
     new = _as_keys(numbers.reshape(-1)[where], fold[which] + width * part + column)
+    counts = np.bincount(row, minlength=rows)
+    crowded = np.flatnonzero(counts > _CROWDED * length)  # few, by what is above: the others need not wait for them
+    if len(crowded):
+        own = keys[crowded]
+        _put_all(own, block[torch.from_numpy(crowded)], column)
+        keys[crowded] = own
+        left = counts[row] <= _CROWDED * length
+        row, new = row[left], new[left]
     starts = np.searchsorted(row, np.arange(rows + 1))  # those of a row stand side by side
-    step = max(1, _KEYS_AT_ONCE // (16 * length))
+    step = max(1, _KEYS_AT_ONCE // ((1 + _CROWDED) * length))
     for first in range(0, rows, step):
         mine = slice(starts[first], starts[min(first + step, rows)])
         if mine.start == mine.stop:
@@ -119,7 +128,8 @@ def _minima(block: Tensor) -> Tensor:
 def _as_minima(bar: NDArray[np.float32], minima: Tensor) -> NDArray[Any]:
     """What minima are compared with, so that none that is below the bar is missed."""
     if minima.dtype == torch.int16:
-        return torch.from_numpy(bar).clamp(min=0).bfloat16().view(torch.int16).numpy()
+        bits: NDArray[np.int16] = torch.from_numpy(bar).bfloat16().view(torch.int16).numpy()
+        return np.maximum(bits, 0)
     return bar
 
 

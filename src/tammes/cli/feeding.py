@@ -116,6 +116,11 @@ def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
         if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
             raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
     labels, numbers = relabel(dataset.labels, parts.train)
+    if len(images.bad) and len(numbers) < 2:
+        raise UserError(
+            f"{len(numbers)} training classes are left without the images that cannot be read; at least 2 must train."
+            f" `tammes doctor {config.data}` lists them."
+        )
     names = tuple(dataset.class_names[number] for number in numbers)
     data = Data(dataset, images, parts, labels, names, shape.size, places=_places(config, names, classes))
     if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():

@@ -5,9 +5,10 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Condition
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 Result = TypeVar("Result")
+_Queue: TypeAlias = "SimpleQueue[tuple[Result, int] | BaseException]"  # each result with its bytes
 
 _CHUNK = 8  # pieces of work that a thread takes at once: handing over costs more than a small image
 _WAITING = 1 << 28  # bytes of results that may wait to be taken
@@ -23,7 +24,7 @@ def in_order(
     """
     room, held, at, stopped = Condition(), 0, 0, False
 
-    def chunk(indices: range, found: "SimpleQueue[Result | BaseException]") -> None:
+    def chunk(indices: range, found: "_Queue[Result]") -> None:
         nonlocal held
         for index in indices:
             with room:
@@ -33,26 +34,28 @@ def in_order(
                     return
             try:
                 result = work(index)
+                size = num_bytes(result)
             except BaseException as error:  # raised where the result is taken
                 found.put(error)
                 return
             with room:
-                held += num_bytes(result)
-            found.put(result)
+                held += size
+            found.put((result, size))
 
-    def taken(indices: range, found: "SimpleQueue[Result | BaseException]") -> Iterator[Result]:
+    def taken(indices: range, found: "_Queue[Result]") -> Iterator[Result]:
         nonlocal held, at
         for index in indices:
-            result = found.get()
-            if isinstance(result, BaseException):
-                raise result
+            given = found.get()
+            if isinstance(given, BaseException):
+                raise given
+            result, size = given
             with room:
-                held -= num_bytes(result)
+                held -= size
                 at = index + 1
                 room.notify_all()
             yield result
 
-    waiting: deque[tuple[range, SimpleQueue[Result | BaseException]]] = deque()
+    waiting: deque[tuple[range, _Queue[Result]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for start in range(0, count, _CHUNK):
