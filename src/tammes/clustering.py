@@ -113,7 +113,7 @@ def _assign(
     points: Tensor, means: Tensor, moved: Tensor, clusters: Tensor, nearest: Tensor
 ) -> Bool[Tensor, " clusters"]:
     """Each vector to its nearest centre, in place; and which clusters have lost or won one."""
-    changed = torch.isinf(nearest).any().repeat(len(means))  # all, the first time
+    changed = torch.full((len(means),), bool(torch.isinf(nearest[0])))  # all, the first time
     table = means.float().numpy()
     squares = means.square().sum(dim=1).float().numpy()  # (clusters,)
     room = np.empty((0, 0), dtype=np.float32)
