@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.errors import ERRORS, errors_page, in_words
 from tammes.cli import COMMANDS, main
-from tests.every_error import sites, stands_in, words_of_tests
+from tests.every_error import ELSEWHERE, sites, stands_in, words_of_tests
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -451,5 +451,7 @@ def test_an_error_that_no_test_causes_is_noticed() -> None:
     assert stands_in("cannot fetch {name} from the hub: {error}", words)
     assert not stands_in("cannot push {name} to the hub: {error}", words)
     assert not stands_in("{error}", words)
+    assert stands_in("cannot fetch {name} from the hub: `{error}` .", words), "signs need not be there"
+    assert set(ELSEWHERE) <= {text for _, _, text in found}
     over_two_lines = ("so chunk_classes and", "sample_classes save nothing")
     assert " ".join(over_two_lines) in words_of_tests()
