@@ -12,6 +12,7 @@ from typing import Any
 TOKEN = "hf_stand_in"
 FULL = "anna/full"  # a model that cannot be made
 TIRED = "anna/tired"  # one that the hub cannot give
+GONE = "anna/gone"  # one at which it breaks off
 
 
 class StandIn(ThreadingHTTPServer):
@@ -114,7 +115,9 @@ class Handler(BaseHTTPRequestHandler):
         hub, parts = self.server, self.path.partition("?")[0].strip("/").split("/")
         name = "/".join(parts[2:4] if parts[0] == "api" else parts[:2])
         files = hub.models.get(name)
-        if name == TIRED:
+        if name == GONE:
+            self.close_connection = True
+        elif name == TIRED:
             self.answer({"error": "Try again later"}, 403)
         elif files is None:
             self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})

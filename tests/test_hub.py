@@ -11,7 +11,7 @@ import pytest
 
 from tammes import UserError
 from tammes.hub import fetched, push_to_hub
-from tests.hub_stand_in import FULL, TIRED, TOKEN, StandIn, standing_in
+from tests.hub_stand_in import FULL, GONE, TIRED, TOKEN, StandIn, standing_in
 
 
 def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
@@ -118,13 +118,15 @@ def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
                     print(error)
 
             load({TIRED!r})
+            load({GONE!r})
             huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"
             load("anna/waves")
             """
-        tired, alone = run(code, hub, tmp_path / "home").splitlines()
+        tired, gone, alone = run(code, hub, tmp_path / "home").splitlines()
     assert tired.startswith("cannot fetch anna/tired from the hub: ")
     assert "403" in tired
-    assert alone == "cannot reach the hub for anna/waves, and it is not in the cache."
+    assert gone == "cannot reach the hub for anna/gone, and it is not in the cache. Try again when it can be."
+    assert alone == "cannot reach the hub for anna/waves, and it is not in the cache. Try again when it can be."
 
 
 def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -28,6 +28,19 @@ def check(matrix: torch.Tensor, length: int, lists: Smallest) -> None:
         assert np.isinf(numbers[len(there) :]).all()
 
 
+def sizes_of_keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers are looked at one by one, each time that some are."""
+    made: list[int] = []
+    as_keys = smallest._as_keys
+
+    def watched(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        made.append(numbers.size)
+        return as_keys(numbers, columns)
+
+    monkeypatch.setattr(smallest, "_as_keys", watched)
+    return made
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["positive", "signs", "ties", "all the same", "falling", "infinite"])
 @pytest.mark.parametrize("length", [1, 5, 40])
@@ -84,18 +97,11 @@ def test_less_than_nothing_is_less_than_a_zero_of_either_sign(dtype: torch.dtype
 
 def test_one_row_that_finds_much_does_not_make_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is sorted: as much of that row as there is, and little of the others."""
-    made: list[int] = []
-    as_keys = smallest._as_keys
-
-    def watched(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        made.append(numbers.size)
-        return as_keys(numbers, columns)
-
     matrix = torch.rand(200, 2048, generator=torch.Generator().manual_seed(0))
     matrix[7, :1024] += 5
     lists = Smallest(200, 4)
     lists.put(matrix[:, :1024], column=0)
-    monkeypatch.setattr(smallest, "_as_keys", watched)
+    made = sizes_of_keys(monkeypatch)
     lists.put(matrix[:, 1024:], column=1024)
     check(matrix, 4, lists)
     assert made[1:] == [1024]
@@ -103,14 +109,7 @@ def test_one_row_that_finds_much_does_not_make_the_others_wait(monkeypatch: pyte
 
 def test_once_the_lists_are_full_little_of_a_block_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is made a key of: the numbers that are small enough, and not the block."""
-    made: list[int] = []
-    as_keys = smallest._as_keys
-
-    def watched(numbers: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        made.append(numbers.size)
-        return as_keys(numbers, columns)
-
-    monkeypatch.setattr(smallest, "_as_keys", watched)
+    made = sizes_of_keys(monkeypatch)
     matrix = torch.rand(64, 8192, generator=torch.Generator().manual_seed(0)).bfloat16()
     lists = Smallest(64, 10)
     for start in range(0, 8192, 1024):

@@ -12,18 +12,19 @@ def fetched(address: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    no_answer: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP client, which has changed its name before
     name, _, revision = address.removeprefix(ADDRESS).partition("@")
     _check_name(name, f"{ADDRESS}owner/name")
     try:
         folder = snapshot_download(name, revision=revision or None, allow_patterns=["config.json", "model.safetensors"])
     except RepositoryNotFoundError:
         raise UserError(f"no model {name} on the hub, or it is private: log in with `hf auth login`.") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, no_answer, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, _no_answer(), OSError) as error:
         why = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         if isinstance(why, HfHubHTTPError | OSError):
             raise UserError(f"cannot fetch {name} from the hub: {_first_line(why)}") from error
-        raise UserError(f"cannot reach the hub for {name}, and it is not in the cache.") from error
+        raise UserError(
+            f"cannot reach the hub for {name}, and it is not in the cache. Try again when it can be."
+        ) from error
     return Path(folder)
 
 
@@ -35,7 +36,6 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    no_answer: type[Exception] = HfHubHTTPError.__mro__[1]  # of the HTTP client, which has changed its name before
     folder = Path(folder)
     _check_name(name, "owner/name")
     if not (folder / "config.json").exists() or not (folder / "model.safetensors").exists():
@@ -51,9 +51,16 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
                 f"cannot push to {name}: the hub says {status}, you may not write there. Log in with `hf auth login`."
             ) from error
         raise UserError(f"cannot push to {name}: the hub says {status}, {_first_line(error)}") from error
-    except (no_answer, OSError) as error:
+    except (_no_answer(), OSError) as error:
         raise UserError(f"cannot push to {name}: the hub cannot be reached ({_first_line(error)}).") from error
     return f"{ADDRESS}{name}"
+
+
+def _no_answer() -> type[Exception]:
+    """What the HTTP client of the hub raises where nobody answers; it has changed its name before."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__mro__[1]
 
 
 def _first_line(error: Exception) -> str:
