@@ -141,7 +141,7 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
     try:
         stored = dataset.read(index)
         width, height = resized_size(stored.size, shorter_side=form.shorter_side, size=form.size)
-        if width * height > (Image.MAX_IMAGE_PIXELS or float("inf")):
+        if _is_too_large(width, height):
             return f"cannot use {dataset.keys[index]}: scaled, it would have {width} x {height} pixels."
         return scaled(in_mode(stored, form.mode), width, height)
     except UserError as error:
@@ -149,6 +149,10 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
         return text if text.startswith("cannot read") else f"cannot read {dataset.keys[index]}: {text}"
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         return f"cannot read {dataset.keys[index]}: {error}."
+
+
+def _is_too_large(width: int, height: int) -> bool:
+    return width * height > (Image.MAX_IMAGE_PIXELS or float("inf"))
 
 
 def scaled(image: Image.Image, width: int, height: int) -> UInt8[ndarray, "channels height width"]:
@@ -293,14 +297,23 @@ def _bad_images(decoded: Decoded) -> UserError:
 
 
 def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
-    """Refuse before the first image what would fail at the last: judged by a few images, unless all have one size."""
+    """Refuse before the first image what would fail at the last: judged by a few images, unless all have one size.
+
+    An image that cannot be used takes no room: that it cannot is what its user must read.
+    """
     if form.size is not None:
         areas = [form.size[0] * form.size[1]]
     else:
-        areas = []
-        for index in np.linspace(0, len(dataset) - 1, min(len(dataset), 16)).astype(int).tolist():
-            with suppress(OSError, SyntaxError, ValueError, EOFError):
-                width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
-                areas.append(width * height)
+        few = np.linspace(0, len(dataset) - 1, min(len(dataset), 16)).astype(int).tolist()
+        areas = [_area(dataset, index, form) for index in few]
     needed = int(sum(areas) / max(len(areas), 1) * form.channels * len(dataset))
     check_room(folder, needed, _WHAT)
+
+
+def _area(dataset: Dataset, index: int, form: _Form) -> int:
+    """How many pixels an image will have; none if it cannot be used."""
+    try:
+        width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
+    except (OSError, SyntaxError, ValueError, EOFError):
+        return 0
+    return 0 if _is_too_large(width, height) else width * height
