@@ -532,7 +532,8 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
         "    TAMMES_DATA=DATASETS python -m benchmarks.peers --weights FILE --oml-python PYTHON",
         "",
         "Every turn is a process of its own, on one thread; the sides take turns, and medians count. Seconds are those"
-        " of the processor: waiting, and what else the machine does, is not in them. MB is what the"
+        " of the processor: waiting, and what else the machine does, is not in them. (Rows with workers have as many"
+        " threads or processes, and the seconds that passed.) MB is what the"
         " work added at its peak to what the process held with its libraries and data loaded; of a command, all that it"
         " held."
         " PML is pytorch-metric-learning, OML open-metric-learning. Limit: what the work cannot do without.",
@@ -547,7 +548,7 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
 
 def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
     shown: dict[str, list[str]] = {title: [] for title in ("", "seconds", "/ ours", "MB", "turns", "found")}
-    for side in (*row["sides"], *([row["limit"]] if row["limit"] else [])):
+    for side in (*row["sides"], row["limit"]):
         cells = [side["name"], side.get("failed", ""), "", "", "", ""]
         if "failed" not in side:
             said = side["said"] or {}
@@ -578,7 +579,7 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
         if side.get("ratio") is not None and side["ratio"] < 1:
             said.append(f"{side['name']} is {1 / side['ratio']:.2f} times as fast as {row['sides'][0]['name']}.")
     limit = row["limit"]
-    if limit and limit.get("ratio"):
+    if limit.get("ratio"):
         said.append(f"Ours takes {1 / limit['ratio']:.2f} times {limit['name']}.")
     return [" ".join(said), ""] if said else []
 
@@ -637,35 +638,28 @@ def _ratio(side: Mapping[str, Any]) -> str:
     return f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**"
 
 
-def in_short(stored: Mapping[str, Any]) -> list[str]:
+def in_short(stored: Mapping[str, Any], title: str = "title") -> list[str]:
     """A line for each row that has a peer: the fastest of them."""
     shown: dict[str, list[str]] = {
-        title: []
-        for title in ("one thread", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
+        each: [] for each in ("one thread", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
     }
     for row, best in _with_fastest_peer(stored):
         ours, limit = row["sides"][0], row["limit"]
-        cells = [row["title"], f"{_seconds(ours['seconds'])} s", f"{_ratio(best)} ({best['name']})"]
+        cells = [row[title], f"{_seconds(ours['seconds'])} s", f"{_ratio(best)} ({best['name']})"]
         cells += [f"{ours['mb']:,.0f} / {best['mb']:,.0f} MB"]
-        cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit and limit.get("ratio") else ""]
+        cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit.get("ratio") else ""]
         for column, cell in zip(shown.values(), cells, strict=True):
             column.append(cell)
     return _drawn(shown) if shown["Tammes"] else ["Not measured yet.", ""]
 
 
 def readme_peers(stored: Mapping[str, Any]) -> list[str]:
-    """The same in a few lines of text, without the memory."""
-    found = [
-        f"{row['title']}, {_seconds(row['sides'][0]['seconds'])} s: {_ratio(best)} ({best['name']})"
-        for row, best in _with_fastest_peer(stored)
-    ]
-    if not found:
-        return ["Not measured yet.", ""]
+    """The same under short names."""
     said = (
-        "Speed on one thread: seconds of ours, and how many times as long the fastest peer takes, in bold where it is"
-        f" faster ([all sides, memory, limits](docs/performance.md)). {'; '.join(found)}."
+        "Speed beside the fastest peer of each row, which is in bold where it is faster than ours; what the limits are,"
+        " the other sides: [docs/performance.md](docs/performance.md)."
     )
-    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), ""]
+    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *in_short(stored, "short")]
 
 
 # ---- the README's tables

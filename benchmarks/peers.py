@@ -5,12 +5,12 @@
     TAMMES_DATA=datasets python -m benchmarks.peers --weights googlenet.safetensors --oml-python other-venv/bin/python
 
 Every turn of every side is a process of its own, on one thread; the sides of a row take turns, and the median of a
-side's turns counts, in processor seconds: what else the machine does hardly counts. A side that takes longer than
---long seconds has one turn. Memory is what the work added at its peak to what the process held with its libraries and
-data loaded. The limit is what the work cannot do without: the bare matrix product, the decoding or the copying alone.
-Rows on real data look for CUB_200_2011 and omniglot in the folder that the environment variable TAMMES_DATA names, and
-are left out without. What is timed is in peer_work.py; the results go to docs/performance.md and README.md by
-`make results`.
+side's turns counts, in processor seconds: what else the machine does hardly counts. Only rows with several workers
+count what passed: nothing else should run beside them. A side that takes longer than --long seconds has one turn.
+Memory is what the work added at its peak to what the process held with its libraries and data loaded. The limit is what
+the work cannot do without: the bare matrix product, the decoding or the copying alone. Rows on real data look for
+CUB_200_2011 and omniglot in the folder that the environment variable TAMMES_DATA names, and are left out without. What
+is timed is in peer_work.py; the results go to docs/performance.md and README.md by `make results`.
 """
 
 import json
@@ -67,8 +67,8 @@ class Options:
     """Of K-means, whatever the library."""
     images: int = 600
     """Of the image pipeline."""
-    workers: int = 0
-    """Processes that decode for torchvision, whose processor time is not seen; 0: none but the one that is timed."""
+    workers: int = 2
+    """Of the rows of the image pipeline that have several: threads of ours, processes of torchvision's."""
     epochs: int = 5
     """Of the training on Omniglot."""
     batch: int = 8
@@ -96,10 +96,11 @@ class Row(NamedTuple):
     """What is compared, ours first; and the side that is the limit of all."""
 
     title: str
+    short: str
     note: str
     sides: tuple[Side, ...]
-    limit: Side | None = None
-    finish: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None
+    limit: Side
+    finish: Callable[[list[dict[str, Any]], dict[str, Any]], dict[str, Any]] | None = None
 
 
 # ---- rows
@@ -109,6 +110,7 @@ def evaluation(options: Options, _: Path) -> Row:
     given = {"items": options.items, "dim": options.dim, "classes": options.classes}
     return Row(
         f"Recall@K and MAP@R of {options.items:,} x {options.dim}, {options.classes:,} classes",
+        f"Recall@K, MAP@R of {options.items:,} x {options.dim}",
         "PML ranks as deep as the largest class (k='max_bin_count') and has no Recall@K beyond K = 1; OML has no MAP@R,"
         " but MAP at the size of the largest class.",
         (
@@ -126,6 +128,7 @@ def nmi(options: Options, _: Path) -> Row:
     }  # fmt: skip
     return Row(
         f"NMI of the same: {options.classes:,} clusters, {options.iterations} iterations of K-means",
+        f"NMI of {options.classes:,} clusters of these",
         "The same first centres, one start, the same number of iterations; PML's NMI is faiss's K-means.",
         (
             Side(OURS, "kmeans_tammes", given),
@@ -141,6 +144,7 @@ def kmeans(options: Options, _: Path) -> Row:
     given = {"items": items, "dim": options.dim, "classes": classes, "iterations": options.iterations}
     return Row(
         f"K-means of {items:,} x {options.dim}, {classes} clusters, {options.iterations} iterations",
+        f"K-means of {items:,} x {options.dim}",
         "From the same first centres.",
         (
             Side(OURS, "kmeans_tammes", given | {"warm": 1, "repeat": 15}),
@@ -157,6 +161,7 @@ def neighbours(options: Options, _: Path) -> Row:
     }  # fmt: skip
     return Row(
         f"The 10 nearest of {options.items:,} x {options.dim} to {options.queries:,} queries",
+        f"10 nearest of {options.items:,}",
         "Ours are in the order of float64 distances, with ties known as ties; the others' in that of float32.",
         (
             Side(OURS, "neighbours_tammes", given),
@@ -177,6 +182,7 @@ _NOTHING = _program("an empty Python program", "pass")
 def help_(_options: Options, _: Path) -> Row:
     return Row(
         "`tammes --help`",
+        "`tammes --help`",
         "No peer has a command line.",
         (_program(OURS, "import sys; sys.argv = ['tammes', '--help']\nfrom tammes.cli import main\nmain()"),),
         _NOTHING,
@@ -185,6 +191,7 @@ def help_(_options: Options, _: Path) -> Row:
 
 def imported(options: Options, _: Path) -> Row:
     return Row(
+        "`import tammes`",
         "`import tammes`",
         "Ours imports the rest when it is first used.",
         (
@@ -201,6 +208,7 @@ def first_loss(options: Options, _: Path) -> Row:
     use = "\nimport torch\nloss(torch.randn(8, 64, requires_grad=True), torch.arange(8) // 2).backward()"
     return Row(
         "from nothing to the first gradient of a loss",
+        "first gradient of a loss",
         "",
         (
             _program(OURS, f"import tammes\nloss = tammes.DiscriminativeLoss(64){use}"),
@@ -211,38 +219,61 @@ def first_loss(options: Options, _: Path) -> Row:
     )
 
 
-def first_embedding(_options: Options, folder: Path) -> Row:
+_THEIRS = """
+import torch, torchvision
+from pytorch_metric_learning.utils.inference import InferenceModel
+network = torchvision.models.resnet18()
+network.fc = torch.nn.Identity()
+network.load_state_dict(torch.load({file!r}, weights_only=True), strict=False)
+network.eval()
+model = InferenceModel(network, data_device=torch.device("cpu"))
+"""
+_THEIR_VECTOR = """
+from PIL import Image
+from torchvision import transforms
+steps = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
+image = steps(Image.open({picture!r}).convert("RGB"))[None]
+with torch.inference_mode():
+    model.get_embeddings(image)
+"""
+_TORCHVISION = _program("import torch, torchvision", "import torch, torchvision")
+
+
+def _saved(folder: Path) -> tuple[str, str]:
+    """A ResNet-18 in a folder, as we load it and as PML's users do: two programs."""
     from tammes.embedder import Embedder, EmbedderConfig
 
     embedder = Embedder(EmbedderConfig("resnet18", 256))
     embedder.save(folder)
     torch.save(embedder.backbone.state_dict(), folder / "theirs.pt")
+    return f"import tammes\nmodel = tammes.load({str(folder)!r})", _THEIRS.format(file=str(folder / "theirs.pt"))
+
+
+def load(_options: Options, folder: Path) -> Row:
+    ours, theirs = _saved(folder)
+    return Row(
+        "from nothing to a saved ResNet-18 by `tammes.load`",
+        "`tammes.load` of a ResNet-18",
+        "PML by its InferenceModel, the network from torchvision.",
+        (_program(OURS, ours), _program("PML and torchvision", theirs)),
+        _TORCHVISION,
+    )
+
+
+def first_embedding(_options: Options, folder: Path) -> Row:
+    ours, theirs = _saved(folder)
     picture = folder / "picture.jpg"
     noise = np.random.default_rng(0).integers(256, size=(12, 16, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((500, 375)).save(picture)
-    theirs = f"""
-import torch, torchvision
-from PIL import Image
-from pytorch_metric_learning.utils.inference import InferenceModel
-from torchvision import transforms
-network = torchvision.models.resnet18()
-network.fc = torch.nn.Identity()
-network.load_state_dict(torch.load({str(folder / "theirs.pt")!r}, weights_only=True), strict=False)
-network.eval()
-steps = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
-image = steps(Image.open({str(picture)!r}).convert("RGB"))[None]
-model = InferenceModel(network, data_device=torch.device("cpu"))
-with torch.inference_mode():
-    model.get_embeddings(image)
-"""
     return Row(
         "from nothing to a saved ResNet-18's first embedding of an image",
+        "its first embedding",
         "PML by its InferenceModel, the network from torchvision.",
         (
-            _program(OURS, f"import tammes\ntammes.load({str(folder)!r}).encode({str(picture)!r})"),
-            _program("PML and torchvision", theirs),
+            _program(OURS, f"{ours}.encode({str(picture)!r})"),
+            _program("PML and torchvision", theirs + _THEIR_VECTOR.format(picture=str(picture))),
         ),
-        _program("import torch, torchvision", "import torch, torchvision"),
+        _TORCHVISION,
     )
 
 
@@ -253,46 +284,46 @@ def _data(name: str) -> Path:
     return folder / name
 
 
-def _pipeline(options: Options, folder: Path) -> dict[str, Any]:
-    photographs(folder, options.images)
-    return {"folder": str(folder), "images": options.images, "workers": options.workers}
+_PHOTOGRAPHS = (
+    "Made-up photographs of 500 x 375 in JPEG: decode, scale to 256, crop 224, mirror, batches of 32. Ours scales by"
+    " Lanczos and keeps the pixels on disk; torchvision scales by a cheaper filter."
+)
+_PASSED = (
+    "Seconds that passed, with as many threads of ours as torchvision has processes; the memory of those is not in its"
+    " MB."
+)
 
 
-def _by(workers: int) -> str:
-    return "one process" if workers == 0 else f"{workers} worker{'s' * (workers > 1)}"
+def _pipeline(first: bool, several: bool) -> Callable[[Options, Path], Row]:
+    """An epoch of photographs: in one process, by the processor's clock, or by several workers, by the wall's."""
 
+    def row(options: Options, folder: Path) -> Row:
+        photographs(folder, options.images)
+        workers = options.workers if several else 0
+        given = {
+            "folder": str(folder), "images": options.images, "workers": workers, "wall": several,
+            "warm": 0 if first else 1, "repeat": 1 if first else 5,
+        }  # fmt: skip
+        epoch, by = "the first epoch" if first else "each later epoch", f"{workers} workers" if several else ""
+        return Row(
+            f"{epoch} of {options.images:,} photographs, {by or 'one process'}",
+            ", ".join(filter(None, [f"{epoch} of {options.images:,} photographs", by])),
+            " ".join([_PHOTOGRAPHS] * first + [_PASSED] * several),
+            (
+                Side(OURS, "pipeline_first_tammes" if first else "pipeline_later_tammes", given),
+                Side("torchvision ImageFolder, DataLoader", "pipeline_torchvision", given),
+            ),
+            Side("decoding alone", "decoding", given) if first else Side("copying the crops", "copying", given),
+        )
 
-def pipeline_first(options: Options, folder: Path) -> Row:
-    given = _pipeline(options, folder)
-    return Row(
-        f"the first epoch of {options.images:,} photographs, {_by(options.workers)}",
-        "Made-up photographs of 500 x 375 in JPEG: decode, scale to 256, crop 224, mirror, batches of 32. Ours scales"
-        " by Lanczos and keeps the pixels on disk; torchvision scales by a cheaper filter.",
-        (
-            Side(OURS, "pipeline_first_tammes", given),
-            Side("torchvision ImageFolder and DataLoader", "pipeline_torchvision", given),
-        ),
-        Side("decoding alone, one worker", "decoding", given),
-    )
-
-
-def pipeline_later(options: Options, folder: Path) -> Row:
-    given = _pipeline(options, folder)
-    return Row(
-        f"each later epoch of {options.images:,} photographs, {_by(options.workers)}",
-        "",
-        (
-            Side(OURS, "pipeline_later_tammes", given | {"warm": 1, "repeat": 5}),
-            Side("torchvision ImageFolder and DataLoader", "pipeline_torchvision", given | {"warm": 1, "repeat": 2}),
-        ),
-        Side("copying the crops", "copying", given | {"warm": 1, "repeat": 5}),
-    )
+    return row
 
 
 def head(options: Options, _: Path) -> Row:
     given = {"folder": str(_data("CUB_200_2011")), "weights": options.weights, "warm": 1, "repeat": 5}
     return Row(
         "an epoch of `head` on GoogLeNet's features of 5,864 birds, batches of 32",
+        "an epoch of `head` on CUB's features",
         "Two new layers and the discriminative loss; PML: one new layer, and its NormalizedSoftmaxLoss, whose weights"
         " are the other.",
         (
@@ -318,15 +349,20 @@ def omniglot(options: Options, _: Path) -> Row:
     return Row(
         "Omniglot: seconds of training until R@1 on validation classes is the best of our semi-hard triplets"
         f" in {options.epochs} epochs",
+        "Omniglot, time to semi-hard triplets' best R@1",
         "conv4 from scratch, batches of 64, the rate falling to 0 over so many epochs; looked at after each; a turn is"
         " a seed.",
         tuple(sides),
+        Side("the network's steps alone, in as many epochs", "omniglot_network", given | {"epochs": 1}),
         finish=time_to_goal,
     )
 
 
-def time_to_goal(sides: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds until the mean R@1 over seeds is what the first side has at best; None where it never is."""
+def time_to_goal(sides: list[dict[str, Any]], limit: dict[str, Any]) -> dict[str, Any]:
+    """Seconds until the mean R@1 over seeds is what the first side has at best; None where it never is.
+
+    The limit is that of an epoch, and becomes that of as many as the first side takes.
+    """
     curves = []
     for side in sides:
         found = [turn["said"] for turn in side["turns"]]
@@ -337,6 +373,8 @@ def time_to_goal(sides: list[dict[str, Any]]) -> dict[str, Any]:
             )
         )
     goal = float(curves[0][1].max())
+    if "failed" not in limit:
+        limit["seconds"] *= int(curves[0][1].argmax()) + 1
     for side, (seconds, recalls) in zip(sides, curves, strict=True):
         there = np.flatnonzero(recalls >= goal)
         side["seconds"] = float(seconds[there[0]]) if len(there) else None
@@ -353,6 +391,7 @@ def _network(name: str, train: bool) -> Callable[[Options, Path], Row]:
         forms = (Side(form, "network", given | {"form": form}) for form in FORMS)
         return Row(
             f"{name}: {'a step of training' if train else 'inference'}, {options.batch} images",
+            f"{name}, {'training' if train else 'inference'}",
             "Forms of the same network; ours is what the Embedder does by itself. bf16 by autocast.",
             (Side(OURS, "network_default", given), *forms),
             Side("as many multiplications in matrix products", "network_limit", given),
@@ -369,9 +408,12 @@ ROWS: dict[str, Callable[[Options, Path], Row]] = {
     "help": help_,
     "import": imported,
     "first-loss": first_loss,
+    "load": load,
     "first-embedding": first_embedding,
-    "pipeline-first": pipeline_first,
-    "pipeline-later": pipeline_later,
+    "pipeline-first": _pipeline(first=True, several=False),
+    "pipeline-later": _pipeline(first=False, several=False),
+    "pipeline-first-workers": _pipeline(first=True, several=True),
+    "pipeline-later-workers": _pipeline(first=False, several=True),
     "head": head,
     "omniglot": omniglot,
     "googlenet-inference": _network("googlenet", train=False),
@@ -407,7 +449,7 @@ def turn(side: Side, options: Options, number: int) -> dict[str, Any]:
 
 def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     """All sides of a row, in turns."""
-    sides = [*row.sides, *(() if row.limit is None else (row.limit,))]
+    sides = [*row.sides, row.limit]
     turns: list[list[dict[str, Any]]] = [[] for _ in sides]
     for number in range(options.turns):
         for side, own in zip(sides, turns, strict=True):
@@ -417,10 +459,10 @@ def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str
             took = own[-1].get("failed") or f"{own[-1]['seconds']:.3g} s, {own[-1]['mb']:.0f} MB"
             say(f"{row.title}: {side.name}, turn {number + 1}: {took}")
     found = [_side(side, own) for side, own in zip(sides, turns, strict=True)]
-    result: dict[str, Any] = {"title": row.title, "note": row.note}
+    result: dict[str, Any] = {"title": row.title, "short": row.short, "note": row.note}
     done = [each for each in found[: len(row.sides)] if "failed" not in each]
     if row.finish is not None and done and done[0]["name"] == row.sides[0].name:
-        result |= row.finish(done)
+        result |= row.finish(done, found[-1])
     for each in found:
         del each["turns"]
     ours = found[0].get("seconds")
@@ -428,7 +470,7 @@ def measured(row: Row, options: Options, say: Callable[[str], None]) -> dict[str
         each["ratio"] = each["seconds"] / ours if ours and each.get("seconds") else None
     return result | {
         "sides": found[: len(row.sides)],
-        "limit": None if row.limit is None else found[-1],
+        "limit": found[-1],
         "machine": machine() | {"remark": options.remark},
         "versions": versions(options),
     }
@@ -467,7 +509,7 @@ def table(row: dict[str, Any]) -> Table:
     shown = Table(title=row["title"])
     for column in ("", "seconds", "/ ours", "MB", "said"):
         shown.add_column(column, justify="left" if column in ("", "said") else "right")
-    for side in (*row["sides"], *([row["limit"]] if row["limit"] else [])):
+    for side in (*row["sides"], row["limit"]):
         if "failed" in side:
             shown.add_row(side["name"], "-", "", "", side["failed"])
             continue

@@ -14,6 +14,7 @@ from datetime import timedelta
 from importlib import import_module
 from itertools import count as numbers
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -745,13 +746,16 @@ def test_a_reader_of_all_rows_is_told_that_they_have_moved(folder: str) -> None:
         list(open_gallery(folder).rows(1))
 
 
-def test_many_writes_are_merged_as_they_come(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("disk", ["as it is", "in memory"])
+def test_many_writes_are_merged_as_they_come(folder: str, disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lance, "_MANY", 20)
-    store = open_gallery(folder, create=ABOUT)
-    for number in range(45):
-        store.upsert([row(f"{number}", unit(1)[0])])
-    assert len(list(Path(folder).glob("items-*.lance/data/*"))) == 1 + 5
-    assert store.count() == 45
+    fast = Path("/dev/shm")
+    with TemporaryDirectory(dir=fast if disk == "in memory" and fast.is_dir() else Path(folder).parent) as where:
+        store = open_gallery(f"{where}/gallery", create=ABOUT)
+        for number in range(45):
+            store.upsert([row(f"{number}", unit(1)[0])])
+        assert len(list(Path(where).glob("gallery/items-*.lance/data/*"))) == 1 + 5
+        assert store.count() == 45
 
 
 def test_order_frees_the_room_of_what_was_replaced(folder: str) -> None:

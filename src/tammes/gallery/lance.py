@@ -53,6 +53,7 @@ _PROBES, _PROBES_OF_A_CLASS, _REFINE = 50, 400, 4  # parts of the index looked a
 _GROWN = 4  # an index of a gallery that has grown so many times is trained anew
 _FEW = 16  # files or versions that are not worth a merge
 _MANY = 256  # writes after which they are merged without being asked: each file makes the next write slower
+_OLD = timedelta(milliseconds=1)  # of versions that are removed; LanceDB warns of 0
 _MOST_DIM = 1 << 20  # numbers of a vector; Arrow has no more than 2^31
 _QUERIES = 200  # drawn to measure the recall of the index
 _ATTEMPTS = 12
@@ -297,7 +298,11 @@ class LanceGallery:
         if small < _FEW and len(self._do(self._items.list_versions)) < _FEW:
             return
         try:
-            self._do(lambda: self._items.optimize(cleanup_older_than=timedelta(milliseconds=1)))
+            self._do(lambda: self._items.optimize(cleanup_older_than=_OLD))
+            if len(self._do(self._items.list_versions)) > 1:
+                # Merging writes two versions. On a fast disk the first, which has the old files, was not old yet.
+                time.sleep(2 * _OLD.total_seconds())
+                self._do(lambda: self._items.optimize(cleanup_older_than=_OLD))
         except UserError as error:
             if "conflict" not in str(error):
                 raise
