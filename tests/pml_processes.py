@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tammes.errors import UserError
 from tammes.pml import DiscriminativeLoss
+from tests.two_processes import leave
 
 CORNERS = nn.functional.normalize(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -36,4 +37,4 @@ def in_two_processes(rank: int, folder: Path) -> None:
         DistributedLossWrapper(DiscriminativeLoss(CORNERS), efficient=True)(network(inputs), labels)
     except UserError as error:
         (folder / f"said {rank}.txt").write_text(str(error))
-    dist.destroy_process_group()
+    leave()

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tammes import UserError
 from tammes.losses import WITH_CENTROIDS as LOSSES
 from tests.oracles import seeded, unit_points
+from tests.two_processes import leave
 
 CORNERS = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5  # (4, 3): a tetrahedron
 HAS_COMPILER = shutil.which("g++") is not None or shutil.which("clang++") is not None
@@ -289,7 +290,7 @@ def _train_on_a_share(rank: int, folder: Path) -> None:
         LOSSES[name](CORNERS)(network(embeddings[rank::2]), labels[rank::2]).backward()
         if rank == 0:
             torch.save([parameter.grad for parameter in network.parameters()], folder / f"{name}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 def _network() -> nn.Module:
