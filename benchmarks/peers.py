@@ -177,6 +177,7 @@ def _program(name: str, code: str, python: Path | None = None) -> Side:
 
 
 _NOTHING = _program("an empty Python program", "pass")
+_TORCH = _program("import torch", "import torch")
 
 
 def help_(_options: Options, _: Path) -> Row:
@@ -215,7 +216,7 @@ def first_loss(options: Options, _: Path) -> Row:
             _program("PML", f"from pytorch_metric_learning.losses import TripletMarginLoss as L\nloss = L(){use}"),
             _program("OML", f"from oml.losses import ArcFaceLoss as L\nloss = L(64, 8){use}", options.oml_python),
         ),
-        _program("import torch", "import torch"),
+        _TORCH,
     )
 
 
@@ -236,7 +237,6 @@ image = steps(Image.open({picture!r}).convert("RGB"))[None]
 with torch.inference_mode():
     model.get_embeddings(image)
 """
-_TORCHVISION = _program("import torch, torchvision", "import torch, torchvision")
 
 
 def _saved(folder: Path) -> tuple[str, str]:
@@ -256,7 +256,7 @@ def load(_options: Options, folder: Path) -> Row:
         "`tammes.load` of a ResNet-18",
         "PML by its InferenceModel, the network from torchvision.",
         (_program(OURS, ours), _program("PML and torchvision", theirs)),
-        _TORCHVISION,
+        _TORCH,
     )
 
 
@@ -273,7 +273,7 @@ def first_embedding(_options: Options, folder: Path) -> Row:
             _program(OURS, f"{ours}.encode({str(picture)!r})"),
             _program("PML and torchvision", theirs + _THEIR_VECTOR.format(picture=str(picture))),
         ),
-        _TORCHVISION,
+        _TORCH,
     )
 
 

@@ -53,7 +53,7 @@ def test_pixels_are_scaled_as_the_weights_want_them() -> None:
         (
             "conv5",
             r"^unknown backbone 'conv5'\. Did you mean 'conv4'.*"
-            r" Known: conv4, googlenet, vgg16, and every name of torchvision and timm\.$",
+            r" Known: conv4, googlenet, vgg16, resnet18, .*, and every name of torchvision and timm\.$",
         ),
         ("torchvision:resnet10t", r"^unknown backbone 'torchvision:resnet10t'\."),
         ("torchvision:conv4", r"^unknown backbone 'torchvision:conv4'\."),

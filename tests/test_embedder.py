@@ -21,6 +21,14 @@ def made(**changes: object) -> Embedder:
     return Embedder(EmbedderConfig(**options)).eval()  # type: ignore[arg-type]
 
 
+def test_an_image_that_cannot_be_read_leaves_the_mode_of_training(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    embedder = made().train()
+    with pytest.raises(UserError):
+        embedder.encode(tmp_path / "broken.png")
+    assert embedder.training
+
+
 def test_vectors_have_unit_length_and_the_asked_dimension() -> None:
     vectors = made()(IMAGES)
     assert vectors.shape == (5, 16)
@@ -99,6 +107,10 @@ def test_errors(tmp_path: Path) -> None:
         EmbedderConfig("conv4", dim=0)
     with pytest.raises(UserError, match=r"^no images to encode.$"):
         made().encode([])
+    with pytest.raises(UserError, match=r"^cannot encode a ndarray: give files, folders or Pillow images\. .*from"):
+        made().encode(iter([np.zeros((8, 8, 3), dtype=np.uint8)]))
+    with pytest.raises(UserError, match=r"^batch_size is 0; it must be 1 or more, or None"):
+        made().encode(Image.new("L", (28, 28)), batch_size=0)
     with pytest.raises(UserError, match=r"^no such file or folder: .*nowhere.$"):
         made().encode(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"^no images in "):

@@ -171,20 +171,29 @@ class Embedder(nn.Module):
         Args:
             batch_size: images at a time; None: as many as the device does best.
         """
-        batch_size = batch_size or self.at_once
+        batch_size = self.at_once if batch_size is None else batch_size
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more, or None for as many as are best.")
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         pictures: list[Path | Image.Image] = []
         for each in given:
+            if not isinstance(each, str | Path | Image.Image):
+                raise UserError(
+                    f"cannot encode a {type(each).__name__}: give files, folders or Pillow images. Pixels in an array"
+                    " become one by PIL.Image.fromarray(pixels), (height, width, 3) in uint8."
+                )
             pictures += [each] if isinstance(each, Image.Image) else _files(Path(each))
         if not pictures:
             raise UserError("no images to encode.")
         was_training = self.training
         self.eval()
         rows, starts = [], range(0, len(pictures), batch_size)
-        for start in track(starts, "encoding", disable=not show_progress):
-            batch = np.stack([self.prepared(picture) for picture in pictures[start : start + batch_size]])
-            rows.append(self(torch.from_numpy(batch).to(self.mean.device)).float().cpu())
-        self.train(was_training)
+        try:
+            for start in track(starts, "encoding", disable=not show_progress):
+                batch = np.stack([self.prepared(picture) for picture in pictures[start : start + batch_size]])
+                rows.append(self(torch.from_numpy(batch).to(self.mean.device)).float().cpu())
+        finally:
+            self.train(was_training)
         return torch.cat(rows).numpy()
 
     def prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:

@@ -1,14 +1,16 @@
-"""The networks that turn images into features: conv4, googlenet, vgg16, and any name of torchvision or timm."""
+"""The networks that turn images into features: conv4, googlenet, vgg16, resnets, any name of torchvision or timm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
-from tammes.backbones import googlenet, vgg16
+from tammes.backbones import googlenet, resnet, vgg16
 from tammes.backbones.conv4 import Conv4
 from tammes.backbones.cuts import cut_points, default_cut, default_depths, shares_above
 from tammes.backbones.pools import Pool, exchange_pool
@@ -93,19 +95,38 @@ def _googlenet(*, imagenet: bool) -> Backbone:
 def _vgg16(*, imagenet: bool) -> Backbone:
     network = vgg16.VGG16()
     if imagenet:
-        from torchvision.models import VGG16_Weights
-
-        chosen = VGG16_Weights.IMAGENET1K_V1
-        with downloading("vgg16", chosen.url, hub_file(chosen.url)):
-            tensors = chosen.get_state_dict(check_hash=True)
-        put_weights(network, tensors, chosen.url)
+        _put_torchvisions(network, "vgg16")
     cuts, highest = vgg16.CUTS, vgg16.DEFAULT_CUT
     return Backbone(
         network, vgg16.FEATURES, "RGB", 224, 256, _IMAGENET_MEAN, _IMAGENET_STD, cuts, highest, vgg16.DEPTHS
     )
 
 
-OURS = {"conv4": _conv4, "googlenet": _googlenet, "vgg16": _vgg16}
+def _resnet(name: str, *, imagenet: bool) -> Backbone:
+    kind = resnet.KINDS[name]
+    network = resnet.ResNet(kind)
+    if imagenet:
+        _put_torchvisions(network, name)
+    mean, std, cuts = _IMAGENET_MEAN, _IMAGENET_STD, kind.cuts
+    return Backbone(network, network.features, "RGB", 224, 256, mean, std, cuts, kind.default_cut, kind.taken_from)
+
+
+def _put_torchvisions(network: nn.Module, name: str) -> None:
+    """Its ImageNet weights into a network of ours."""
+    from torchvision.models import get_model_weights
+
+    chosen = get_model_weights(name).DEFAULT
+    with downloading(name, chosen.url, hub_file(chosen.url)):
+        tensors = chosen.get_state_dict(check_hash=True)
+    put_weights(network, tensors, chosen.url)
+
+
+OURS: dict[str, Callable[..., Backbone]] = {
+    "conv4": _conv4,
+    "googlenet": _googlenet,
+    "vgg16": _vgg16,
+    **{name: partial(_resnet, name) for name in resnet.KINDS},
+}
 
 
 def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
