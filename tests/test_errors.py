@@ -107,7 +107,7 @@ COMMAND_LINES = [
     ("evaluate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists those"),
     ("embed nowhere photos --out x.npz", "no trained model in nowhere: embedder.json is missing. Train one: tammes "),
     ("embed nowhere photos --out x.txt", "--out must end in .npz, got 'x.txt'.\n"),
-    ("embed nowhere photos --out no/x.npz", "no such folder: no. Make it first, or write --out elsewhere.\n"),
+    ("embed nowhere photos --out no/x.npz", "--out no/x.npz: there is no folder no. Make it first.\n"),
     ("report", "which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.\n"),
     ("runs nowhere", "no such folder: nowhere. Train something first: tammes train\n"),
     ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists those"),
@@ -222,8 +222,15 @@ OF_WHAT_WAS_MADE = [
     ("label g photos --out no/l.csv", "--out no/l.csv: there is no folder no. Make it first.\n"),
     ("label g broken --threshold 1", "none of the 2 images in broken can be read: cannot read broken/a/0.png: it is"),
     ("label one photos", "a class can be told from another only if the gallery has two or more, one sub-folder each:"),
-    ("search g some/class_0/0.png --sheet s.jpg", "a contact sheet is a .png file, got s.jpg.\n"),
-    ("search g some/class_0/0.png --sheet no/s.png", "no such folder: no. Make it first.\n"),
+    ("search g some/class_0/0.png --sheet s.jpg", "--sheet must end in .png, got 's.jpg'.\n"),
+    ("search g some/class_0/0.png --sheet no/s.png", "--sheet no/s.png: there is no folder no. Make it first.\n"),
+    ("train photos --out run --weights run/embedder.safetensors", "--weights run/embedder.safetensors lies in --out"),
+    ("train photos --init-from ./softmax/../run --out run", "--init-from and --out are the same folder. Choose"),
+    ("index run some t.csv --gallery new", "t.csv is a file, not a folder. Expected a folder of images.\n"),
+    ("index run empty --gallery new", "no images in empty.\n"),
+    ("index run some --gallery qdrant://host:99999/x", "qdrant://host:99999/x is no place for a gallery: write"),
+    ("index run some --gallery qdrant://host:abc/x", "qdrant://host:abc/x is no place for a gallery: write qdrant://h"),
+    ("train photos --out t.csv/run", "cannot use t.csv/run: Not a directory.\n"),
 ]  # fmt: skip
 
 

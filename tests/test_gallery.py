@@ -263,10 +263,10 @@ def test_classes_follow_the_folders_without_embedding_again(
     main(["index", str(run), str(own / "class 0"), "--gallery", gallery])
     assert open_gallery(gallery).labels() == {"": 8}
     said = answer(capsys, "index", str(run), str(own), "--gallery", gallery)
-    assert (said["added"], said["changed"], said["same"]) == (56, 0, 8)
+    assert (said["added"], said["changed"], said["same"], said["relabelled"]) == (56, 0, 0, 8)
     assert open_gallery(gallery).labels() == {f"class {number}": 8 for number in range(8)}
     said = answer(capsys, "index", str(run), str(own), "--gallery", gallery, "--no-labels")
-    assert (said["added"], said["changed"], said["same"]) == (0, 0, 64)
+    assert (said["added"], said["changed"], said["same"], said["relabelled"]) == (0, 0, 0, 64)
     assert open_gallery(gallery).labels() == {"": 64}
 
 

@@ -33,6 +33,19 @@ from tammes.tensors import DamagedError, check_tensors, read_tensors, write_tens
 _LOCK = ".lock"
 _NEWEST, _PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 _FRESH = f".{_NEWEST}.new"
+# What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
+_OWN = frozenset(
+    f"{name}.json"
+    for name in ("config", "environment", "classes", "images", "untrained", "results", "calibration", "embedder")
+) | {
+    *("embedder.safetensors", "learner.json", "learner.safetensors", "best", "metrics.jsonl", "log.txt", "tensorboard"),
+    *(_NEWEST, _PREVIOUS, _FRESH, "frozen.safetensors", "neighbours.png", "report.html", "hub"),
+    *(
+        name + end
+        for name in ("model.onnx", "model-int8.onnx", "picture.onnx", "model.pt2", "model.safetensors")
+        for end in ("", ".json")
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,10 @@ class Run:
 
 
 def create(folder: Path, *, overwrite: bool = False) -> Run:
-    """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run."""
+    """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
+
+    Of that only what a run writes is removed: somebody may keep images in there.
+    """
     if not is_first():
         return Run(folder)
     if folder.exists() and any(each.name != _LOCK for each in (folder.iterdir() if folder.is_dir() else [folder])):
@@ -108,11 +124,26 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
             hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
             raise UserError(f"{folder} {what}. {hint} choose another --out.")
         with held(folder):
-            for each in folder.iterdir():
-                if each.name != _LOCK:
-                    shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+            _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return Run(folder)
+
+
+def remove(folder: Path) -> list[str]:
+    """Remove a run; returns what stays in its folder, as it is not the run's."""
+    with held(folder):
+        _remove_own(folder)
+        (folder / _LOCK).unlink(missing_ok=True)
+    left = sorted(each.name for each in folder.iterdir())
+    if not left:
+        folder.rmdir()
+    return left
+
+
+def _remove_own(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.name in _OWN:
+            shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import tyro
@@ -65,7 +66,10 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
 # What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
 DONE, PROBLEMS_FOUND, WRONG_USE, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 # What the system may refuse that a user can put right.
-_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_REFUSED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EBUSY),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 QUIET, DEBUG = ("-q", "--quiet"), ("--debug",)  # of every command, before it or after
 
@@ -109,31 +113,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, debug = without_flag(given, DEBUG)
     given, quiet = without_flag(given, QUIET)
     be_quiet(quiet)
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
             stream.reconfigure(errors="backslashreplace")
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it warns of is refused, or harmless
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # likewise
-    if given == ["--version"]:
-        print(f"tammes {__version__}")
-        return
     try:
         _run(given)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush has somewhere to go
+        _let_go_of_output()
         raise SystemExit(PIPE_CLOSED) from None
     except Exception as error:
         if debug:
             traceback.print_exc()
         text, code = _in_words(error)
+        if isinstance(error, OSError) and error.filename is None:
+            _let_go_of_output()
         name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
         print(f"{name} {text}", file=sys.stderr)
         raise SystemExit(code) from None
 
 
+def _open_streams() -> None:
+    """What a stream that is closed when we start would have: nothing to read, and nowhere to write.
+
+    Otherwise the next file that is opened would get its number, and what a library writes to standard error.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as we run
+
+
+def _let_go_of_output() -> None:
+    """What is left to flush goes nowhere: standard output cannot take it."""
+    if (
+        sys.__stdout__ is not None and sys.stdout is sys.__stdout__
+    ):  # and not what a program that calls us has put there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+
+
 def _run(given: list[str]) -> None:
+    if given == ["--version"]:
+        print(f"tammes {__version__}")
+        return
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the folder that this was started in is no more. Go to another one: cd FOLDER") from None
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:
         raise unknown_name("command", given[0], COMMANDS)
     config = parsed(given)
@@ -146,7 +177,7 @@ def _in_words(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), WRONG_USE
     if isinstance(error, OSError) and error.errno in _REFUSED:
-        where = "a file" if error.filename is None else error.filename
+        where = "standard output, or a file" if error.filename is None else error.filename
         if error.errno not in _FULL:
             return f"cannot use {where}: {error.strerror}.", WRONG_USE
         advice = "Free some room and do it again; what was reported as saved is safe."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from tammes.cli.console import optional, working
+from tammes.cli.outputs import place_for
 from tammes.errors import UserError, unknown_name
 from tammes.runtime import write_atomically
 
@@ -67,7 +68,7 @@ class Centroids:
 
 def centroids(config: Centroids) -> None:
     """Make, measure, save and show."""
-    _check_options(config)
+    out, plot = _check_options(config)
     from tammes.centroids import quality
 
     start = perf_counter()
@@ -78,10 +79,10 @@ def centroids(config: Centroids) -> None:
     if 2 <= config.num_classes <= _MOST_MEASURED:
         with working("measuring the distances of all pairs"):
             found = quality(points)
-    if config.out is not None:
-        _save(config.out, points)
-    if config.plot is not None and found is not None:
-        _plot(config.plot, points, found, f"{config.num_classes} centroids in {config.dim} dimensions ({kind})")
+    if out is not None:
+        _save(out, points)
+    if plot is not None and found is not None:
+        _plot(plot, points, found, f"{config.num_classes} centroids in {config.dim} dimensions ({kind})")
     _show(config, kind, found, seconds)
 
 
@@ -104,22 +105,20 @@ def _make(config: Centroids) -> tuple["Tensor", str]:
     return CENTROIDS[config.kind](config.num_classes, config.dim, generator=generator, **options), config.kind
 
 
-def _check_options(config: Centroids) -> None:
-    """Refuse at once what would only fail, or be ignored, after the work is done."""
+def _check_options(config: Centroids) -> tuple[Path | None, Path | None]:
+    """Refuse at once what would only fail, or be ignored, after the work is done; where the points and the plot go."""
     for name, value, kind in (("spread", config.spread, "solve"), ("samples", config.samples, "kmeans")):
         if value is not None and config.kind != kind:
             raise UserError(f"--{name} applies to --kind {kind} only, not to {config.kind}.")
-    for option, path, suffixes in (("out", config.out, (".npy", ".safetensors")), ("plot", config.plot, (".png",))):
-        if path is None:
-            continue
-        if path.suffix not in suffixes:
-            raise UserError(f"--{option} must end in {' or '.join(suffixes)}, got {str(path)!r}.")
-        if not path.parent.is_dir():
-            raise UserError(f"no such folder: {path.parent}. Make it first, or write --{option} elsewhere.")
-        if path.exists() and not config.overwrite:
-            raise UserError(f"{path} exists. Pass --overwrite to replace it.")
+    out, plot = config.out, config.plot
+    if out is not None:
+        suffixes = (".npy", ".safetensors")
+        out = place_for("--out", out, name="centroids.npy", suffixes=suffixes, overwrite=config.overwrite)
+    if plot is not None:
+        plot = place_for("--plot", plot, name="centroids.png", suffixes=(".png",), overwrite=config.overwrite)
     if config.plot is not None and not 2 <= config.num_classes <= _MOST_MEASURED:
         raise UserError(f"--plot draws 2 to {_MOST_MEASURED} classes, got {config.num_classes}.")
+    return out, plot
 
 
 def _save(path: Path, points: "Tensor") -> None:

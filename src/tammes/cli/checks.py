@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from math import isfinite
+from pathlib import Path
 
 from tammes.cli.options import has_centroids, method_of
 from tammes.cli.telling import summary_writer
@@ -39,8 +40,7 @@ def check(config: Train) -> None:
         raise UserError("--init-from says what the layers begin as: leave out --start.")
     if config.centroid_dim is not None and not config.class_layer:
         raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
-    if config.init_from is not None and config.init_from == config.out:
-        raise UserError("--init-from and --out are the same folder. Choose another --out.")
+    _check_out(config)
     if config.cut is not None and config.train != "top":
         raise UserError("--cut says where the trained part begins: it is for --train top.")
     if config.views is not None and config.train not in ("top", "head"):
@@ -50,6 +50,21 @@ def check(config: Train) -> None:
         raise UserError(f"--log-bound is for a loss with centroids, not for {config.loss}.")
     if config.tensorboard:
         summary_writer()
+
+
+def _check_out(config: Train) -> None:
+    """Refuse to replace what the new run begins with, however it is called."""
+    if config.out is None:
+        return
+    for name in ("init_from", "continue_from", "weights"):
+        given = getattr(config, name)
+        if given is not None and Path(given).exists():
+            source, out = Path(given).resolve(), Path(config.out).resolve()
+            flag = "--" + name.replace("_", "-")
+            if source == out:
+                raise UserError(f"{flag} and --out are the same folder. Choose another --out.")
+            if source.is_relative_to(out):
+                raise UserError(f"{flag} {given} lies in --out {config.out}. Choose another --out.")
 
 
 def _check_new_classes(config: Train) -> None:
@@ -77,8 +92,6 @@ def _check_new_classes(config: Train) -> None:
             raise UserError(f"--continue-from says what the network begins as: leave out {flag}.")
     if config.out is None:
         raise UserError("--continue-from makes a new run: say where by --out.")
-    if config.out == config.continue_from:
-        raise UserError("--continue-from and --out are the same folder. Choose another --out.")
 
 
 def _check_loss(config: Train) -> None:

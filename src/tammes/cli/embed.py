@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, progress
+from tammes.cli.outputs import place_for
 from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
@@ -51,19 +52,14 @@ class Embed:
 
 def embed(config: Embed) -> None:
     """Read, embed, write."""
-    if config.out.suffix != ".npz":
-        raise UserError(f"--out must end in .npz, got {str(config.out)!r}.")
-    if not config.out.parent.is_dir():
-        raise UserError(f"no such folder: {config.out.parent}. Make it first, or write --out elsewhere.")
-    if config.out.exists() and not config.overwrite:
-        raise UserError(f"{config.out} exists. Pass --overwrite to replace it.")
+    out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
     from tammes.runs import is_run, open_run
 
     run_of_vectors = is_run(config.model) and of_vectors(open_run(config.model).read("config").get("data", ""))
     if run_of_vectors:
         from tammes.cli.vectors_embed import embed_vectors
 
-        embed_vectors(config)
+        embed_vectors(config, out)
         return
     if of_vectors(config.data):
         raise UserError(
@@ -89,7 +85,7 @@ def embed(config: Embed) -> None:
     content = BytesIO()
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
     np.savez(content, vectors=vectors, labels=labels, paths=paths)
-    write_atomically(config.out, content.getvalue())
+    write_atomically(out, content.getvalue())
     record = {"file": str(config.out), "images": len(vectors), "dim": vectors.shape[1], "skipped": len(images.bad)}
     if config.json:
         print_json(record)

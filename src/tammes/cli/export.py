@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, say, working
+from tammes.cli.outputs import place_for
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,12 +115,9 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     from tammes.export.formats import of_onnx, of_program, of_safetensors, onnx_file, safetensors_file, torch_program
     from tammes.runtime import write_atomically
 
-    if not out.parent.is_dir():
-        raise UserError(f"no such folder: {out.parent}. Make it first, or write --out elsewhere.")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder. Give it a name: --out {out / NAMES[config.format]}")
-    if out.exists() and not config.overwrite:
-        raise UserError(f"{out} exists. Pass --overwrite to replace it.")
+    place = place_for("--out", out, name=NAMES[config.format], overwrite=config.overwrite)
+    if config.out is None:
+        place = out  # in the run's folder, which may be a stranger's, no link is followed
     embedder = load(run.folder)
     record: dict[str, Any] = {"file": str(out), "format": config.format}
     said = described(embedder)
@@ -155,10 +153,9 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
         said["input"] = {"name": "images", "type": "float32", "shape": ["batch", len(embedder.mode), size, size]}
     record["bytes"] = len(content)
     said["checked"] = {name: value for name, value in record.items() if name not in ("file", "bytes")}
-    beside = out.with_name(out.name + ".json")
-    write_atomically(out, content)
-    write_atomically(beside, json.dumps(said, indent=1).encode() + b"\n")
-    return record | {"beside": str(beside)}
+    write_atomically(place, content)
+    write_atomically(place.with_name(place.name + ".json"), json.dumps(said, indent=1).encode() + b"\n")
+    return record | {"beside": f"{out}.json"}
 
 
 def _dataset(config: Export, run: "Run") -> tuple[Any, Any]:

@@ -22,7 +22,8 @@ class Index:
     """Embed the images of folders by a trained model, and keep them where `tammes search` finds them.
 
     Run again, it embeds only what is new or changed and takes out what is gone. It may be stopped at any moment, and
-    run twice at once. The first folder on the way to an image is its class.
+    run twice at once. The first folder on the way to an image is its class; the way begins at the outermost folder that
+    the gallery was made of.
 
     For example:
 
@@ -68,6 +69,7 @@ def index(config: Index) -> None:
     from tammes.runtime import device
 
     run = open_finished(config.run)
+    _check_folders(config)
     digest = model_digest(run)
     embedder = load(run.folder).to(device(config.device))
     dim = embedder.config.class_dim if embedder.config.embedding == "last" else embedder.config.dim
@@ -95,10 +97,22 @@ def index(config: Index) -> None:
             " command adds them."
         )
     known = store.about.roots
-    store.describe(replace(store.about, roots=(*known, *(root for root in about.roots if root not in known))))
+    added = (root for root in about.roots if not any(Path(root).is_relative_to(each) for each in known))
+    store.describe(replace(store.about, roots=(*known, *added)))
     with working("putting the gallery in order"):
         order = store.optimise()
     _show(config, store, done, seconds, order)
+
+
+def _check_folders(config: Index) -> None:
+    """Refuse what would leave a gallery without an image behind."""
+    from tammes.datasets.folder import images_below
+    from tammes.gallery.indexing import whole_path
+
+    if "://" in config.gallery or Path(config.gallery).exists():
+        return  # what is wrong with a folder is said before a gallery is changed
+    if not any([images_below(whole_path(folder)) for folder in config.folders]):  # noqa: C419 - look at all of them
+        raise UserError(f"no images in {', '.join(map(str, config.folders))}.")
 
 
 def _before(config: Index) -> "Store | None":
@@ -133,14 +147,15 @@ def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store"
     from tammes.gallery.indexing import Indexed, difference, index
 
     with working("looking for what has changed"):
-        what = difference(before.fingerprints(), config.folders, labelled=config.labels)
+        roots = store.about.roots
+        what = difference(before.fingerprints(), config.folders, roots=roots, labelled=config.labels)
     if what.emptied and not config.empty_folders:
         raise UserError(
             f"no image is left in {', '.join(map(str, what.emptied))}, of which the gallery has some: is a disk not"
             " mounted? If they are meant to go, add --empty-folders."
         )
     if before is not store:
-        what = difference(store.fingerprints(), config.folders, labelled=config.labels)
+        what = difference(store.fingerprints(), config.folders, roots=roots, labelled=config.labels)
     started, done = perf_counter(), Indexed(total=len(what.fresh), same=what.same)
     with stop_on_signal() as stop, progress("embedding") as on_progress:
         for done in index(
@@ -164,7 +179,8 @@ def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order:
         "images": store.count(),
         "added": done.added,
         "changed": done.changed,
-        "same": done.same + done.touched,
+        "same": done.same + done.touched - done.relabelled,
+        "relabelled": done.relabelled,
         "removed": done.removed,
         "broken": done.broken,
         "seconds": seconds,
@@ -175,10 +191,11 @@ def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order:
     if config.json:
         print_json(record)
         return
+    relabelled = f" {done.relabelled:,} of another class now," if done.relabelled else ""
     speed = f", {embedded / seconds:.0f} images/s" if embedded else ""
     print(
         f"{config.gallery}: {record['images']:,} images; {done.added:,} added, {done.changed:,} changed,"
-        f" {record['same']:,} as they were, {done.removed:,} removed{speed}"
+        f" {record['same']:,} as they were,{relabelled} {done.removed:,} removed{speed}"
     )
     if order.indexed:
         print(f"searched by an approximate index; its recall at 10 against exact search is {order.recall:.3f}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, printable, progress, say, working
+from tammes.cli.outputs import place_for
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Label:
     """Take images whose nearest neighbour is farther than this for unknown, instead of asking the gallery."""
     out: Annotated[Path | None, optional("FILE.csv")] = None
     """Write the proposals there instead of printing them."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
     model: Annotated[Path | None, optional("RUN")] = None
     """Where the run that made the gallery is now, if it was moved."""
     device: Literal["auto", "cpu"] = "auto"
@@ -60,15 +63,21 @@ def label(config: Label) -> None:
         raise UserError(f"--threshold must not be negative, got {config.threshold}.")
     if config.threshold is not None and config.unknown_rate != Label.unknown_rate:
         raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
-    if config.out is not None and not config.out.absolute().parent.is_dir():
-        raise UserError(f"--out {config.out}: there is no folder {config.out.parent}. Make it first.")
+    out = None
+    if config.out is not None:
+        out = place_for("--out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
     from tammes.datasets.folder import images_below
     from tammes.gallery.indexing import vectors_of, whole_path
     from tammes.gallery.opened import Opened
-    from tammes.gallery.proposals import propose, threshold_for
+    from tammes.gallery.proposals import UNKNOWN, propose, threshold_for
     from tammes.runtime import write_atomically
 
     opened = Opened(config.gallery, config.model, config.device)
+    if UNKNOWN in opened.store.labels():
+        raise UserError(
+            f"{config.gallery} has a class called {UNKNOWN!r}, as images of no class of the gallery are called. Rename"
+            " its folder, and `tammes index` again."
+        )
     files = images_below(whole_path(config.folder))
     if not files:
         raise UserError(f"no images in {config.folder}.")
@@ -95,8 +104,8 @@ def label(config: Label) -> None:
     for reason in broken:
         say(f"note: {printable(reason)}")
     if config.json:
-        if config.out is not None:
-            write_atomically(config.out, _table(paths, proposals))
+        if out is not None:
+            write_atomically(out, _table(paths, proposals))
         print_json(
             {
                 "threshold": distance,
@@ -106,10 +115,10 @@ def label(config: Label) -> None:
             }
         )
         return
-    if config.out is None:
+    if out is None:
         sys.stdout.write(_table(paths, proposals).decode(errors="surrogateescape"))
     else:
-        write_atomically(config.out, _table(paths, proposals))
+        write_atomically(out, _table(paths, proposals))
         print(f"{len(paths)} images in {config.out}")
     _say(proposals, distance, found_on)
 

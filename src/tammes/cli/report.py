@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, working
+from tammes.cli.outputs import place_for
 from tammes.errors import UserError
 
 
@@ -32,6 +33,8 @@ class Report:
     """Run folders, or the folder of a benchmark."""
     out: Annotated[Path | None, optional("FILE")] = None
     """Where it goes; by default report.html in the folder, and of several runs in the current one."""
+    overwrite: bool = False
+    """Replace that file if it exists; the report in the folder of what it is about is replaced anyway."""
     map: Literal["tsne", "pca", "none"] = "tsne"
     """How the map of a run's embeddings is made: t-SNE takes half a minute for 6,000 images, pca none."""
     fmr: float = 1e-3
@@ -59,6 +62,10 @@ def report(config: Report) -> None:
         raise UserError(f"{benchmarks[0]} is a benchmark, which has a report of its own: give it alone.")
     if config.complexity is not None and not benchmarks:
         raise UserError("--complexity is for the report of a benchmark.")
+    place = None
+    if config.out is not None or (len(config.what) > 1 and not benchmarks):
+        wanted = config.out or Path("report.html")
+        place = place_for("--out", wanted, name="report.html", suffixes=(".html", ".htm"), overwrite=config.overwrite)
     if benchmarks:
         out = config.out or benchmarks[0] / "report.html"
         content = _of_benchmark(config, benchmarks[0], out)
@@ -69,7 +76,7 @@ def report(config: Report) -> None:
     else:
         out = config.out or Path("report.html")
         content = _of_runs(config, out)
-    written = _write(out, content)
+    written = _write(place or out, content)
     if config.json:
         print_json({"report": str(out), "bytes": written})
     else:
@@ -84,10 +91,6 @@ def _write(out: Path, content: str) -> int:
     """The page as a file; how many bytes it has."""
     from tammes.runtime import write_atomically
 
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder. Give it a name: --out {out / 'report.html'}")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}. Make it first.")
     page = content.encode(errors="backslashreplace")  # a file's name may be no unicode
     write_atomically(out, page)
     return len(page)

@@ -1,13 +1,12 @@
 """`tammes runs`: list, compare and remove run folders."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json
+from tammes.cli.console import optional, print_json, printable, say
 from tammes.errors import UserError
 
 
@@ -27,19 +26,17 @@ class Runs:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
     """Where the runs are."""
     remove: Annotated[Path | None, optional("RUN")] = None
-    """Remove this run folder, and nothing else."""
+    """Remove this run, and nothing else."""
     json: bool = False
     """Print one JSON object for all."""
 
 
 def runs(config: Runs) -> None:
     """List, or remove."""
-    from tammes.runs import held, listed, open_run
+    from tammes.runs import listed
 
     if config.remove is not None:
-        with held(open_run(config.remove).folder):
-            shutil.rmtree(config.remove)
-        print(f"removed {config.remove}")
+        _remove(config.remove)
         return
     if not config.folder.is_dir():
         raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
@@ -64,6 +61,18 @@ def runs(config: Runs) -> None:
         said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
         table.add_row(*map(str, said), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
+
+
+def _remove(folder: Path) -> None:
+    from tammes.runs import open_run, remove
+
+    place = open_run(folder).folder.resolve()
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link. Remove the run itself: tammes runs --remove {place}")
+    left = remove(place)
+    print(f"removed {folder}")
+    if left:
+        say(f"note: {folder} stays, with what is not the run's: {printable(', '.join(left))}")
 
 
 def _record(run: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, printable
+from tammes.cli.outputs import place_for
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Search:
     """Compare with every image, also where there is an approximate index."""
     sheet: Annotated[Path | None, optional("FILE.png")] = None
     """Also draw the queries and what was found."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
     model: Annotated[Path | None, optional("RUN")] = None
     """Where the run that made the gallery is now, if it was moved."""
     device: Literal["auto", "cpu"] = "auto"
@@ -63,6 +66,9 @@ def search(config: Search) -> None:
         raise UserError("standard input holds one image: give - once.")
     if config.sheet is not None and config.vector is not None:
         raise UserError("--sheet shows the queries, and vectors have no pictures: leave one out.")
+    sheet = None
+    if config.sheet is not None:
+        sheet = place_for("--sheet", config.sheet, name="found.png", suffixes=(".png",), overwrite=config.overwrite)
     from tammes.gallery.opened import Opened
 
     opened = Opened(config.gallery, config.model, config.device)
@@ -73,8 +79,8 @@ def search(config: Search) -> None:
         raise unknown_name("class", config.label, opened.store.labels())
     k = min(config.k, max(1, opened.store.count()))
     found = opened.store.search(vectors, k, label=config.label, exact=config.exact)
-    if config.sheet is not None:
-        _draw(config.sheet, opened, pictures, found)
+    if sheet is not None:
+        _draw(sheet, opened, pictures, found)
     if config.json:
         print_json(
             {

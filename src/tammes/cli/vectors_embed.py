@@ -17,7 +17,7 @@ from tammes.runs import open_run
 from tammes.runtime import written_whole
 
 
-def embed_vectors(config: Embed) -> None:
+def embed_vectors(config: Embed, out: Path) -> None:
     """Read, transform, write; in bounded memory where the file is mapped."""
     known = {field.name: field.default for field in fields(Embed)}
     for option in ("embedding", "batch_size", "skip_bad", "device"):
@@ -27,7 +27,7 @@ def embed_vectors(config: Embed) -> None:
     run = open_run(config.model)
     learner = MetricLearner.load(run.folder)
     found = other_vectors(learner, run, config.data)
-    dim = _written(learner, found, config.out)
+    dim = _written(learner, found, out)
     record = {"file": str(config.out), "vectors": len(found), "dim": dim}
     if config.json:
         print_json(record)

@@ -47,7 +47,8 @@ class Indexed:
 
     Attributes:
         added: images that the gallery did not have; `changed`: those that it had otherwise.
-        touched: files that were written anew with the same content: nothing to embed.
+        touched: files that were written anew with the same content, or have another class: nothing to embed.
+        relabelled: those of them that have another class.
         broken: what cannot be read, and why.
     """
 
@@ -56,6 +57,7 @@ class Indexed:
     added: int = 0
     changed: int = 0
     touched: int = 0
+    relabelled: int = 0
     removed: int = 0
     broken: list[str] = field(default_factory=list)
 
@@ -64,30 +66,33 @@ class Indexed:
         return self.added + self.changed + self.touched + len(self.broken)
 
 
-def difference(known: Mapping[str, str], folders: Sequence[Path], *, labelled: bool = True) -> Difference:
+def difference(
+    known: Mapping[str, str], folders: Sequence[Path], *, roots: Sequence[str] = (), labelled: bool = True
+) -> Difference:
     """What has to be done for a gallery to hold what is in the folders. Other folders' images are left alone.
 
     Args:
         known: the fingerprint of each path in the gallery.
+        roots: the folders that the gallery was filled from before: see `label_of`.
         labelled: whether the folders' names are classes.
 
     Raises:
         UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
     """
-    roots = [whole_path(folder) for folder in folders]
-    files = list(dict.fromkeys(file for root in roots for file in images_below(root)))
+    given = [whole_path(folder) for folder in folders]
+    files = list(dict.fromkeys(file for root in given for file in images_below(root)))
     there = {fspath(file) for file in files}
-    as_labels = roots if labelled else []
+    as_labels = _outermost_first(given, roots) if labelled else []
     fresh = [
         file
         for file in files
         if (mark := known.get(fspath(file))) is None
         or (_state(file), label_of(file, as_labels)) != (mark.split(":")[0], _label(mark))
     ]
-    gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in roots)]
+    gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in given)]
     emptied = [
         root
-        for root in roots
+        for root in given
         if any(Path(path).is_relative_to(root) for path in gone)
         and not any(file.is_relative_to(root) for file in files)
     ]
@@ -102,6 +107,9 @@ def whole_path(folder: Path) -> Path:
 def label_of(file: Path, folders: Sequence[Path]) -> str:
     """The class of an image: the first folder on the way to it; empty for one that lies in no folder of its own.
 
+    The way begins at the first of the folders that has the image. The outermost of all that a gallery was filled from
+    must come first: whoever adds photos/cats to a gallery of photos/ does not mean that cats have no class.
+
     >>> photos = Path("/photos")
     >>> label_of(photos / "cats" / "young" / "1.jpg", [photos]), label_of(photos / "1.jpg", [photos])
     ('cats', '')
@@ -111,6 +119,10 @@ def label_of(file: Path, folders: Sequence[Path]) -> str:
             parts = file.relative_to(folder).parts
             return parts[0] if len(parts) > 1 else ""
     return ""
+
+
+def _outermost_first(folders: Sequence[Path], roots: Sequence[str]) -> list[Path]:
+    return sorted({*folders, *map(Path, roots)}, key=lambda folder: (len(folder.parts), folder))
 
 
 def index(
@@ -136,7 +148,8 @@ def index(
     """
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
-    roots = [whole_path(folder) for folder in folders] if labelled else []
+    given = [whole_path(folder) for folder in folders]
+    roots = _outermost_first(given, store.about.roots) if labelled else []
     with ThreadPoolExecutor(threads) as pool:
         reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
@@ -247,6 +260,7 @@ def _store(
     so_far.added += new
     so_far.changed += len(fresh) - new
     so_far.touched += len(touched)
+    so_far.relabelled += sum(_label(known[fspath(each.file)]) != label_of(each.file, folders) for each in touched)
     broken = [each for each in batch if each.broken is not None]
     stale = [fspath(each.file) for each in broken if each.seen and fspath(each.file) in known]
     if stale:

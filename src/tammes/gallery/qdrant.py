@@ -16,6 +16,7 @@ from functools import cache, partial
 from importlib import import_module
 from secrets import token_hex
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from uuid import UUID, uuid5
 
 import numpy as np
@@ -318,11 +319,20 @@ def _do(uri: str, action: Callable[..., T], *arguments: Any) -> T:
 def _parts(uri: str) -> tuple[str, str]:
     """Where Qdrant is, and the name of the gallery."""
     location, _, name = uri.removeprefix("qdrant://").rpartition("/")
-    if not location or not name or _BETWEEN in name or "/" in location:
+    if not location or not name or _BETWEEN in name or not _is_server(location):
         raise UserError(
             f"{uri} is no place for a gallery: write qdrant://host:port/name, the name without slashes or {_BETWEEN!r}."
         )
     return location, name
+
+
+def _is_server(location: str) -> bool:
+    """Whether it can be a host, with or without a port."""
+    try:
+        found = urlsplit(f"http://{location}")
+        return location == ":memory:" or (found.netloc == location and found.hostname is not None and found.port != 0)
+    except ValueError:  # a port that is no number, or too large a one
+        return False
 
 
 def _qdrant() -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from tammes.datasets.pictures import in_mode
-from tammes.errors import UserError
 from tammes.report.pictures import square
 from tammes.report.retrievals import BLUE, GREEN, RED
 from tammes.runtime import write_atomically
@@ -19,10 +18,6 @@ Found = tuple[bytes, str, bool | None]  # a picture, what stands below it, and w
 
 def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Sequence[Found]]) -> None:
     """Write a PNG with a row for each query: the query, then what was found, green if the same, red if not."""
-    if file.suffix.lower() != ".png":
-        raise UserError(f"a contact sheet is a .png file, got {file}.")
-    if not file.absolute().parent.is_dir():
-        raise UserError(f"no such folder: {file.parent}. Make it first.")
     most = max(map(len, found), default=0)
     step, row_height = _SIDE + 2 * _FRAME + _GAP, _SIDE + 2 * _FRAME + _GAP + _TEXT
     sheet = Image.new("RGB", (_GAP + step * (most + 1) + 2 * _GAP, _GAP + row_height * len(queries)), "white")

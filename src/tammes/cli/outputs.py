@@ -1,0 +1,32 @@
+"""Files that a command writes where its user says."""
+
+import os
+from pathlib import Path
+
+from tammes.errors import UserError
+
+
+def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] = (), overwrite: bool) -> Path:
+    """Where to write, known to be possible before the work begins.
+
+    A link is followed: it stays, and what it points to is written.
+
+    Args:
+        option: that names the file: "--out".
+        name: what such a file may be called, for who gave a folder.
+        suffixes: what its name must end in.
+    """
+    if file.is_dir():
+        raise UserError(f"{option} {file} is a folder. Give it a name: {option} {file / name}")
+    if suffixes and file.suffix.lower() not in suffixes:
+        raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {str(file)!r}.")
+    place = Path(os.path.realpath(file))
+    if place.is_symlink():
+        raise UserError(f"{option} {file} is a link that leads back to itself. Give the name of a file.")
+    if not place.parent.is_dir():
+        raise UserError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
+    if place.exists() and not place.is_file():
+        raise UserError(f"{option} {file} is a device or a pipe. Give the name of a file.")
+    if place.exists() and not overwrite:
+        raise UserError(f"{file} exists. Pass --overwrite to replace it.")
+    return place
