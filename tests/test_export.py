@@ -215,7 +215,7 @@ def test_the_benchmark_times_every_form(run: Path, tmp_path: Path, capsys: pytes
         (["--push", "a/b"], "--push is for --format hub, and this is onnx: leave it out."),
         (["--int8", "--with-preprocessing"], "--int8 and --with-preprocessing are two files: export each by itself."),
         (["--int8", "--data", "x"], "--int8 is measured on the run's own test classes: leave --data out."),
-        (["--out", "nowhere/x.onnx"], "no such folder: nowhere. Make it first, or write --out elsewhere."),
+        (["--out", "nowhere/x.onnx"], "--out nowhere/x.onnx: there is no folder nowhere. Make it first."),
     ],
 )
 def test_what_cannot_be_is_refused(
