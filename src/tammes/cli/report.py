@@ -99,7 +99,7 @@ def _of_run(config: Report, run: Any) -> str:
     from tammes.verification import checked_fmr
 
     checked_fmr(config.fmr)
-    if run.read("results")["trained"] is None:
+    if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
     with working("looking at what it finds"):
@@ -125,12 +125,13 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
     import json
 
     from tammes import __version__
+    from tammes.benchmark.tables import read_results
     from tammes.report.benchmark import benchmark_sections
     from tammes.report.page import page
 
-    if not (folder / "results.json").exists():
+    results = read_results(folder)
+    if results is None:
         raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command goes on with it.")
-    results = json.loads((folder / "results.json").read_text())
     complexity = None
     if config.complexity is not None:
         try:
