@@ -34,7 +34,7 @@ from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, wr
 _LOCK = ".lock"
 _NEWEST, _PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 _FRESH = f".{_NEWEST}.new"
-_ANEW = "The run cannot go on: train anew, with --overwrite."
+ANEW = "The run cannot go on: train anew, with --overwrite."
 
 
 class Config(TypedDict, total=False):
@@ -229,7 +229,7 @@ class Run:
         """What to do about a file that is not as it was written."""
         if name == "calibration":
             return f"Make it anew: tammes calibrate {self.folder}"
-        if name == "results" and (self.folder / _NEWEST).exists():
+        if name == "results" and self.checkpoint.exists():
             return f"Have it made anew: remove it, then tammes train --resume {self.folder}"
         if name == "metrics":
             return "Remove it: nothing is lost but the curves."
@@ -276,6 +276,11 @@ class Run:
             return
         kept = [json.dumps(line) + "\n" for line in self.epochs() if line["epoch"] <= epoch]
         write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+
+    @property
+    def checkpoint(self) -> Path:
+        """What to go on from."""
+        return self.folder / _NEWEST
 
     @property
     def state(self) -> str:
@@ -397,7 +402,7 @@ def load_frozen(run: Run, network: nn.Module) -> None:
         try:
             tensors, _ = read_tensors(file)
         except DamagedError as error:
-            raise UserError(f"{error} {_ANEW}") from None
+            raise UserError(f"{error} {ANEW}") from None
         own = network.state_dict()
         _check_alike({name: own[name] for name in tensors if name in own}, tensors, str(file))
         network.load_state_dict(tensors, strict=False)
@@ -457,11 +462,11 @@ def mend_checkpoint(run: Run) -> str | None:
     except DamagedError as error:
         what = str(error)
     if not previous.exists():
-        raise UserError(f"{what} There is no earlier one. {_ANEW}")
+        raise UserError(f"{what} There is no earlier one. {ANEW}")
     try:
         check_tensors(previous)
     except DamagedError as error:
-        raise UserError(f"{what} {error} {_ANEW}".lstrip()) from None
+        raise UserError(f"{what} {error} {ANEW}".lstrip()) from None
     previous.replace(newest)
     if not what:  # a process was stopped between the two names
         return None
@@ -483,14 +488,14 @@ def load_checkpoint(
     if not any((run.folder / name).exists() for name in (_NEWEST, _PREVIOUS)):
         raise UserError(f"{run.folder} has no checkpoint to go on from: it was stopped before its first epoch ended.")
     mend_checkpoint(run)
-    file = run.folder / _NEWEST
+    file = run.checkpoint
     tensors, metadata = read_tensors(file)
-    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", _ANEW)
-    position = checked(said["position"], kind or Position, f"the position in {file}", _ANEW)
+    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", ANEW)
+    position = checked(said["position"], kind or Position, f"the position in {file}", ANEW)
     negative = [name for name, value in position.items() if type(value) in (int, float) and value < (name == "epoch")]
     if negative:
         name = negative[0]
-        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {_ANEW}")
+        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {ANEW}")
     frozen, own = _frozen(objective), objective.state_dict()
     weights = _under("model/", tensors)
     _check_alike({name: tensor for name, tensor in own.items() if name not in frozen}, weights, str(file))
@@ -509,18 +514,18 @@ def check_random(state: Tensor | None, file: Path) -> None:
     try:
         torch.Generator().set_state(torch.empty(0) if state is None else state)
     except (RuntimeError, TypeError):
-        raise UserError(f"{file} holds no state of what is random. {_ANEW}") from None
+        raise UserError(f"{file} holds no state of what is random. {ANEW}") from None
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
     """Refuse weights of other names, shapes or types than a network's own."""
     for name in sorted(own.keys() ^ given.keys()):
         what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
-        raise UserError(f"{file} {what}. {_ANEW}")
+        raise UserError(f"{file} {what}. {ANEW}")
     for name, tensor in given.items():
         found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
         if found != right:
-            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {_ANEW}")
+            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")
 
 
 def _check_frozen(run: Run, frozen: set[str]) -> None:
@@ -530,7 +535,7 @@ def _check_frozen(run: Run, frozen: set[str]) -> None:
         there = shapes(file)
         names = {name.removeprefix("embedder.") for name in frozen if name.startswith("embedder.")}
         for name in sorted(names - there.keys()):
-            raise UserError(f"{file} has no {name!r}, which does not train. {_ANEW}")
+            raise UserError(f"{file} has no {name!r}, which does not train. {ANEW}")
 
 
 # What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
@@ -550,18 +555,18 @@ def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Te
         number, _, key = name.partition("/")
         place = int(number) if number.isdecimal() and number.isascii() and len(number) < 10 else -1
         if not 0 <= place < len(parameters):
-            raise UserError(f"{file}: the optimizer has no weight {number!r}. {_ANEW}")
+            raise UserError(f"{file}: the optimizer has no weight {number!r}. {ANEW}")
         entries.setdefault(place, {})[key] = value
     kept = _KEPT.get(type(getattr(optimizer, "optimizer", optimizer)).__name__)
     for place, found in entries.items():
         names = set(found) if kept is None else kept
         for name in sorted(names | set(found)):
             if name not in names or not _fits(name, found.get(name), parameters[place]):
-                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {_ANEW}")
+                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {ANEW}")
     without = said.get("without")
     lost = set() if without is None else set(range(len(parameters))) - entries.keys() - set(without)
     if lost:
-        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {_ANEW}")
+        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {ANEW}")
     return {"state": entries, "param_groups": _groups(own, said["groups"], file)}
 
 
@@ -576,16 +581,16 @@ def _fits(name: str, value: Any, parameter: Tensor) -> bool:
 def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
     """The groups of weights with the numbers of the file, such as learning rates; how to compute is ours to say."""
     if [group.get("params") for group in given] != [group["params"] for group in own]:
-        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {_ANEW}")
+        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {ANEW}")
     found = []
     for ours, group in zip(own, given, strict=True):
         # The first is what schedules start from.
         numbers = ["initial_lr", *(name for name, value in ours.items() if type(value) in (int, float))]
         pairs = [name for name, value in ours.items() if isinstance(value, tuple)]
         known = {name: group[name] for name in numbers if name in group}
-        checked(known, dict[str, float], f"the groups in {file}", _ANEW)
+        checked(known, dict[str, float], f"the groups in {file}", ANEW)
         two = {name: group[name] for name in pairs if name in group}
-        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", _ANEW)
+        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", ANEW)
         found.append(ours | known | {name: tuple(value) for name, value in two.items()})
     return found
 
