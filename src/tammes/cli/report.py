@@ -96,9 +96,11 @@ def _write(out: Path, content: str) -> int:
 def _of_run(config: Report, run: Any) -> str:
     from tammes.cli.items import items_of
     from tammes.report import look, run_page
+    from tammes.report.run import OPTIONS
     from tammes.verification import checked_fmr
 
     checked_fmr(config.fmr)
+    run.read("config", needs=OPTIONS)  # what the page cannot do without is missed before anything is computed
     if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
