@@ -13,6 +13,7 @@ SRC = ROOT / "src" / "tammes"
 LINE = [
     "errors",
     "runtime",
+    "records",
     "processes",
     "tensors",
     "cache",

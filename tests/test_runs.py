@@ -108,7 +108,7 @@ def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
     assert run.state == "interrupted"
     run.write("results", {})
     assert run.state == "finished"
-    assert run.read("nothing") is None
+    assert run.read("calibration") is None
 
 
 def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:

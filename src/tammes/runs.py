@@ -14,21 +14,22 @@ images.json        a checksum of the decoded images      .lock              lock
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tammes.errors import UserError
+from tammes.errors import UserError, unknown_name
 from tammes.processes import is_first
+from tammes.records import Positive, Real, checked, parsed, read_json
 from tammes.runtime import lock, remove_partial, synchronise, write_atomically
-from tammes.tensors import DamagedError, check_tensors, read_tensors, write_tensors
+from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
 _LOCK = ".lock"
 _NEWEST, _PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
@@ -46,6 +47,168 @@ _OWN = frozenset(
         for end in ("", ".json")
     ),
 }
+ANEW = "The run cannot go on: train anew, with --overwrite."
+
+
+class Config(TypedDict, total=False):
+    """What commands ask the options of a run for without making options of them again, which checks them all."""
+
+    data: str
+    preset: str
+    loss: str
+    centroids: str | None
+    method: str | None
+    backbone: str | None
+    weights: str | None
+    train: str | None
+    cut: str | None
+    hidden: list[int] | None
+    dim: int | None
+    epochs: int | None
+    batch_size: int | None
+    seed: int
+
+
+class BesideRecall(TypedDict, total=False):
+    """What `tammes.metrics.evaluate` found, as far as it is shown, beside R@1."""
+
+    recall_at_2: Real | None
+    recall_at_4: Real | None
+    recall_at_8: Real | None
+    r_precision: Real | None
+    mean_average_precision_at_r: Real | None
+    NMI: Real | None
+    intervals: dict[str, tuple[Real, Real]] | None
+    queries: int
+    classes: int
+    single_image_classes: int
+
+
+class Measures(BesideRecall, total=False):
+    """The same with R@1, where it was measured."""
+
+    recall_at_1: Real | None
+
+
+class BestMeasures(Measures):
+    """Those of the best epoch on the validation classes."""
+
+    epoch: int
+
+
+class Results(TypedDict, total=False):
+    """The evaluation; without test classes there is less of it."""
+
+    data: str
+    command: str
+    trained: Measures | None
+    untrained: Measures | None
+    best_on_validation: BestMeasures | None
+    seconds: float | None
+    train_images: int
+    train_classes: int
+    test_images: int
+    test_classes: int
+
+
+class Places(TypedDict):
+    """Which centroid each class has, where these are more than the classes."""
+
+    number: Positive
+    of: dict[str, int]
+    old: list[str]
+
+
+class Classes(TypedDict):
+    """The names of the classes, by what they are there for."""
+
+    train: list[str]
+    val: list[str]
+    test: list[str]
+    places: NotRequired[Places]
+
+
+class Bound(TypedDict):
+    """The paper's quantities, as far as they are drawn."""
+
+    discriminative_loss: Real
+    triplet_loss: Real
+    gap: Real
+    certificate: Real
+    lemma: Real
+    epsilon: Real
+    triplets: int
+
+
+class Line(TypedDict):
+    """A line of metrics.jsonl."""
+
+    epoch: int
+    loss: NotRequired[Real]
+    above_minimum: NotRequired[Real]
+    rate: NotRequired[Real]
+    seconds: NotRequired[float]
+    images_per_second: NotRequired[Real]
+    val_recall_at_1: NotRequired[Real]
+    bound: NotRequired[Bound]
+
+
+class Threshold(TypedDict):
+    """What `tammes calibrate` found, as far as others use it."""
+
+    threshold: float
+    threshold_interval: NotRequired[tuple[float, float] | None]
+    fmr: float
+
+
+class Environment(TypedDict, total=False):
+    """What a run was made with, as far as it is shown."""
+
+    versions: dict[str, str]
+    processor: str
+    cores: int | None
+    commit: str | None
+
+
+class Network(TypedDict):
+    """What a report says of the network; who loads it knows better."""
+
+    backbone: str
+    dim: Positive
+    class_dim: NotRequired[Positive | None]
+    pool: NotRequired[str]
+
+
+class Images(TypedDict):
+    """The images that a run was started with."""
+
+    digest: str
+
+
+_SHAPES: dict[str, Any] = {
+    "config": Config,
+    "results": Results,
+    "classes": Classes,
+    "calibration": Threshold,
+    "environment": Environment,
+    "embedder": Network,
+    "untrained": Measures,
+    "images": Images,
+}
+
+
+class State(TypedDict):
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        without: numbers of the weights of which the optimizer keeps nothing; older checkpoints do not say.
+    """
+
+    position: dict[str, Any]
+    groups: list[dict[str, Any]]
+    scalars: dict[str, Any]
+    scaler: NotRequired[dict[str, float] | None]
+    without: NotRequired[list[int]]
 
 
 @dataclass(frozen=True)
@@ -59,23 +222,41 @@ class Run:
         if is_first():
             write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
 
-    def read(self, name: str) -> Any:
-        """What was written under that name, or None."""
+    def read(self, name: str, needs: Sequence[str] = ()) -> Any:
+        """What was written under that name, or None; it may be a stranger's, so its shape is checked.
+
+        Args:
+            needs: what must be in it; then it must be there.
+        """
         file = self.folder / f"{name}.json"
-        try:
-            found = json.loads(file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}.") from None
-        except (ValueError, RecursionError):
-            raise UserError(f"{file} is not a whole JSON file.") from None
-        if name == "config":  # which may be a stranger's, and which every command asks what it is about
-            if not isinstance(found, dict):
-                raise UserError(f"{file} does not hold the options of a run.")
-            if not isinstance(found.get("data", ""), str):
-                raise UserError(f"{file}: data cannot be {found['data']!r}.")
+        found = read_json(file, _SHAPES[name], self._advice(name))
+        missing = next((each for each in needs if each not in (found or {})), None)
+        if missing is not None:
+            what = f"{file} is missing" if found is None else f"{file}: {missing} is missing"
+            raise UserError(f"{what}. {self._advice(name)}")
+        if name == "classes" and found is not None and "places" in found:
+            self._check_places(found["train"], found["places"], file)
         return found
+
+    def _advice(self, name: str) -> str:
+        """What to do about a file that is not as it was written."""
+        if name == "calibration":
+            return f"Make it anew: tammes calibrate {self.folder}"
+        if name == "results" and self.checkpoint.exists():
+            return f"Have it made anew: remove it, then tammes train --resume {self.folder}"
+        if name == "metrics":
+            return "Remove it: nothing is lost but the curves."
+        return (
+            f"Put back the file that training wrote, or train anew: tammes train DATA --out {self.folder} --overwrite"
+        )
+
+    def _check_places(self, train: list[str], places: Places, file: Path) -> None:
+        """Each class that trains or has trained has a centroid, and no other class has the same."""
+        taken = list(places["of"].values())
+        lost = [name for name in [*train, *places["old"]] if name not in places["of"]]
+        if lost or len(set(taken)) < len(taken) or any(not 0 <= place < places["number"] for place in taken):
+            what = f"places.of has no number for {lost[0]!r}" if lost else "places.of has numbers that cannot be"
+            raise UserError(f"{file}: {what}. {self._advice('classes')}")
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
@@ -86,13 +267,20 @@ class Run:
 
     def epochs(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that a crash cut short is left out."""
-        file = self.folder / "metrics.jsonl"
+        file, advice = self.folder / "metrics.jsonl", self._advice("metrics")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is not text. {advice}") from None
         lines = []
-        for line in file.read_text().splitlines() if file.exists() else []:
+        for number, line in enumerate(text.splitlines(), start=1):
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            lines.append(checked(found, Line, f"{file}, line {number}", advice))
         return lines
 
     def forget_after(self, epoch: int) -> None:
@@ -101,6 +289,11 @@ class Run:
             return
         kept = [json.dumps(line) + "\n" for line in self.epochs() if line["epoch"] <= epoch]
         write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+
+    @property
+    def checkpoint(self) -> Path:
+        """What to go on from."""
+        return self.folder / _NEWEST
 
     @property
     def state(self) -> str:
@@ -212,12 +405,15 @@ def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
     from tammes.losses import WITH_CENTROIDS
 
     config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
-    if None in (config, classes, shape) or config["loss"] not in WITH_CENTROIDS:
+    if None in (config, classes, shape) or config.get("loss") not in WITH_CENTROIDS:
         return None
+    kind = run.read("config", needs=("centroids", "seed"))["centroids"]
+    if kind not in CENTROIDS:
+        raise UserError(f"{run.folder / 'config.json'}: {unknown_name('kind of centroids', str(kind), CENTROIDS)}")
     generator = torch.Generator().manual_seed(config["seed"])
-    dim = shape["class_dim"] or shape["dim"]
+    dim = shape.get("class_dim") or shape["dim"]
     places = classes.get("places", {"number": len(classes["train"])})
-    found = CENTROIDS[config["centroids"]](places["number"], dim, generator=generator)
+    found = CENTROIDS[kind](places["number"], dim, generator=generator)
     return found if "of" not in places else found[[places["of"][name] for name in classes["train"]]]
 
 
@@ -237,7 +433,9 @@ def load_frozen(run: Run, network: nn.Module) -> None:
         try:
             tensors, _ = read_tensors(file)
         except DamagedError as error:
-            raise UserError(f"{error} The run cannot go on: train anew, with --overwrite.") from None
+            raise UserError(f"{error} {ANEW}") from None
+        own = network.state_dict()
+        _check_alike({name: own[name] for name in tensors if name in own}, tensors, str(file))
         network.load_state_dict(tensors, strict=False)
 
 
@@ -262,7 +460,14 @@ def save_checkpoint(
             else:
                 scalars[f"{number}/{name}"] = value
     tensors["random"] = torch.get_rng_state()
-    said = {"position": asdict(position), "groups": state["param_groups"], "scalars": scalars, "scaler": scaler}
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    said = {
+        "position": asdict(position),
+        "groups": state["param_groups"],
+        "scalars": scalars,
+        "scaler": scaler,
+        "without": [number for number in numbers if number not in state["state"]],
+    }
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     newest, fresh = run.folder / _NEWEST, run.folder / _FRESH
     # At every moment there is a whole one under one of the two names.
@@ -287,13 +492,12 @@ def mend_checkpoint(run: Run) -> str | None:
         what = ""
     except DamagedError as error:
         what = str(error)
-    anew = "The run cannot go on: train anew, with --overwrite."
     if not previous.exists():
-        raise UserError(f"{what} There is no earlier one. {anew}")
+        raise UserError(f"{what} There is no earlier one. {ANEW}")
     try:
         check_tensors(previous)
     except DamagedError as error:
-        raise UserError(f"{what} {error} {anew}".lstrip()) from None
+        raise UserError(f"{what} {error} {ANEW}".lstrip()) from None
     previous.replace(newest)
     if not what:  # a process was stopped between the two names
         return None
@@ -301,30 +505,125 @@ def mend_checkpoint(run: Run) -> str | None:
 
 
 def load_checkpoint(
-    run: Run, objective: nn.Module, optimizer: Optimizer, kind: Callable[..., Any] | None = None
+    run: Run, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
 ) -> tuple[Any, dict[str, Any] | None]:
     """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state.
 
+    It may be a stranger's: nothing is put back before all of it is known to fit.
+
     Args:
-        kind: what the position is made with; None: that of a training on images.
+        kind: what the position is made with, a dataclass; None: that of a training on images.
     """
     from tammes.training import Position
 
     if not any((run.folder / name).exists() for name in (_NEWEST, _PREVIOUS)):
         raise UserError(f"{run.folder} has no checkpoint to go on from: it was stopped before its first epoch ended.")
     mend_checkpoint(run)
-    tensors, metadata = read_tensors(run.folder / _NEWEST)
-    said = json.loads(metadata["state"])
+    file = run.checkpoint
+    tensors, metadata = read_tensors(file)
+    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", ANEW)
+    position = checked(said["position"], kind or Position, f"the position in {file}", ANEW)
+    negative = [name for name, value in position.items() if type(value) in (int, float) and value < (name == "epoch")]
+    if negative:
+        name = negative[0]
+        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {ANEW}")
     frozen, own = _frozen(objective), objective.state_dict()
-    objective.load_state_dict(_under("model/", tensors) | {name: own[name] for name in own if name in frozen})
-    entries: dict[int, dict[str, Any]] = {}
-    for name, value in {**_under("optimizer/", tensors), **said["scalars"]}.items():
-        number, _, key = name.partition("/")
-        entries.setdefault(int(number), {})[key] = value
-    optimizer.load_state_dict({"state": entries, "param_groups": said["groups"]})
+    weights = _under("model/", tensors)
+    _check_alike({name: tensor for name, tensor in own.items() if name not in frozen}, weights, str(file))
+    _check_frozen(run, frozen)
+    check_random(tensors.get("random"), file)
+    state = _optimizer_state(optimizer, said, _under("optimizer/", tensors), file)
+    objective.load_state_dict(weights | {name: own[name] for name in own if name in frozen})
+    optimizer.load_state_dict(state)
     _lay_out_alike(optimizer)
     torch.set_rng_state(tensors["random"])
-    return (kind or Position)(**said["position"]), said.get("scaler")
+    return (kind or Position)(**position), said.get("scaler")
+
+
+def check_random(state: Tensor | None, file: Path) -> None:
+    """Refuse what is no state of torch's generator on the CPU."""
+    try:
+        torch.Generator().set_state(torch.empty(0) if state is None else state)
+    except (RuntimeError, TypeError):
+        raise UserError(f"{file} holds no state of what is random. {ANEW}") from None
+
+
+def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
+    """Refuse weights of other names, shapes or types than a network's own."""
+    for name in sorted(own.keys() ^ given.keys()):
+        what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
+        raise UserError(f"{file} {what}. {ANEW}")
+    for name, tensor in given.items():
+        found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
+        if found != right:
+            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")
+
+
+def _check_frozen(run: Run, frozen: set[str]) -> None:
+    """What does not train and is in no checkpoint must have come from elsewhere."""
+    file = run.folder / "frozen.safetensors"
+    if file.exists():
+        there = shapes(file)
+        names = {name.removeprefix("embedder.") for name in frozen if name.startswith("embedder.")}
+        for name in sorted(names - there.keys()):
+            raise UserError(f"{file} has no {name!r}, which does not train. {ANEW}")
+
+
+# What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
+_KEPT = {
+    "Adam": {"step", "exp_avg", "exp_avg_sq"},
+    "AdamW": {"step", "exp_avg", "exp_avg_sq"},
+    "SGD": {"momentum_buffer"},
+}
+
+
+def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+    """What an optimizer goes on from. A fused one goes by addresses: it would write past what is too short."""
+    own = optimizer.state_dict()["param_groups"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **said["scalars"]}.items():
+        number, _, key = name.partition("/")
+        place = int(number) if number.isdecimal() and number.isascii() and len(number) < 10 else -1
+        if not 0 <= place < len(parameters):
+            raise UserError(f"{file}: the optimizer has no weight {number!r}. {ANEW}")
+        entries.setdefault(place, {})[key] = value
+    kept = _KEPT.get(type(getattr(optimizer, "optimizer", optimizer)).__name__)
+    for place, found in entries.items():
+        names = set(found) if kept is None else kept
+        for name in sorted(names | set(found)):
+            if name not in names or not _fits(name, found.get(name), parameters[place]):
+                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {ANEW}")
+    without = said.get("without")
+    lost = set() if without is None else set(range(len(parameters))) - entries.keys() - set(without)
+    if lost:
+        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {ANEW}")
+    return {"state": entries, "param_groups": _groups(own, said["groups"], file)}
+
+
+def _fits(name: str, value: Any, parameter: Tensor) -> bool:
+    if not isinstance(value, Tensor):
+        return value is None and name == "momentum_buffer"
+    if name == "step":
+        return value.shape == () and value.dtype == torch.float32
+    return value.shape == parameter.shape and value.dtype == parameter.dtype
+
+
+def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """The groups of weights with the numbers of the file, such as learning rates; how to compute is ours to say."""
+    if [group.get("params") for group in given] != [group["params"] for group in own]:
+        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {ANEW}")
+    found = []
+    for ours, group in zip(own, given, strict=True):
+        # The first is what schedules start from.
+        numbers = ["initial_lr", *(name for name, value in ours.items() if type(value) in (int, float))]
+        pairs = [name for name, value in ours.items() if isinstance(value, tuple)]
+        known = {name: group[name] for name in numbers if name in group}
+        checked(known, dict[str, float], f"the groups in {file}", ANEW)
+        two = {name: group[name] for name in pairs if name in group}
+        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", ANEW)
+        found.append(ours | known | {name: tuple(value) for name, value in two.items()})
+    return found
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:

@@ -5,18 +5,89 @@ behind but a run to go on with: the system frees its locks.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
+from tammes.records import Positive, Real, read_json
+from tammes.runs import BesideRecall, Measures
 from tammes.runtime import lock, write_atomically
 
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
+
+
+class Failed(TypedDict):
+    """The result of a cell that ended with an error."""
+
+    error: str
+
+
+class Recall(BesideRecall):
+    """Measures that the table can be made of."""
+
+    recall_at_1: Real
+
+
+class Options(TypedDict):
+    """What of a run's options a table says of itself."""
+
+    preset: str
+    backbone: str
+    pool: str | None
+    weights: str | None
+    train: str | None
+    views: int | None
+    dim: int | None
+    epochs: Positive
+    batch_size: int | None
+    mirror: bool | None
+    shift: int | None
+    start: str | None
+
+
+class Machine(TypedDict, total=False):
+    """What a cell was trained on."""
+
+    processor: str | None
+    threads: int | None
+    torch: str | None
+
+
+class Distances(TypedDict):
+    """Between centroids."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+
+
+class Tabled(TypedDict):
+    """The result of a cell of the table."""
+
+    layers: dict[str, Recall]
+    untrained: Measures
+    best: NotRequired[Measures | None]
+    chosen: dict[str, Any]
+    training_seconds: float
+    seconds: float
+    config: Options
+    command: NotRequired[str]
+    distances: NotRequired[Distances | None]
+    machine: NotRequired[Machine]
+
+
+class Tried(TypedDict):
+    """The result of a cell of the search."""
+
+    recall_at_1: float
+    training_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -66,12 +137,19 @@ class Cell:
             return FAILED if "error" in result else DONE
         return RUNNING if self._is_claimed() else WAITING
 
-    def result(self) -> dict[str, Any] | None:
-        """What was found, or the error; None if there is neither yet."""
-        try:
-            found: dict[str, Any] = json.loads(self.file.read_text())
-        except FileNotFoundError:
-            return None
+    def result(self, layers: Sequence[str] = ()) -> dict[str, Any] | None:
+        """What was found, or the error; None if there is neither yet.
+
+        Args:
+            layers: that it must have been measured in, where it is of the table.
+        """
+        shape = Failed | (Tabled if self.quarter is None else Tried)
+        advice = f"Remove it to have it made anew: {self.name}."
+        found: dict[str, Any] | None = read_json(self.file, shape, advice)
+        if found is not None and self.quarter is None and "error" not in found:
+            missing = next((layer for layer in layers or ("",) if layer not in found["layers"]), None)
+            if missing or not found["layers"]:
+                raise UserError(f"{self.file}: layers has no {missing or 'layer'}. {advice}")
         return found
 
     def write(self, result: dict[str, Any]) -> None:
@@ -114,7 +192,8 @@ def begin(plan: Plan, out: Path) -> None:
     with (out / ".lock").open("a") as opened:
         lock(opened, wait=True)
         file, asked = out / "plan.json", _remembered(plan)
-        before = json.loads(file.read_text()) if file.exists() else {}
+        advice = f"Put back the one that was there, or choose another --out than {out}."
+        before = read_json(file, dict[str, Any], advice) or {}
         for name, value in asked.items():
             if name in before and before[name] != value:
                 raise UserError(

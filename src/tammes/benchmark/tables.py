@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell
+from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
 from tammes.benchmark.plan import Method, Plan, in_words
 from tammes.benchmark.published import published_table
 from tammes.centroids import quality
 from tammes.losses import WITH_CENTROIDS
-from tammes.runs import Run, centroids_of
+from tammes.records import Positive, read_json
+from tammes.runs import Measures, Run, centroids_of
 
 MEASURES = {
     "recall_at_1": "R@1",
@@ -117,11 +119,8 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
     first: dict[str, Mapping[int, float]] = {}
     untrained: dict[int, dict[str, Any]] = {}
     for method in plan.methods:
-        results = {
-            cell.seed: result
-            for cell in ours
-            if cell.method.name == method.name and cell.state == DONE and (result := cell.result()) is not None
-        }
+        done = [cell for cell in ours if cell.method.name == method.name and cell.state == DONE]
+        results = {cell.seed: result for cell in done if (result := cell.result(plan.layers)) is not None}
         for seed, result in results.items():
             untrained.setdefault(seed, result["untrained"])
         shared: dict[str, Any] = {
@@ -173,7 +172,7 @@ def _remark(method: Method, cells: Sequence[Cell]) -> str | None:
     waiting = sum(cell.state not in (DONE, FAILED) for cell in cells)
     said = []
     if failed:
-        error = str((failed[0].result() or {}).get("error")).splitlines()[0]
+        error = str((failed[0].result() or {}).get("error")).partition("\n")[0]
         said.append(f"{len(failed)} of {len(cells)} failed: {error}")
     if waiting:
         said.append(f"{waiting} of {len(cells)} not run yet")
@@ -315,6 +314,65 @@ def from_json(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, li
 
 def _row_again(given: Mapping[str, Any]) -> Row:
     known = {field.name: given[field.name] for field in fields(Row) if field.name in given}
-    measures = {name: Figure(**of) for name, of in given["measures"].items()}
-    difference = None if given["difference"] is None else Figure(**given["difference"])
+    measures = {name: _figure_again(of) for name, of in given["measures"].items()}
+    difference = None if given["difference"] is None else _figure_again(given["difference"])
     return Row(**known | {"measures": measures, "difference": difference})
+
+
+def _figure_again(given: Mapping[str, Any]) -> Figure:
+    return Figure(given["mean"], given["half"], given["seeds"])
+
+
+class _Figure(TypedDict):
+    mean: float
+    half: float | None
+    seeds: int
+
+
+class _Row(TypedDict):
+    method: str
+    layer: str
+    epoch: str
+    measures: dict[str, _Figure]
+    difference: _Figure | None
+    seeds: NotRequired[int]
+    minutes: NotRequired[float | None]
+    minutes_per_epoch: NotRequired[float | None]
+    distances: NotRequired[Distances | None]
+    paper: NotRequired[dict[str, float | str] | None]
+    chosen: NotRequired[str | None]
+    remark: NotRequired[str | None]
+
+
+class _Epochs(TypedDict, total=False):
+    epochs: Positive
+
+
+class _Cell(TypedDict):
+    preset: str
+    method: str
+    seed: int
+    state: str
+    command: str
+    error: NotRequired[str]
+    layers: NotRequired[dict[str, Measures] | None]
+    training_seconds: NotRequired[float | None]
+    config: NotRequired[_Epochs]
+    machine: NotRequired[Machine | None]
+
+
+class _Results(TypedDict):
+    plan: str
+    title: str
+    data: str
+    paper: NotRequired[str | None]
+    remarks: list[str]
+    tables: dict[str, list[_Row]]
+    cells: list[_Cell]
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """What `tammes benchmark` wrote to results.json, or None."""
+    advice = "The same `tammes benchmark` command writes it anew."
+    found: dict[str, Any] | None = read_json(folder / "results.json", _Results, advice)
+    return found

@@ -188,9 +188,9 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
 
     tables, said = _tables(plan, out)
     cells = [
-        {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
-        | {"command": _command(plan, cell)}
+        {"command": _command(plan, cell)}
         | {name: value for name, value in (cell.result() or {}).items() if name != "traceback"}
+        | {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
         for cell in table_cells(plan, out)
     ]
     content = {
@@ -203,7 +203,7 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
         "cells": cells,
     }
     write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
-    write_atomically(out / "table.md", markdown(plan, tables, said).encode())
+    write_atomically(out / "table.md", markdown(plan, tables, said).encode(errors="backslashreplace"))
     return content
 
 

@@ -108,7 +108,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     assert best is not None, "a cell is run when its search is done"
     _train(options_of(plan, cell, data, best), cell.folder, untrained=_untrained(plan, cell))
     run = Run(cell.folder)
-    results = run.read("results")
+    results = run.read("results", needs=("trained", "untrained", "seconds", "command"))
     if results["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
     layers = {plan.layers[0]: results["trained"]}

@@ -65,7 +65,7 @@ def calibrate(config: Calibrate) -> None:
         raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
     part = _part(config, run)
     items = _items(config, run, part)
-    names, trained_on = _class_names(items), run.read("classes")["train"]
+    names, trained_on = _class_names(items), run.read("classes", needs=("train",))["train"]
     say_known(names, trained_on)
     found = _counted(items).threshold_at(config.fmr)
     check, checked_on = _check(config, run, found) if part == "val" else (None, None)
@@ -75,7 +75,7 @@ def calibrate(config: Calibrate) -> None:
     kept = {**asdict(found), "measured_on": items.what, "classes_that_trained": known, "check": None}
     if check is not None:
         kept["check"] = {**asdict(check), "measured_on": checked_on}
-    if run.read("calibration") is not None:
+    if (run.folder / "calibration.json").exists():
         say(f"note: an older calibration of {run.folder} is replaced.")
     run.write("calibration", kept)
     if config.json:
@@ -97,7 +97,7 @@ def _part(config: Calibrate, run: "Run") -> Literal["val", "test"] | None:
                 "--on chooses among the run's own classes, and DATA is measured whole: give one of the two."
             )
         return None
-    classes = run.read("classes")
+    classes = run.read("classes", needs=("val", "test"))
     val, test = len(classes["val"]), len(classes["test"])
     if config.on == "validation":
         if not val:
@@ -153,7 +153,7 @@ def _counted(items: "Items") -> "PairCounts":
 
 def _check(config: Calibrate, run: "Run", found: "Calibration") -> tuple["Calibration | None", str | None]:
     """The same threshold on the test classes, and whose they are; None where that cannot be measured."""
-    if not run.read("classes")["test"]:
+    if not run.read("classes", needs=("test",))["test"]:
         return None, None
     items = _items(config, run, "test")
     try:

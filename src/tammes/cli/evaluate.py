@@ -121,7 +121,7 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         dataset, images, chosen = data.dataset, data.images, data.split.test
     else:
         dataset = open_dataset(config.data)
-        say_known(dataset.class_names, run.read("classes")["train"])
+        say_known(dataset.class_names, run.read("classes", needs=("train",))["train"])
         images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
         chosen = images.without_bad(np.arange(len(dataset)))
     rows = {}
@@ -163,7 +163,7 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     else:
         found = other_vectors(learner, run, config.data)
         chosen = np.arange(len(found))
-        say_known(tuple(map(str, np.unique(found.labels).tolist())), run.read("classes")["train"])
+        say_known(tuple(map(str, np.unique(found.labels).tolist())), run.read("classes", needs=("train",))["train"])
     given, how = Rows(found.vectors, chosen), protocol(found, chosen, clustering=config.clustering)
     rows = {}
     for name in ("untrained", "trained"):

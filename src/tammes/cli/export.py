@@ -261,7 +261,7 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     text = licence_text(config.licence, config.licence_file)
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
-    said, calibration = run.read("config"), run.read("calibration")
+    said, calibration = run.read("config", needs=("data", "loss")), run.read("calibration")
     owner, _, title = (config.push or f"OWNER/{run.folder.resolve().name}").partition("/")
     card = Card(
         name=title,

@@ -142,7 +142,7 @@ def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | Non
     if config.continue_from is None:
         free = config.reserve_classes or 0
         return Places(len(names) + free, {name: place for place, name in enumerate(names)}) if free else None
-    before = open_finished(config.continue_from).read("classes")
+    before = open_finished(config.continue_from).read("classes", needs=("train",))
     old = _places(config, (), before) or Places(len(before["train"]), {n: p for p, n in enumerate(before["train"])})
     new = [name for name in names if name not in old.of]
     free_places = sorted(set(range(old.number)) - set(old.of.values()))

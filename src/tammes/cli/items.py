@@ -108,7 +108,7 @@ def _of_vectors(run: Run, data: str | None, part: Part) -> Items:
         own = load_vectors(saved_options(run), run.read("classes"))
         assert part == "test", "validation vectors train in the end"
         found, chosen = own.vectors, own.split.test
-        name = Path(run.read("config")["data"]).name
+        name = Path(run.read("config", needs=("data",))["data"]).name
     else:
         found = other_vectors(learner, run, data)
         chosen, name = np.arange(len(found)), Path(data).name

@@ -99,10 +99,12 @@ def _write(out: Path, content: str) -> int:
 def _of_run(config: Report, run: Any) -> str:
     from tammes.cli.items import items_of
     from tammes.report import look, run_page
+    from tammes.report.run import OPTIONS
     from tammes.verification import checked_fmr
 
     checked_fmr(config.fmr)
-    if run.read("results")["trained"] is None:
+    run.read("config", needs=OPTIONS)  # what the page cannot do without is missed before anything is computed
+    if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
     with working("looking at what it finds"):
@@ -128,12 +130,13 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
     import json
 
     from tammes import __version__
+    from tammes.benchmark.tables import read_results
     from tammes.report.benchmark import benchmark_sections
     from tammes.report.page import page
 
-    if not (folder / "results.json").exists():
+    results = read_results(folder)
+    if results is None:
         raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command goes on with it.")
-    results = json.loads((folder / "results.json").read_text())
     complexity = None
     if config.complexity is not None:
         try:

@@ -40,16 +40,25 @@ def runs(config: Runs) -> None:
         return
     if not config.folder.is_dir():
         raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
-    records = [_record(run) for run in listed(config.folder)]
+    records = [_record_or_error(run) for run in listed(config.folder)]
     if config.json:
         print_json(records)
-        return
+    else:
+        _show(config.folder, [record for record in records if "error" not in record])
+        for record in records:
+            if "error" in record:
+                say(f"left out: {record['error']}")
+    if any("error" in record for record in records):
+        raise SystemExit(1)
+
+
+def _show(folder: Path, records: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from tammes.metrics import TITLES
 
-    table = Table(title=f"runs in {config.folder}")
+    table = Table(title=f"runs in {folder}")
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
         table.add_column(column, no_wrap=True)
     for name in TITLES.values():
@@ -57,7 +66,7 @@ def runs(config: Runs) -> None:
     for record in records:
         measured = record["trained"] or {}
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
-        place, data = Path(record["run"]).relative_to(config.folder), Path(record["data"]).name
+        place, data = Path(record["run"]).relative_to(folder), Path(record["data"] or "").name
         said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
         table.add_row(*map(str, said), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
@@ -73,6 +82,14 @@ def _remove(folder: Path) -> None:
     print(f"removed {folder}")
     if left:
         say(f"note: {folder} stays, with what is not the run's: {printable(', '.join(left))}")
+
+
+def _record_or_error(run: Any) -> dict[str, Any]:
+    """A run that cannot be read does not hide the others."""
+    try:
+        return _record(run)
+    except UserError as error:
+        return {"run": str(run.folder), "error": str(error)}
 
 
 def _record(run: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def results_of(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) ->
         "train_classes": data.num_classes,
         "train_images": len(data.split.train),
         "trained": measured(vectors, data.dataset, data.split.test) if processes.is_first() else None,
-        "seconds": sum(line["seconds"] for line in run.epochs()),
+        "seconds": sum(line.get("seconds", 0.0) for line in run.epochs()),
     }
     if processes.in_any(processes.is_first() and (run.folder / "best").exists())[0]:
         best = load(run.folder / "best") if processes.is_first() else Embedder(embedder.config).eval()

@@ -419,7 +419,7 @@ def _report(
 
 
 def _seconds(run: Run) -> float:
-    return float(sum(line["seconds"] for line in run.epochs()))
+    return float(sum(line.get("seconds", 0.0) for line in run.epochs()))
 
 
 def _flag(option: str) -> str:

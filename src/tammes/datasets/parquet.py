@@ -44,7 +44,7 @@ def parquet_arrays(file: Path) -> dict[str, ndarray]:
                 if name in names
             }
             found["vectors"] = _stacked(source, columns, num_rows, file)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
     return found
 

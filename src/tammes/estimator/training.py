@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from math import ceil, isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from zlib import crc32
 
 import numpy as np
@@ -25,7 +25,8 @@ from tammes.estimator.network import Network
 from tammes.estimator.options import Start, check_classes
 from tammes.estimator.start import make
 from tammes.estimator.streams import Rows
-from tammes.runs import Run, load_checkpoint
+from tammes.records import checked
+from tammes.runs import ANEW, Run, check_random, load_checkpoint
 from tammes.training import cosine, parameter_groups
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class Position:
     highest: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     regularisation: float | None = None
+
+
+class Recalled(TypedDict):
+    """What a history says of an epoch."""
+
+    loss: float | None
+    recall_at_1: float | None
 
 
 class Weights(nn.Module):
@@ -321,5 +329,13 @@ def _gone_on_with(
         raise UserError(
             f"the vectors are no longer those that {run.folder} was started with. Put them back, or train anew."
         )
-    random.bit_generator.state, own.state = at.order, weights.random.clone()
+    check_random(weights.random, run.checkpoint)
+    try:
+        random.bit_generator.state = at.order
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise UserError(f"the position in {run.checkpoint}: order is no state of what is random. {ANEW}") from None
+    checked(at.history, list[Recalled], f"the history in {run.checkpoint}", ANEW)
+    if not at.history or (at.highest is None) != (at.history[0]["recall_at_1"] is None):
+        raise UserError(f"the history in {run.checkpoint} does not begin with the start. {ANEW}")
+    own.state = weights.random.clone()
     return at

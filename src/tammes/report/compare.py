@@ -12,7 +12,7 @@ from tammes import __version__
 from tammes.metrics import TITLES
 from tammes.report.charts import Bar, Point, bar_chart, scatter
 from tammes.report.page import Section, page, rendered
-from tammes.report.run import curves, what_trains
+from tammes.report.run import NEEDED, curves, what_trains
 from tammes.runs import Run
 
 
@@ -30,7 +30,7 @@ def compare_page(runs: Sequence[Run], out: Path) -> str:
         out: where the page will be: its links to the runs' own reports start from there.
     """
     names = names_of(runs)
-    results = dict(zip(names, (run.read("results") for run in runs), strict=True))
+    results = dict(zip(names, (run.read("results", needs=NEEDED) for run in runs), strict=True))
     sections = [
         _table(dict(zip(names, runs, strict=True)), results, out),
         Section("accuracy", "Accuracy", _bars(results)),
@@ -71,7 +71,7 @@ def _table(runs: Mapping[str, Run], results: Mapping[str, Mapping[str, Any]], ou
                 ],
                 "untrained": untrained.get("recall_at_1"),
                 "seconds": result.get("seconds"),
-                "loss": what_trains(runs[name].read("config")),
+                "loss": what_trains(runs[name].read("config", needs=("loss",))),
                 "command": result["command"],
             }
         )

@@ -23,6 +23,9 @@ from tammes.runs import Run, centroids_of
 from tammes.verification import Calibration, PairCounts, count_pairs
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
+# What a page cannot do without.
+NEEDED = ("data", "command")
+OPTIONS = ("data", "preset", "loss", "seed", "dim", "batch_size", "weights", "train", "cut")
 MOST_POINTS = 6000  # on the map
 MOST_PAIRED = 12_000  # items whose distances to each other are counted
 MOST_CLASSES = 1000  # rows of a table that a browser still sorts at once
@@ -86,7 +89,7 @@ def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
         looked: None where there are no items to look at: what can be said without them is.
         fmr: where the threshold is drawn, for a run that is not calibrated.
     """
-    results, config = run.read("results"), run.read("config")
+    results, config = run.read("results", needs=NEEDED), run.read("config", needs=OPTIONS)
     sections = [_result(run, results, config), _training(run)]
     points = _centroids(run)
     sections += [] if points is None else [points]
@@ -107,12 +110,10 @@ def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
 
 
 def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    said = (
-        f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
-        if "train_images" in results
-        else ""
-    )
-    if results.get("test_classes"):
+    said = ""
+    if {"train_images", "train_classes"} <= results.keys():
+        said = f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
+    if {"test_images", "test_classes"} <= results.keys():
         said += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
     return f"{said}. Preset {config['preset']}, seed {config['seed']}."
 
@@ -200,9 +201,9 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
     """What was trained, on what, how long, and where."""
     environment, shape = run.read("environment") or {}, run.read("embedder") or {}
     facts = {"data": f"{results['data']}: {config['data']}"}
-    if "train_images" in results:
+    if {"train_images", "train_classes"} <= results.keys():
         facts["trained on"] = f"{results['train_images']:,} items of {results['train_classes']:,} classes"
-    if results.get("test_images"):
+    if {"test_images", "test_classes"} <= results.keys():
         facts["tested on"] = f"{results['test_images']:,} items of {results['test_classes']:,} other classes"
     if shape:
         pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
@@ -257,7 +258,10 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
         ]
 
     least = {
-        line["loss"] - line["above_minimum"] for epochs in runs.values() for line in epochs if "above_minimum" in line
+        line["loss"] - line["above_minimum"]
+        for epochs in runs.values()
+        for line in epochs
+        if {"loss", "above_minimum"} <= line.keys()
     }
     everywhere = all("above_minimum" in line for epochs in runs.values() for line in epochs)
     levels = {"known minimum": min(least)} if least and everywhere and max(least) - min(least) < 1e-6 else {}
@@ -506,7 +510,7 @@ def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Secti
                 f" its interval: tammes calibrate {run.folder} --fmr {fmr:g}"
             )
     else:
-        low, high = stored["threshold_interval"] or (None, None)
+        low, high = stored.get("threshold_interval") or (None, None)
         between = "" if low is None else f" [{low:.4f}, {high:.4f}]"
         text.append(
             f"Calibrated: pairs nearer than {stored['threshold']:.4f}{between} are taken for the same class, at a false"

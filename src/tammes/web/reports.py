@@ -1,11 +1,12 @@
 """The reports of runs and benchmarks in a folder, by their names; nothing else of the folder can be reached."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tammes.benchmark.tables import read_results
+from tammes.errors import UserError
 from tammes.report.page import script_digest
 from tammes.runs import Run, is_run, listed
 from tammes.web.catalogue import shown
@@ -86,13 +87,13 @@ def _name(root: Path, folder: Path) -> str:
 
 
 def _of_run(run: Run, name: str) -> Report:
-    config, results = _json(run.folder / "config.json"), _json(run.folder / "results.json")
+    config, results = _read(lambda: run.read("config")), _read(lambda: run.read("results"))
     file = _report(run.folder)
     return Report(name, run.folder.resolve(), file, _is_current(file), "run", name, run.state, config, results)
 
 
 def _of_benchmark(folder: Path, name: str) -> Report | None:
-    results, file = _json(folder / "results.json"), _report(folder)
+    results, file = _read(lambda: read_results(folder)), _report(folder)
     if file is None:
         return None
     title = str(results.get("title", name))
@@ -116,9 +117,9 @@ def _is_current(file: Path | None) -> bool:
     return script_digest() in head
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """Nothing of a file that is not there or that cannot be read: the others are shown."""
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return read() or {}
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}
