@@ -17,6 +17,7 @@ from tammes.errors import UserError
 
 CLOSE = 0.3  # product form at distance d, float32: error about 1e-7 / d, so 3e-7 here
 COINCIDE = 4  # points closer than this many units in the last place are one point: their difference is rounding
+LEAST_TEMPERATURE = 1e-6  # a softmax is that of the largest alone long before
 NO_LENGTH = 1e-12  # shorter than this, a vector's direction is noise
 _PAIRS_AT_ONCE = 1 << 22  # floats in one temporary of differences: 16 MB
 _BLOCK = 2048  # rows and columns of one block of pairs
@@ -214,18 +215,33 @@ def checked_push(push: float) -> float:
     return push
 
 
+def checked_temperature(temperature: float) -> float:
+    """What distances or cosines are divided by, or an error where the quotient would leave float32."""
+    if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise UserError(
+            f"temperature must be from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}, got {temperature}. Most use"
+            " 0.01 to 1."
+        )
+    return temperature
+
+
 def checked_sizes(
     class_sizes: Integer[Tensor, " classes"] | Sequence[int], num_classes: int
 ) -> Int[Tensor, " classes"]:
-    """The numbers of training images per class, or an error that names the class that is wrong."""
+    """The numbers of training images per class, or an error that names the class that is wrong.
+
+    A class of none is one whose centroid is kept free: it repels, and counts for nothing else.
+    """
     sizes = torch.as_tensor(class_sizes)
     if sizes.shape != (num_classes,) or sizes.is_floating_point():
         raise UserError(
             f"class_sizes must be {num_classes} integers, one for each class,"
             f" got {sizes.dtype} of shape {tuple(sizes.shape)}."
         )
-    if int(sizes.min()) < 1:
-        raise UserError(f"class {int(sizes.argmin())} has {int(sizes.min())} images; each class needs at least one.")
+    if int(sizes.min()) < 0:
+        raise UserError(f"class {int(sizes.argmin())} has {int(sizes.min())} images; it must be 0 or more.")
+    if int(sizes.max()) == 0:
+        raise UserError("class_sizes are all 0: at least one class must have images.")
     return sizes.long()
 
 
