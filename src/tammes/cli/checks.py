@@ -3,7 +3,9 @@
 from dataclasses import fields
 from math import isfinite
 
-from tammes.cli.options import has_centroids, method_of
+from tammes.cli.console import said
+from tammes.cli.feeding import views_of
+from tammes.cli.options import has_centroids, method_of, without_gpu
 from tammes.cli.telling import summary_writer
 from tammes.cli.train import Train
 from tammes.errors import UserError
@@ -13,10 +15,8 @@ from tammes.losses import WITH_CENTROIDS, find_miner
 def check(config: Train) -> None:
     """Refuse what cannot work before anything is made."""
     if config.resume is not None:
-        known = {field.name: field.default for field in fields(Train)}
-        changed = [
-            name for name, value in known.items() if name not in ("resume", "json") and getattr(config, name) != value
-        ]
+        names = [field.name for field in fields(Train) if field.name not in ("resume", "json")]
+        changed = [name for name in names if said(config, name)]
         if changed:
             flag = "DATA" if changed[0] == "data" else "--" + changed[0].replace("_", "-")
             raise UserError(f"--resume goes on with the run's own options: leave out {flag}.")
@@ -111,6 +111,36 @@ def _check_loss(config: Train) -> None:
         raise UserError("--images-per-class is for --sampler pk.")
     if config.images_per_class is not None and config.sampler is None and method.images_per_class == 1:
         raise UserError(f"--images-per-class is for --sampler pk, and --loss {config.loss} takes any batch: add it.")
+
+
+def check_used(given: Train, config: Train) -> None:
+    """Refuse what was typed and would change nothing, now that all else is known.
+
+    Args:
+        given: what was typed.
+        config: the same with everything filled in.
+    """
+    if given.momentum is not None and config.optimizer != "sgd":
+        raise UserError(
+            f"--momentum is for --optimizer sgd, and this trains with {config.optimizer}: leave it out, or add"
+            " --optimizer sgd."
+        )
+    if given.halve_every is not None and config.schedule != "halve":
+        raise UserError(
+            f"--halve-every is for --schedule halve, and this has {config.schedule}: leave it out, or add"
+            " --schedule halve."
+        )
+    if given.backbone_rate is not None and config.train == "head":
+        raise UserError("--backbone-rate is for what trains of the backbone, which --train head keeps as it is.")
+    if config.train != "all" and views_of(config) == 0:
+        for flag, moves in (("--shift", given.shift), ("--mirror", given.mirror)):
+            if moves:
+                raise UserError(
+                    f"{flag} is for random crops, and --train {config.train} keeps the one in the centre of each image:"
+                    " leave it out, or keep several, such as --views 4."
+                )
+    if given.precision == "fp16" and without_gpu(config.device):
+        raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
 
 
 def check_start(config: Train) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Item = TypeVar("Item")
+Value = TypeVar("Value")
 _quiet = [False]
 
 
@@ -32,6 +34,27 @@ def watched() -> bool:
 def optional(metavar: str) -> Any:
     """How help shows an option that is absent by default: its kind of value, and no word about None."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+class _DefaultText(str):
+    """A default that nobody typed."""
+
+
+class _DefaultNumber(int):
+    """Likewise."""
+
+
+def default(value: Value) -> Value:
+    """The default of an option, a text or a whole number, that `said` can tell from the same value typed."""
+    marked: Any = _DefaultText(value) if isinstance(value, str) else _DefaultNumber(value)  # type: ignore[call-overload]
+    return marked  # type: ignore[no-any-return]
+
+
+def said(config: Any, option: str) -> bool:
+    """Whether an option was given, be it with the value that it has by default."""
+    value, kinds = getattr(config, option), (_DefaultText, _DefaultNumber)
+    unsaid = next(field.default for field in fields(config) if field.name == option)
+    return bool(value != unsaid) or (isinstance(unsaid, kinds) and not isinstance(value, kinds))
 
 
 @contextmanager
