@@ -58,8 +58,8 @@ TRAIN = [
     ("--backbone-rate -0.5", "--backbone-rate must not be negative, got -0.5."),
     ("--weight-decay inf", "--weight-decay must be a finite number, got inf."),
     ("--momentum 1.5", "--momentum must be below 1, got 1.5: steps would grow without end."),
-    ("--seed -1", "--seed must not be negative, got -1."),
-    ("--seed 99999999999999999999", "--seed must be below 2^64, got 99999999999999999999."),
+    ("--seed -1", "--seed must be a whole number from 0 to 18446744073709551615, got -1."),
+    ("--seed 99999999999999999999", "--seed must be a whole number from 0 to 18446744073709551615, got 999"),
     ("--dim 0", "--dim must be at least 1, got 0."),
     ("--epochs 0", "--epochs must be at least 1, got 0."),
     ("--batch-size -8", "--batch-size must be at least 1, got -8."),
@@ -89,6 +89,8 @@ TRAIN = [
     ("--weights nowhere.pt", "no weights file {here}/nowhere.pt. --weights is imagenet, none, or a file."),
     ("--centroids simplx", "unknown kind of centroids 'simplx'. Did you mean 'simplex'? Known: codes, kerdock, "),
     ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),
+    ("--loss triplet --loss-options margin=nan", "margin of triplet must be a finite number, got 'nan'."),
+    ("--loss pml:TripletMarginLoss --loss-options margin=inf", "margin of TripletMarginLoss must be a finite number, "),
     ("--hidden 8", "--hidden is for vectors, and photos is no .npz or .parquet file: leave it out."),
     ("--dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller"
                            " --backbone, --dim or --centroid-dim.\n"),
@@ -117,6 +119,13 @@ COMMAND_LINES = [
     ("embed nowhere photos --out x.npz", "no trained model in nowhere: embedder.json is missing. Train one: tammes "),
     ("embed nowhere photos --out x.txt", "--out must end in .npz, got 'x.txt'.\n"),
     ("embed nowhere photos --out no/x.npz", "no such folder: no. Make it first, or write --out elsewhere.\n"),
+    ("embed nowhere photos --out x.npz --batch-size 0", "--batch-size must be at least 1, got 0.\n"),
+    ("embed nowhere  --out x.npz", "there is an empty word after nowhere: a variable of the shell may not be set. For"),
+    ("serve ", "there is an empty word after serve: a variable of the shell may not be set. For the current"),
+    ("cache --clear --remove x", "--clear removes everything, and --remove one entry: give one of the two.\n"),
+    ("runs photos --remove runs/a", "--remove takes the run folder itself: leave out photos, as in: tammes runs"),
+    ("duplicates g --threshold inf", "--threshold must be a finite number, 0 or more, got inf.\n"),
+    ("label g photos --threshold nan", "--threshold must be a finite number, 0 or more, got nan.\n"),
     ("report", "which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.\n"),
     ("runs nowhere", "no such folder: nowhere. Train something first: tammes train\n"),
     ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists those"),
@@ -171,6 +180,8 @@ def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "zip.npy").write_bytes(b"PK\x03\x04")
     np.savez(root / "v.npz", vectors=np.eye(4), labels=np.array([0, 0, 1, 1]))
     (root / "empty").mkdir()
+    (root / "plan").mkdir()
+    (root / "plan" / "plan.json").write_text("{}")
     (root / "t.csv").write_text("path,label\n,x\n")
     shutil.copytree(root / "run", root / "odd")
     (root / "odd" / "config.json").write_text("[]")
@@ -221,6 +232,15 @@ OF_WHAT_WAS_MADE = [
     ("data cub --to t.csv", "--to must be a folder; t.csv is a file.\n"),
     ("train photos --init-from run --out run", "--init-from and --out are the same folder. Choose another --out.\n"),
     ("train photos --init-from hdc --out new", "--init-from has another number of heads: it must be a run of the same"),
+    ("evaluate v.npz --seeds -1", "each of --seeds must be a whole number from 0 to 4294967295, got -1.\n"),
+    ("evaluate v.npz --seeds 0 4294967296", "each of --seeds must be a whole number from 0 to 4294967295, got 42949"),
+    ("evaluate v.npz --skip-bad", "--skip-bad is for images, and v.npz holds vectors: leave it out.\n"),
+    ("report run --seed 4294967296", "--seed must be a whole number from 0 to 4294967295, got 4294967296.\n"),
+    ("report of_vectors --skip-bad", "--skip-bad is for images, and of vectors was trained on vectors: leave it"),
+    ("report plan --map tsne", "--map is for the report of a run, and plan is a benchmark: leave it out.\n"),
+    ("report plan --skip-bad", "--skip-bad is for the report of a run, and plan is a benchmark: leave it out.\n"),
+    ("report plan --seed 5", "--seed is for the report of a run, and plan is a benchmark: leave it out.\n"),
+    ("doctor v.npz", "v.npz holds vectors, and doctor looks at images. `tammes train v.npz` says itself what is wrong"),
     ("evaluate run --restarts 0", "--restarts must be at least 1, and --seeds one number or more.\n"),
     ("evaluate folded", "cannot read folded/config.json: Is a directory.\n"),
     ("embed hollow some --out x.npz", "no trained model in hollow: embedder.safetensors is missing.\n"),

@@ -8,12 +8,13 @@ again from the difference of the two points, which keeps every distance within 1
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from numbers import Integral, Real
 
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from tammes.errors import UserError
+from tammes.errors import UserError, shown
 
 CLOSE = 0.3  # product form at distance d, float32: error about 1e-7 / d, so 3e-7 here
 COINCIDE = 4  # points closer than this many units in the last place are one point: their difference is rounding
@@ -180,7 +181,12 @@ def blocks_of_pairs(points: Float[Tensor, "points dim"]) -> Iterator[Float[Tenso
 
 def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Tensor, "classes dim"] | None:
     """The centroids in full precision and detached, None for one-hot ones, or an error if a loss cannot use them."""
-    num_classes = len(centroids) if isinstance(centroids, Tensor) else int(centroids)
+    if not isinstance(centroids, Tensor | Integral):
+        raise UserError(
+            "centroids must be a tensor of shape (classes, dim), or a whole number of classes for one-hot ones;"
+            f" got {shown(centroids)}."
+        )
+    num_classes = len(centroids) if isinstance(centroids, Tensor) and centroids.ndim else int(centroids)
     if num_classes < 2:
         raise UserError(f"a loss against centroids needs at least 2 classes, got {num_classes}.")
     if not isinstance(centroids, Tensor):
@@ -210,14 +216,14 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
 
 def checked_push(push: float) -> float:
     """The weight of the repelling term, or an error where it would outweigh the pull."""
-    if not 0 <= push < 1:
+    if not isinstance(push, Real) or not 0 <= push < 1:
         raise UserError(f"push must be in [0, 1), got {push}: from 1 on the own centroid is no longer the minimum.")
     return push
 
 
 def checked_temperature(temperature: float) -> float:
     """What distances or cosines are divided by, or an error where the quotient would leave float32."""
-    if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+    if not isinstance(temperature, Real) or not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
         raise UserError(
             f"temperature must be from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}, got {temperature}. Most use"
             " 0.01 to 1."
@@ -281,6 +287,9 @@ def checked_batch(
 
     Looks at shapes and types only; `check_range` looks at the labels. Without `dim`, any length of embedding will do.
     """
+    for name, given in (("embeddings", embeddings), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise UserError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one.")
     if embeddings.ndim != 2 or dim not in (None, embeddings.shape[1]):
         raise UserError(f"embeddings must have shape (batch, {dim or 'dim'}), got {tuple(embeddings.shape)}.")
     if not embeddings.is_floating_point():

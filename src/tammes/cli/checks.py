@@ -8,7 +8,7 @@ from tammes.cli.feeding import views_of
 from tammes.cli.options import has_centroids, method_of, without_gpu
 from tammes.cli.telling import summary_writer
 from tammes.cli.train import Train
-from tammes.errors import UserError
+from tammes.errors import UserError, check_seed
 from tammes.losses import WITH_CENTROIDS, find_miner
 
 
@@ -24,14 +24,13 @@ def check(config: Train) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-    for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "seed", "views"):
+    for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "views"):
         value = getattr(config, name)
         if value is not None and not isfinite(value):
             raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
-    if config.seed >= 2**64:
-        raise UserError(f"--seed must be below 2^64, got {config.seed}.")
+    check_seed("--seed", config.seed, bits=64)
     if config.momentum is not None and config.momentum >= 1:
         raise UserError(f"--momentum must be below 1, got {config.momentum}: steps would grow without end.")
     _check_new_classes(config)

@@ -9,7 +9,7 @@ import tyro
 
 from tammes.cli.console import optional, print_json, progress
 from tammes.cli.train import of_vectors
-from tammes.errors import UserError
+from tammes.errors import UserError, check_whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def embed(config: Embed) -> None:
     """Read, embed, write."""
     if config.out.suffix != ".npz":
         raise UserError(f"--out must end in .npz, got {str(config.out)!r}.")
+    if config.batch_size is not None:
+        check_whole("--batch-size", config.batch_size)
     if not config.out.parent.is_dir():
         raise UserError(f"no such folder: {config.out.parent}. Make it first, or write --out elsewhere.")
     if config.out.exists() and not config.overwrite:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, working
-from tammes.errors import UserError
+from tammes.cli.console import default, optional, print_json, said, working
+from tammes.cli.train import of_vectors
+from tammes.errors import UserError, check_seed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Report:
     """Run folders, or the folder of a benchmark."""
     out: Annotated[Path | None, optional("FILE")] = None
     """Where it goes; by default report.html in the folder, and of several runs in the current one."""
-    map: Literal["tsne", "pca", "none"] = "tsne"
+    map: Literal["tsne", "pca", "none"] = default("tsne")
     """How the map of a run's embeddings is made: t-SNE takes half a minute for 6,000 images, pca none."""
     fmr: float = 1e-3
     """The false match rate whose threshold is drawn, for a run that `tammes calibrate` has not calibrated."""
@@ -40,9 +41,9 @@ class Report:
     """What `python -m benchmarks.complexity` has measured, to stand on the page of a benchmark."""
     skip_bad: bool = False
     """Leave out images that cannot be read."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu"] = default("auto")
     """auto takes a GPU if there is one."""
-    seed: int = 0
+    seed: int = default(0)
     """Of what is drawn at random: queries, and the items of a map of very many."""
     json: bool = False
     """Print where it is and how large, as one JSON object."""
@@ -59,6 +60,11 @@ def report(config: Report) -> None:
         raise UserError(f"{benchmarks[0]} is a benchmark, which has a report of its own: give it alone.")
     if config.complexity is not None and not benchmarks:
         raise UserError("--complexity is for the report of a benchmark.")
+    check_seed("--seed", config.seed)
+    for option in ("map", "fmr", "skip_bad", "device", "seed"):
+        if benchmarks and said(config, option):
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{flag} is for the report of a run, and {benchmarks[0]} is a benchmark: leave it out.")
     if benchmarks:
         out = config.out or benchmarks[0] / "report.html"
         content = _of_benchmark(config, benchmarks[0], out)
@@ -101,6 +107,8 @@ def _of_run(config: Report, run: Any) -> str:
     checked_fmr(config.fmr)
     if run.read("results")["trained"] is None:
         return run_page(run, None)
+    if config.skip_bad and of_vectors(run.read("config").get("data", "")):
+        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
     with working("looking at what it finds"):
         looked = look(items, way=None if config.map == "none" else config.map, seed=config.seed)

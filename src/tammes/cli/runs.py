@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json
+from tammes.cli.console import optional, print_json, said
 from tammes.errors import UserError
 
 
@@ -37,9 +37,14 @@ def runs(config: Runs) -> None:
     from tammes.runs import held, listed, open_run
 
     if config.remove is not None:
+        if said(config, "folder"):
+            raise UserError(
+                f"--remove takes the run folder itself: leave out {config.folder}, as in: tammes runs --remove"
+                f" {config.remove}"
+            )
         with held(open_run(config.remove).folder):
             shutil.rmtree(config.remove)
-        print(f"removed {config.remove}")
+        print_json({"removed": str(config.remove)}) if config.json else print(f"removed {config.remove}")
         return
     if not config.folder.is_dir():
         raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
@@ -61,8 +66,8 @@ def runs(config: Runs) -> None:
         measured = record["trained"] or {}
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
         place, data = Path(record["run"]).relative_to(config.folder), Path(record["data"]).name
-        said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
-        table.add_row(*map(str, said), *cells)
+        told = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
+        table.add_row(*map(str, told), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import (
     CLOSE,
     COINCIDE,
@@ -93,15 +93,15 @@ class DiscriminativeLoss(nn.Module):
         super().__init__()
         points = checked_centroids(centroids)
         self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
-        if chunk_classes is not None and chunk_classes < 1:
-            raise UserError(f"chunk_classes must be at least 1, got {chunk_classes}.")
+        if chunk_classes is not None:
+            check_whole("chunk_classes", chunk_classes)
         if points is None and (chunk_classes is not None or sample_classes is not None):
             raise UserError(
                 "one-hot centroids need every coordinate of an embedding for its length, so chunk_classes and"
                 " sample_classes save nothing. Use centroids in fewer dimensions: centroids.place(num_classes, dim)."
             )
-        if sample_classes is not None and not 2 <= sample_classes <= self.num_classes:
-            raise UserError(f"sample_classes must be in 2..{self.num_classes} (all classes), got {sample_classes}.")
+        if sample_classes is not None:
+            check_whole("sample_classes", sample_classes, 2, self.num_classes)
         self.push, self.weighting = checked_push(push), weighting
         self.chunk_classes, self.sample_classes = chunk_classes, sample_classes
         sizes = None if class_sizes is None else checked_sizes(class_sizes, self.num_classes)
