@@ -102,14 +102,21 @@ def named_only(command: str) -> str:
 
     >>> named_only("tammes train /data/My birds --out runs/x --weights /w/net.pt --rate 0.1")
     "tammes train 'My birds' --weights net.pt --rate 0.1"
+    >>> named_only("tammes train '/data/My birds' --out 'runs/x y' --weights '/w/my net.pt'")
+    "tammes train 'My birds' --weights 'my net.pt'"
     """
     data, *options = command.removeprefix("tammes train ").split(" --")
-    words = ["tammes train", shlex.quote(Path(data).name)]
+    words = ["tammes train", _name(data)]
     for option in options:
         flag, _, value = option.partition(" ")
         if flag != "out":
-            words += [f"--{flag}", shlex.quote(Path(value).name) if value.startswith("/") else value]
+            words += [f"--{flag}", _name(value) if value.startswith(("/", "'/")) else value]
     return " ".join(word for word in words if word)
+
+
+def _name(path: str) -> str:
+    """The name of a file or folder as a shell takes it, of a path that is in quotes or, as once was, is not."""
+    return shlex.quote(Path(path.removeprefix("'").removesuffix("'")).name)
 
 
 def _clean(value: Any) -> Any:

@@ -105,7 +105,7 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
             SHORTEST + 'loss = "lifted"\nmargin = 0.2\nsearch = { margin = [1] }\n[search]\nrate = [1]\n',
             "cannot be of margin: it is given",
         ),
-        (SHORTEST + 'loss = "lifted"\nmargin = "wide"\n', "method 'one': margin of lifted structure must be a number"),
+        (SHORTEST + 'loss = "lifted"\nmargin = "wide"\n', "method 'one': margin of lifted structure must be a finite"),
         (SHORTEST + 'loss = "lifted"\ncolour = 1\n', "'colour' is no option of tammes train."),
         (
             SHORTEST + 'loss = "lifted"\nloss-options = ["margin=1"]\n',

@@ -145,7 +145,7 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
             ["3", "4", "--out", "/nowhere/points.npy"],
             "--out /nowhere/points.npy: there is no folder /nowhere. Make it first.",
         ),
-        (["3", "4", "--seed", "-1"], f"--seed must be between 0 and {2**63 - 1}, got -1."),
+        (["3", "4", "--seed", "-1"], f"--seed must be a whole number from 0 to {2**63 - 1}, got -1."),
         (["1", "4", "--plot", "x.png"], "--plot draws 2 to 100000 classes, got 1."),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import time
@@ -23,14 +24,14 @@ from tammes.cli import main
 from tammes.cli.making import at_once
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
-from tammes.cli.saved import saved_options
+from tammes.cli.saved import command, saved_options
 from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.objectives import Objective
 from tammes.presets import RECIPES, recipe_of
 from tammes.runs import Run
 
-SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2")
+SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")
 
 
 @pytest.fixture(scope="module")
@@ -519,3 +520,9 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     main(["train", "--resume", str(out)])
     whole, again = weights(uninterrupted), weights(out)
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
+
+
+def test_the_command_of_a_run_is_what_a_shell_takes() -> None:
+    config = Train(data="My birds", out=Path("sp ace"), loss="triplet", loss_options=("margin=0.2",))
+    words = ["tammes", "train", "My birds", "--out", "sp ace", "--loss", "triplet", "--loss-options", "margin=0.2"]
+    assert shlex.split(command(config)) == words

@@ -483,7 +483,7 @@ def test_every_option_is_for_vectors_or_refused() -> None:
         (["--rate", "0"], "--rate must be above 0, got 0.0."),
         (["--rate", "1e30", "--loss", "softmax"], "the loss is not a finite number."),
         (["--weight-decay", "-1"], "--weight-decay must not be negative, got -1.0."),
-        (["--seed", "4294967296"], "--seed must be below 2^32, got 4294967296."),
+        (["--seed", "4294967296"], "--seed must be a whole number from 0 to 4294967295, got 4294967296."),
         (["--hidden", "3", "0"], "--hidden must be widths of at least 1, got 3 0."),
         (["--val-classes", "many"], "--val-classes must be a fraction or a number of classes, got 'many'."),
         (["--val-classes", "25"], "--val-classes must be below 1, or a number below the 25 that train, got 25."),

@@ -191,14 +191,26 @@ def test_the_own_centroid_is_the_minimiser_for_every_push_below_one(
 
 @pytest.mark.parametrize("weighting", ["none", "balanced", "triplet"])
 @pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("given", [[4, 1, 2, 7, 3], [4, 1, 0, 7, 0]])
 def test_minimum_is_the_value_where_every_image_is_its_centroid(
-    weighting: discriminative.Weighting, one_hot: bool
+    weighting: discriminative.Weighting, one_hot: bool, given: list[int]
 ) -> None:
-    sizes = torch.tensor([4, 1, 2, 7, 3])
+    """Also where some centroids are kept free: these repel, and have no part in the mean."""
+    sizes = torch.tensor(given)
     labels = torch.repeat_interleave(torch.arange(5), sizes)
     centroids = torch.eye(5, dtype=torch.float64) if one_hot else unit_points(5, 5, seed=0)
     loss = DiscriminativeLoss(5 if one_hot else centroids, class_sizes=sizes, weighting=weighting)
     assert loss.minimum == pytest.approx(loss(centroids[labels], labels).item(), abs=1e-7)
+
+
+def test_free_centroids_leave_images_their_weights() -> None:
+    embeddings, labels = torch.randn(12, 5, generator=seeded(0)), torch.arange(3).repeat(4)
+    kinds: tuple[discriminative.Weighting, ...] = ("none", "balanced")
+    none, balanced = (
+        DiscriminativeLoss(5, class_sizes=[4, 4, 4, 0, 0], weighting=weighting)(embeddings, labels).item()
+        for weighting in kinds
+    )
+    assert balanced == pytest.approx(none, abs=1e-6)
 
 
 def test_known_minima_of_equidistant_centroids() -> None:

@@ -20,7 +20,7 @@ from tammes.runs import held, open_run
 from tammes.runtime import PARTIAL
 from tammes.tensors import check_tensors
 
-SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
+SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
 
 
 @pytest.fixture

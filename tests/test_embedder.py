@@ -108,9 +108,15 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^no images to encode.$"):
         made().encode([])
     with pytest.raises(UserError, match=r"^cannot encode a ndarray: give files, folders or Pillow images\. .*from"):
-        made().encode(iter([np.zeros((8, 8, 3), dtype=np.uint8)]))
+        made().encode(iter([np.zeros((8, 8, 3), dtype=np.uint8)]))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^batch_size is 0; it must be 1 or more, or None"):
         made().encode(Image.new("L", (28, 28)), batch_size=0)
+    with pytest.raises(UserError, match=r"^an image of 0 x 5 pixels has nothing to encode: leave it out.$"):
+        made().encode(Image.new("L", (0, 5)))
+    closed = Image.new("L", (28, 28))
+    closed.close()
+    with pytest.raises(UserError, match=r"^a Pillow image cannot be read: Operation on closed image. Open it again"):
+        made().encode([closed])
     with pytest.raises(UserError, match=r"^no such file or folder: .*nowhere.$"):
         made().encode(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"^no images in "):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,8 @@ def refused(work: Callable[[], Any]) -> str:
 
 LOSSES: list[tuple[dict[str, Any], str]] = [
     ({"chunk_classes": 0}, "chunk_classes must be at least 1, got 0."),
-    ({"sample_classes": 1}, "sample_classes must be in 2..5 (all classes), got 1."),
+    ({"sample_classes": 1}, "sample_classes must be at least 2, got 1."),
+    ({"sample_classes": 6}, "sample_classes must be at most 5, got 6."),
     ({"weighting": "balanced"}, "weighting='balanced' needs class_sizes, the training images of each class."),
     (
         {"weighting": "triplet", "class_sizes": [1] * 5},
@@ -46,6 +48,65 @@ LOSSES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "text"), LOSSES, ids=[str(options) for options, _ in LOSSES])
 def test_options_of_the_loss(options: dict[str, Any], text: str) -> None:
     assert refused(lambda: DiscriminativeLoss(torch.eye(5), **options)) == text
+
+
+WRONG_KINDS = {
+    "evaluate(V, L, ks=[1.5])": "each of ks must be a whole number, got 1.5.",
+    "evaluate(V, L, ks=1)": "ks must be a list of whole numbers, such as ks=[1, 2], got 1.",
+    "evaluate(V, L, seeds=0)": "seeds must be a list of whole numbers, such as seeds=[1, 2], got 0.",
+    "evaluate(V, L, restarts=1.5)": "restarts must be a whole number, got 1.5.",
+    "evaluate(V, L, bootstrap=1.5)": "bootstrap, the number of resamples, must be a whole number, got 1.5.",
+    "evaluate(V, L, bootstrap_seed=-1)": "bootstrap_seed must be a whole number from 0 to 18446744073709551615, got"
+    " -1.",
+    "evaluate(V[:1], L[:1])": "there is nothing to find but the query itself: at least 2 vectors are needed.",
+    "evaluate(torch.tensor(V).to_sparse(), L)": "vectors must be a tensor that holds all of its numbers, got one of"
+    " layout torch.sparse_coo.",
+    "evaluate(V, torch.tensor(L).to('meta'))": "labels must be a tensor that holds all of its numbers, got a meta"
+    " tensor.",
+    "place(2.5, 3)": "num_classes must be a whole number, got 2.5.",
+    "place('3', 3)": "num_classes must be a whole number, got '3'.",
+    "place(40, 3, generator=3)": "generator must be such as torch.Generator().manual_seed(0), got 3.",
+    "place(10**9, 10**9)": "1000000000 centroids of 1000000000 numbers fit into no memory. Lower dim, or the number of"
+    " classes.",
+    "load('nowhere', embedding='x')": "unknown embedding 'x'. Known: last, penultimate.",
+    "embed(Embedder(EmbedderConfig('conv4')), None, [0], batch_size=0)": "batch_size is 0; it must be 1 or more, or"
+    " None for as many as are best.",
+    "DiscriminativeLoss(np.eye(2))": "centroids must be a tensor of shape (classes, dim), or a whole number of classes"
+    " for one-hot ones; got array([[1., 0.], [0., 1.]]).",
+    "DiscriminativeLoss(2.5)": "centroids must be a tensor of shape (classes, dim), or a whole number of classes for"
+    " one-hot ones; got 2.5.",
+    "DiscriminativeLoss(3, push='x')": "push must be in [0, 1), got x: from 1 on the own centroid is no longer the"
+    " minimum.",
+    "DiscriminativeLoss(torch.eye(3), sample_classes=2.5)": "sample_classes must be a whole number, got 2.5.",
+    "DiscriminativeLoss(torch.eye(3), chunk_classes=1.5)": "chunk_classes must be a whole number, got 1.5.",
+    "DiscriminativeLoss(3)(torch.eye(3), [0, 1, 2])": "labels must be a tensor, got list: torch.as_tensor(labels) makes"
+    " one.",
+    "DiscriminativeLoss(3)(np.eye(3), torch.arange(3))": "embeddings must be a tensor, got ndarray:"
+    " torch.as_tensor(embeddings) makes one.",
+}
+
+
+def test_wrong_kinds_of_values(tmp_path: Path) -> None:
+    """In a process without the check of types that the tests have."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, json, numpy as np, torch\n"
+        "from tammes import DiscriminativeLoss, UserError, evaluate, load\n"
+        "from tammes.embedder import Embedder, EmbedderConfig\n"
+        "from tammes.embeddings import embed\n"
+        "from tammes.centroids import place\n"
+        "V, L, said = np.random.default_rng(0).normal(size=(48, 8)), np.arange(48) % 6, {}\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        eval(line)\n"
+        "    except UserError as error:\n"
+        "        said[line] = str(error)\n"
+        "print(json.dumps(said))\n"
+    )
+    words = [sys.executable, str(script), json.dumps(list(WRONG_KINDS))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == WRONG_KINDS
 
 
 def test_one_hot_centroids_are_never_parted() -> None:

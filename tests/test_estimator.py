@@ -103,7 +103,7 @@ def test_columns_are_centred_and_scaled_as_numpy_would(scale: str, monkeypatch: 
 def test_a_constant_column_changes_nothing(method: Any, scale: Any) -> None:
     vectors, labels = blobs()
     constant = np.hstack([vectors, np.full((len(vectors), 1), 0.1)])
-    learner = MetricLearner(method=method, scale=scale, epochs=1, random_state=0, regularisation=1.0)
+    learner = MetricLearner(method=method, scale=scale, epochs=1, random_state=0)
     learner.fit(constant, labels)
     found = learner.transform(constant)
     assert np.isfinite(found).all()
@@ -728,6 +728,18 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
         (
             {"hidden": [8], "start": "ridge"},
             "start='ridge' is a linear map and has no hidden layers. Leave hidden out.",
+        ),
+        ({"loss_options": [1]}, "loss_options must be a dictionary, such as {'push': 0.2}, got [1]."),
+        ({"class_layer": "no"}, "class_layer must be True or False, got 'no'."),
+        (
+            {"class_layer": False, "centroid_dim": 4},
+            "centroid_dim is the size of the class layer, which class_layer=False leaves out.",
+        ),
+        ({"regularisation": 1.0}, "regularisation is for method='ridge' or start='ridge': leave it out."),
+        ({"random_state": -1}, "random_state must be a whole number from 0 to 4294967295, got -1."),
+        (
+            {"dim": 10**12},
+            "out of memory: the network or a batch does not fit. Lower dim, hidden, centroid_dim or batch_size.",
         ),
         (
             {"loss": "softmax", "centroid_dim": 3},

@@ -25,7 +25,7 @@ from tammes.runs import held, mend_checkpoint, open_run, save_checkpoint
 from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 
-SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2")
+SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

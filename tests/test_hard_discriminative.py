@@ -69,7 +69,7 @@ def test_class_sizes_weight_by_the_positives_of_an_anchor() -> None:
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-@pytest.mark.parametrize("sizes", [None, [4, 1, 2, 7, 3]])
+@pytest.mark.parametrize("sizes", [None, [4, 1, 2, 7, 3], [4, 1, 0, 7, 0], [4, 4, 4, 0, 0]])
 def test_minimum_is_the_value_where_every_image_is_its_centroid(one_hot: bool, sizes: list[int] | None) -> None:
     labels = torch.repeat_interleave(torch.arange(5), torch.tensor(sizes or [1] * 5))
     centroids = torch.eye(5, dtype=torch.float64) if one_hot else unit_points(5, 5, seed=0)
@@ -87,8 +87,9 @@ def test_the_nearest_wrong_class_repels_most() -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(UserError, match=r"^temperature must be above 0, got 0.0.$"):
-        HardDiscriminativeLoss(3, temperature=0.0)
+    for temperature in (0.0, 1e-300, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=rf"^temperature must be from 1e-06 to 1e\+06, got {temperature}. Most use"):
+            HardDiscriminativeLoss(3, temperature=temperature)
     with pytest.raises(
         UserError, match=r"^class_sizes need a class with at least 2 images: there is no pair of anchor"
     ):

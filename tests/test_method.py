@@ -57,7 +57,7 @@ def test_options_are_typed_as_the_loss_has_them() -> None:
         (["margin"], "an option of a loss is NAME=VALUE, such as margin=0.2, got 'margin'."),
         (["colour=red"], "'colour' is no option of the made one. Its options: margin, form, hard, every."),
         (["num_classes=3"], "'num_classes' is no option of the made one."),
-        (["margin=wide"], "margin of the made one must be a number, got 'wide'."),
+        (["margin=wide"], "margin of the made one must be a finite number, got 'wide'."),
         (["form=three"], "form of the made one must be one or two, got 'three'."),
         (["hard=1"], "hard of the made one must be True or False, got '1'."),
         (["every=1.5"], "every of the made one must be a whole number, got '1.5'."),

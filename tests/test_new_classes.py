@@ -4,13 +4,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tammes.cli import main
+from tammes.cli import job, main
+from tammes.cli.making import make_loss
 from tammes.datasets import open_dataset
 from tammes.embedder import load
 from tammes.objectives import Hold
@@ -34,7 +36,7 @@ def folders(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 @pytest.fixture(scope="module", params=["place", "one-hot"])
 def first(request: pytest.FixtureRequest, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "first"
-    kind = ("--centroids", request.param)
+    kind = ("--centroids", request.param, "--seed", "5", "--loss", "hard-discriminative")
     main(["train", str(folders[0]), "--out", str(run), "--epochs", "2", "--reserve-classes", "2", *kind, *SMALL])
     return run
 
@@ -56,6 +58,26 @@ def test_reserved_centroids_are_free_and_recorded(first: Path) -> None:
     found = centroids_of(Run(first))
     assert found is not None
     assert found.shape == (4, 6)
+
+
+@pytest.mark.parametrize("sampler", ["shuffled", "balanced"])
+def test_free_centroids_count_as_no_images(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """They only repel: the loss of images at their centroids is the least that is reported."""
+    losses: list[Any] = []
+
+    def noted(*given: Any) -> Any:
+        losses.append(make_loss(*given))
+        return losses[-1]
+
+    monkeypatch.setattr(job, "make_loss", noted)
+    options = ("--loss", "hard-discriminative", "--reserve-classes", "2", "--sampler", sampler, "--epochs", "1")
+    main(["train", str(folders[0]), "--out", str(tmp_path / "run"), *options, *SMALL])
+    (loss,) = losses
+    assert loss.class_sizes.tolist() == [6, 6, 6, 6, 0, 0]
+    at_the_least = loss(loss.centroids[:4], torch.arange(4))
+    assert loss.minimum == pytest.approx(at_the_least.item(), abs=1e-6)
 
 
 def test_new_classes_get_free_centroids_and_old_ones_keep_theirs(
@@ -101,6 +123,8 @@ def test_only_old_classes_are_held() -> None:
         (("--start", "pca"), "--continue-from says what the network begins as: leave out --start."),
         (("--dim", "8"), "--continue-from keeps the network and the centroids of {first}, which has --dim 16: leave"),
         (("--backbone", "resnet18"), "which has --backbone conv4: leave out --backbone."),
+        (("--seed", "0"), "which has --seed 5: leave out --seed."),
+        (("--loss", "discriminative"), "which has --loss hard-discriminative: leave out --loss."),
         (("--compatible", "0"), "--compatible is a weight above 0, got 0.0."),
         (("--out", "{first}"), "--continue-from and --out are the same folder. Choose another --out."),
         (("--test-classes", "1"), "'class 4', so it cannot be one to measure on. Name others by --test-classes FILE."),

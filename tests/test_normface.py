@@ -135,7 +135,7 @@ def test_what_is_printed() -> None:
         (3, 2, {"margin": 1.0}, "^margin is for form='contrastive' or 'triplet'; form='softmax' has none.$"),
         (3, 2, {"scale": 0.0}, "^scale must be above 0, got 0.0.$"),
         (3, 2, {"scale": float("nan")}, "^scale must be above 0, got nan.$"),
-        (3, 2, {"temperature": -1.0}, "^temperature must be above 0, got -1.0.$"),
+        (3, 2, {"temperature": -1.0}, "^temperature must be from 1e-06 to 1e.06, got -1.0. Most use 0.01 to 1.$"),
         (3, 2, {"temperature": 0.1, "scale": 5.0}, "^temperature fixes the scale at 1 / temperature; give one of the"),
         (3, 2, {"form": "contrastive", "temperature": 0.1}, "^temperature and scale are for form='softmax'; form='con"),
         (3, 2, {"form": "triplet", "scale": 5.0}, "^temperature and scale are for form='softmax'; form='triplet' has"),

@@ -248,7 +248,7 @@ def test_an_option_reaches_the_loss() -> None:
             "marign=0.1",
             "unknown option of ProxyAnchorLoss 'marign'. Did you mean 'margin'? Known",
         ),
-        ("pml:ProxyAnchorLoss", "margin=wide", "margin of ProxyAnchorLoss must be a number, got 'wide'."),
+        ("pml:ProxyAnchorLoss", "margin=wide", "margin of ProxyAnchorLoss must be a finite number, got 'wide'."),
         ("pml:ProxyAnchorLoss", "margin", "an option of a loss is NAME=VALUE, such as margin=0.2, got 'margin'."),
         ("pml:ProxyAnchorLoss", "num_classes=3", "num_classes of ProxyAnchorLoss follows from the data: leave it out."),
         ("pml:ProxyAnchorLoss", "embedding-size=3", "embedding_size of ProxyAnchorLoss follows from the data"),
@@ -461,7 +461,7 @@ def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
     [
         ('loss = "pml:ArcFce"', "method 'theirs': unknown loss 'pml:ArcFce'. Did you mean 'pml:ArcFaceLoss'?"),
         ('loss = "pml:ArcFaceLoss"\nmarign = 1', "'marign' is no option of tammes train."),
-        ('loss = "pml:ArcFaceLoss"\nmargin = "x"', "margin of ArcFaceLoss must be a number, got 'x'."),
+        ('loss = "pml:ArcFaceLoss"\nmargin = "x"', "margin of ArcFaceLoss must be a finite number, got 'x'."),
         ('loss = "pml:ArcFaceLoss"\nminer-options = ["a=1"]', "method 'theirs': miner-options are those of a miner"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = ["a=1"]', "unknown option of HDCMiner 'a'"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "must be a list of texts, got 3"),

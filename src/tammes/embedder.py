@@ -19,7 +19,7 @@ from tammes.backbones.pools import Pool
 from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import centre, open_picture
 from tammes.directions import directions
-from tammes.errors import UserError
+from tammes.errors import UserError, unknown_name
 from tammes.geometry import normalise
 from tammes.heads import Layers, joined
 from tammes.hub import ADDRESS, fetched
@@ -151,6 +151,12 @@ class Embedder(nn.Module):
         """How many images to send through the network together, where that is free to choose."""
         return images_at_once(len(self.mode) * self.size**2, self.mean.device)
 
+    def in_a_batch(self, batch_size: int | None) -> int:
+        """How many images to send through together: those that were asked for, or as many as are best."""
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more, or None for as many as are best.")
+        return batch_size or self.at_once
+
     def forward(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch dim"]:
         """Unit vectors of images."""
         return self.embedding(self.features(images))
@@ -171,9 +177,7 @@ class Embedder(nn.Module):
         Args:
             batch_size: images at a time; None: as many as the device does best.
         """
-        batch_size = self.at_once if batch_size is None else batch_size
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be 1 or more, or None for as many as are best.")
+        batch_size = self.in_a_batch(batch_size)
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         pictures: list[Path | Image.Image] = []
         for each in given:
@@ -198,7 +202,7 @@ class Embedder(nn.Module):
 
     def prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
-        opened = picture if isinstance(picture, Image.Image) else open_picture(picture)
+        opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
         return centre(opened, self.mode, shorter_side=self.shorter_side, size=self.size)
 
     def save(self, folder: Path) -> None:
@@ -216,6 +220,8 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     Args:
         embedding: take the vectors from this layer instead of the one that the run chose.
     """
+    if embedding is not None and embedding not in get_args(Embedding):
+        raise unknown_name("embedding", str(embedding), get_args(Embedding))
     folder = fetched(folder) if isinstance(folder, str) and folder.startswith(ADDRESS) else Path(folder)
     of_hub = _of_hub(folder)
     if of_hub is not None:
@@ -313,6 +319,20 @@ def _check_sizes(config: EmbedderConfig, found: dict[str, tuple[int, ...]], file
         if outputs != size:
             what = f"{size} outputs of {layer.rstrip('.')}"
             raise UserError(f"{file} holds {outputs}, where embedder.json says {what}: they do not belong together.")
+
+
+def _readable(picture: Image.Image) -> Image.Image:
+    """A picture that somebody else has opened, or an error if it has no pixels."""
+    if 0 in picture.size:
+        raise UserError(f"an image of {picture.width} x {picture.height} pixels has nothing to encode: leave it out.")
+    try:
+        picture.load()
+        picture.getpixel((0, 0))  # one that was closed says so here
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"a Pillow image cannot be read: {error}. Open it again, and close it when it is encoded."
+        ) from error
+    return picture
 
 
 def _files(path: Path) -> list[Path]:

@@ -55,7 +55,7 @@ def embed(
         batch_size: images at a time; None: as many as the device does best.
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
-    batch_size = batch_size or embedder.at_once
+    batch_size = embedder.in_a_batch(batch_size)
     places = np.arange(len(indices))
     pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False)
     return vectors(

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
+from typing import Any
 
 
 class UserError(ValueError):
@@ -14,6 +16,27 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
     near = get_close_matches(got, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(f"unknown {what} {got!r}.{hint} Known: {', '.join(names)}.")
+
+
+def shown(value: Any) -> str:
+    """A value that may be anything, in a few words on one line."""
+    return " ".join(repr(value).split())[:80]
+
+
+def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no whole number, or outside its range."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{what} must be a whole number, got {shown(value)}.")
+    if int(value) < least:
+        raise UserError(f"{what} must be at least {least}, got {value}.")
+    if most is not None and int(value) > most:
+        raise UserError(f"{what} must be at most {most}, got {value}.")
+
+
+def check_seed(what: str, value: Any, bits: int = 32) -> None:
+    """Refuse what is no seed of a generator that takes so many bits; scikit-learn's take 32."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
+        raise UserError(f"{what} must be a whole number from 0 to {2**bits - 1}, got {shown(value)}.")
 
 
 def out_of_memory(error: BaseException) -> bool:

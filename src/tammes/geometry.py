@@ -8,15 +8,17 @@ again from the difference of the two points, which keeps every distance within 1
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from numbers import Integral, Real
 
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from tammes.errors import UserError
+from tammes.errors import UserError, shown
 
 CLOSE = 0.3  # product form at distance d, float32: error about 1e-7 / d, so 3e-7 here
 COINCIDE = 4  # points closer than this many units in the last place are one point: their difference is rounding
+LEAST_TEMPERATURE = 1e-6  # a softmax is that of the largest alone long before
 NO_LENGTH = 1e-12  # shorter than this, a vector's direction is noise
 _PAIRS_AT_ONCE = 1 << 22  # floats in one temporary of differences: 16 MB
 _BLOCK = 2048  # rows and columns of one block of pairs
@@ -179,7 +181,12 @@ def blocks_of_pairs(points: Float[Tensor, "points dim"]) -> Iterator[Float[Tenso
 
 def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Tensor, "classes dim"] | None:
     """The centroids in full precision and detached, None for one-hot ones, or an error if a loss cannot use them."""
-    num_classes = len(centroids) if isinstance(centroids, Tensor) else int(centroids)
+    if not isinstance(centroids, Tensor | Integral):
+        raise UserError(
+            "centroids must be a tensor of shape (classes, dim), or a whole number of classes for one-hot ones;"
+            f" got {shown(centroids)}."
+        )
+    num_classes = len(centroids) if isinstance(centroids, Tensor) and centroids.ndim else int(centroids)
     if num_classes < 2:
         raise UserError(f"a loss against centroids needs at least 2 classes, got {num_classes}.")
     if not isinstance(centroids, Tensor):
@@ -209,23 +216,38 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
 
 def checked_push(push: float) -> float:
     """The weight of the repelling term, or an error where it would outweigh the pull."""
-    if not 0 <= push < 1:
+    if not isinstance(push, Real) or not 0 <= push < 1:
         raise UserError(f"push must be in [0, 1), got {push}: from 1 on the own centroid is no longer the minimum.")
     return push
+
+
+def checked_temperature(temperature: float) -> float:
+    """What distances or cosines are divided by, or an error where the quotient would leave float32."""
+    if not isinstance(temperature, Real) or not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise UserError(
+            f"temperature must be from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}, got {temperature}. Most use"
+            " 0.01 to 1."
+        )
+    return temperature
 
 
 def checked_sizes(
     class_sizes: Integer[Tensor, " classes"] | Sequence[int], num_classes: int
 ) -> Int[Tensor, " classes"]:
-    """The numbers of training images per class, or an error that names the class that is wrong."""
+    """The numbers of training images per class, or an error that names the class that is wrong.
+
+    A class of none is one whose centroid is kept free: it repels, and counts for nothing else.
+    """
     sizes = torch.as_tensor(class_sizes)
     if sizes.shape != (num_classes,) or sizes.is_floating_point():
         raise UserError(
             f"class_sizes must be {num_classes} integers, one for each class,"
             f" got {sizes.dtype} of shape {tuple(sizes.shape)}."
         )
-    if int(sizes.min()) < 1:
-        raise UserError(f"class {int(sizes.argmin())} has {int(sizes.min())} images; each class needs at least one.")
+    if int(sizes.min()) < 0:
+        raise UserError(f"class {int(sizes.argmin())} has {int(sizes.min())} images; it must be 0 or more.")
+    if int(sizes.max()) == 0:
+        raise UserError("class_sizes are all 0: at least one class must have images.")
     return sizes.long()
 
 
@@ -265,6 +287,9 @@ def checked_batch(
 
     Looks at shapes and types only; `check_range` looks at the labels. Without `dim`, any length of embedding will do.
     """
+    for name, given in (("embeddings", embeddings), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise UserError(f"{name} must be a tensor, got {type(given).__name__}: torch.as_tensor({name}) makes one.")
     if embeddings.ndim != 2 or dim not in (None, embeddings.shape[1]):
         raise UserError(f"embeddings must have shape (batch, {dim or 'dim'}), got {tuple(embeddings.shape)}.")
     if not embeddings.is_floating_point():

@@ -5,7 +5,7 @@ says which are tied, and each metric is then its expectation over all orders of 
 All values are fractions. docs/decisions/0004-what-recall-at-k-means.md says what is counted and why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.clustering import kmeans
-from tammes.errors import UserError, unknown_name
-from tammes.neighbours import Search, check_k, checked_vectors
+from tammes.errors import UserError, check_seed, check_whole, shown, unknown_name
+from tammes.neighbours import Search, check_k, checked_vectors, dense
 
 Labels = Sequence[int] | Sequence[str] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 Members = Sequence[int] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
@@ -170,8 +170,13 @@ def evaluate(
         restarts: of K-means, for each seed.
     """
     _check_name("normaliser", normaliser, NORMALISERS)
-    if bootstrap < 0:
-        raise UserError(f"bootstrap must be a number of resamples, or 0 for no intervals, got {bootstrap}.")
+    check_whole("bootstrap, the number of resamples,", bootstrap, 0)
+    check_seed("bootstrap_seed", bootstrap_seed, bits=64)
+    if clustering:
+        check_whole("restarts", restarts)
+        seeds = _several("seeds", seeds)
+        for seed in seeds:
+            check_seed("each of seeds", seed)
     array = checked_vectors(vectors)
     values, asked, shelf, relevant, tie_rate = per_query(
         array, labels, query, gallery, sequence=sequence, ks=ks, ties=ties
@@ -237,8 +242,11 @@ def per_query(
     position = np.full(items, -1)
     position[shelf] = np.arange(len(shelf))
     itself = position[asked]  # (queries,)
+    ks, others = _several("ks", ks), len(shelf) - bool((itself >= 0).any())
+    if others < 1:
+        raise UserError("there is nothing to find but the query itself: at least 2 vectors are needed.")
     for k in ks:
-        others = len(shelf) - bool((itself >= 0).any())
+        check_whole("each of ks", k)
         if not 1 <= k <= others:
             raise UserError(f"recall at {k} needs k in 1..{others}, the other items in the gallery. Pass other ks.")
     if not ks:
@@ -495,7 +503,7 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
     """The labels numbered from 0, whatever they are: strings, negative, with gaps, or too large for a float."""
     if isinstance(labels, (list, tuple)) and 0 < sum(isinstance(label, str) for label in labels) < len(labels):
         raise UserError(f"{what} must be all integers or all strings, got both.")
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = dense(labels, what) if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim != 1 or (items is not None and len(array) != items):
         wanted = "one-dimensional" if items is None else f"{items}, one for each vector"
         raise UserError(f"{what} must be {wanted}, got shape {array.shape}.")
@@ -504,6 +512,13 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
     if array.dtype.kind not in "iuUS" and not (array.dtype.kind == "T" or _all_alike(array)):
         raise UserError(f"{what} must be integers or strings, got {array.dtype}.")
     return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _several(what: str, given: Any) -> list[Any]:
+    """The items of a list, a tuple, an array or whatever else has some."""
+    if isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
+        raise UserError(f"{what} must be a list of whole numbers, such as {what}=[1, 2], got {shown(given)}.")
+    return given.tolist() if isinstance(given, np.ndarray | Tensor) else list(given)
 
 
 def _all_alike(array: NDArray[Any]) -> bool:
@@ -515,7 +530,7 @@ def _members(which: Members | None, what: str, items: int) -> Int64[np.ndarray, 
     """A mask or numbers as numbers; all without."""
     if which is None:
         return np.arange(items)
-    array = np.asarray(which)
+    array = dense(which, what) if isinstance(which, Tensor) else np.asarray(which)
     if array.dtype == bool:
         if array.shape != (items,):
             raise UserError(f"{what} as a mask must have shape ({items},), got {array.shape}.")

@@ -490,11 +490,19 @@ def check_k(k: int, others: int) -> None:
         raise UserError(f"k = {k} neighbours were asked for, but a query has only {others} other items.")
 
 
+def dense(tensor: Tensor, what: str) -> NDArray[Any]:
+    """A tensor as a NumPy array, on whatever device it is, or an error if it does not hold its numbers."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "a meta tensor" if tensor.is_meta else f"one of layout {tensor.layout}"
+        raise UserError(f"{what} must be a tensor that holds all of its numbers, got {kind}.")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
     """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
     if isinstance(vectors, Tensor):
-        vectors = vectors.detach().cpu()
-        vectors = (vectors.float() if vectors.dtype == torch.bfloat16 else vectors).numpy()
+        vectors = dense(vectors, what)
     array = np.asarray(vectors)
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise UserError(f"{what} must be floating point, got {array.dtype}.")

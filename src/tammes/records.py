@@ -19,7 +19,7 @@ from tammes.errors import UserError
 Real = NewType("Real", float)  # a number that may be infinite or none, as Python writes them; float is finite
 Positive = NewType("Positive", int)  # 1 or more
 
-_MOST = 2**63  # what a whole number must be below, as all are that we write
+_MOST = 2**64  # what a whole number must be below, as all are that we write
 _WORDS: dict[Any, str] = {
     str: "a text",
     int: "a whole number",

@@ -227,7 +227,8 @@ def test_push_out_of_range(name: str, push: float) -> None:
     ("sizes", "message"),
     [
         ([1, 2], r"^class_sizes must be 4 integers, one for each class, got torch.int64 of shape \(2,\).$"),
-        ([1, 2, 0, 3], "^class 2 has 0 images; each class needs at least one.$"),
+        ([1, 2, -1, 3], "^class 2 has -1 images; it must be 0 or more.$"),
+        ([0, 0, 0, 0], "^class_sizes are all 0: at least one class must have images.$"),
     ],
 )
 def test_class_sizes_that_cannot_be_used(name: str, sizes: list[int], message: str) -> None:

@@ -2,18 +2,26 @@
 
 import torch
 
-from tammes.errors import UserError
+from tammes.errors import UserError, check_whole, shown
+
+_MOST_NUMBERS = 1 << 44  # no machine has room for more, and torch fails in many ways
 
 
-def checked_sizes(num_classes: int, dim: int, dtype: torch.dtype = torch.float64) -> None:
+def checked_sizes(
+    num_classes: int, dim: int, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> None:
     """Refuse sizes for which no distinct unit points exist, and types in which they might not stay distinct."""
-    if num_classes < 1:
-        raise UserError(f"num_classes must be at least 1, got {num_classes}.")
-    if dim < 1:
-        raise UserError(f"dim must be at least 1, got {dim}.")
+    check_whole("num_classes", num_classes)
+    check_whole("dim", dim)
+    if num_classes * dim > _MOST_NUMBERS:
+        raise UserError(
+            f"{num_classes} centroids of {dim} numbers fit into no memory. Lower dim, or the number of classes."
+        )
     if dim == 1 and num_classes > 2:
         raise UserError(
             f"in dim 1 only 2 distinct unit points exist, but there are {num_classes} classes. Raise dim to 2 or more."
         )
     if dtype not in (torch.float32, torch.float64):
         raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
+    if not isinstance(generator, torch.Generator | None):
+        raise UserError(f"generator must be such as torch.Generator().manual_seed(0), got {shown(generator)}.")

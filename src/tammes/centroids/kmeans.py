@@ -25,7 +25,7 @@ def kmeans(
     """
     from sklearn.cluster import KMeans  # a second to import
 
-    checked_sizes(num_classes, dim, dtype)
+    checked_sizes(num_classes, dim, dtype, generator)
     if num_classes > samples:
         raise UserError(
             f"kmeans cannot make {num_classes} clusters of {samples} samples. Pass samples={10 * num_classes} or more."

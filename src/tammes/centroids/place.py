@@ -54,7 +54,7 @@ def placed(
     dtype: torch.dtype = torch.float32,
 ) -> Placement:
     """What `place` returns, and the name of the generator it chose."""
-    checked_sizes(num_classes, dim, dtype)
+    checked_sizes(num_classes, dim, dtype, generator)
     if num_classes <= dim + 1:
         return Placement(simplex(num_classes, dim, dtype=dtype), "simplex")
     if num_classes <= 2 * dim:

@@ -47,7 +47,7 @@ def solve(
         starts: how many random starts; by default as many as a few seconds allow, 1 for large sets.
         steps: of Riemannian Adam, by default 300, or 1000 where they take a second; L-BFGS ends by itself.
     """
-    checked_sizes(num_classes, dim, dtype)
+    checked_sizes(num_classes, dim, dtype, generator)
     if not 0 <= spread <= 0.6:
         raise UserError(f"spread must be between 0 and 0.6, got {spread:g}. Larger values pull all points together.")
     if steps is not None and steps < 1:

@@ -22,7 +22,7 @@ from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.completion import Completion, completion
-from tammes.cli.console import be_quiet
+from tammes.cli.console import be_quiet, check_words
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
@@ -167,6 +167,7 @@ def _run(given: list[str]) -> None:
         raise UserError("the folder that this was started in is no more. Go to another one: cd FOLDER") from None
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:
         raise unknown_name("command", given[0], COMMANDS)
+    check_words(given)
     config = parsed(given)
     run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
     run(config)

@@ -188,8 +188,10 @@ def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Tr
     """The options of `tammes train` for a cell; the learning rate of the backbone goes with that of the new layers."""
     config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **plan.options(cell.method))  # type: ignore[arg-type]
     if "rate" in changes:
-        usual = recipe(resolved(config))
-        changes = changes | {"backbone_rate": changes["rate"] * usual["backbone_rate"] / usual["rate"]}
+        whole = resolved(config)
+        usual = recipe(whole)
+        if whole.train != "head":  # where there is none
+            changes = changes | {"backbone_rate": changes["rate"] * usual["backbone_rate"] / usual["rate"]}
     own = tuple(f"{name}={value}" for name, value in changes.items() if not hasattr(config, name))
     changes = {name: value for name, value in changes.items() if hasattr(config, name)}
     return replace(config, **changes, loss_options=(*config.loss_options, *own))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tammes.cli.console import optional, print_json
+from tammes.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ def cache(config: Cache) -> None:
     from tammes.cache import cached, clear, in_words
     from tammes.runtime import cache_folder
 
+    if config.clear and config.remove is not None:
+        raise UserError("--clear removes everything, and --remove one entry: give one of the two.")
     if config.clear or config.remove is not None:
         freed = clear(None if config.clear else [str(config.remove)])
         print_json({"freed_bytes": freed}) if config.json else print(f"{in_words(freed)} freed")

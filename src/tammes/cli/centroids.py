@@ -1,6 +1,5 @@
 """`tammes centroids`: make class centroids, measure them, draw them, save them."""
 
-import json
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.console import optional, working
+from tammes.cli.console import optional, print_json, working
 from tammes.cli.outputs import place_for
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_seed, unknown_name
 from tammes.runtime import write_atomically
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def _make(config: Centroids) -> tuple["Tensor", str]:
 
     if config.kind not in CENTROIDS:
         raise unknown_name("kind of centroids", config.kind, CENTROIDS)
-    if not 0 <= config.seed < 2**63:
-        raise UserError(f"--seed must be between 0 and {2**63 - 1}, got {config.seed}.")
+    check_seed("--seed", config.seed, bits=63)
     generator = torch.Generator().manual_seed(config.seed)
     if config.kind == "place":
         placement = placed(config.num_classes, config.dim, generator=generator)
@@ -167,7 +165,7 @@ def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float)
     measured: dict[str, float | None] = dict.fromkeys(_MEASURES) if found is None else asdict(found)
     if config.json:
         record = {"num_classes": config.num_classes, "dim": config.dim, "kind": kind, "seed": config.seed}
-        print(json.dumps(record | measured | {"seconds": round(seconds, 3)}))
+        print_json(record | measured | {"seconds": round(seconds, 3)})
         return
     from rich.console import Console
     from rich.table import Table

@@ -4,20 +4,20 @@ from dataclasses import fields
 from math import isfinite
 from pathlib import Path
 
-from tammes.cli.options import has_centroids, method_of
+from tammes.cli.console import said
+from tammes.cli.feeding import views_of
+from tammes.cli.options import has_centroids, method_of, without_gpu
 from tammes.cli.telling import summary_writer
 from tammes.cli.train import Train
-from tammes.errors import UserError
+from tammes.errors import UserError, check_seed
 from tammes.losses import WITH_CENTROIDS, find_miner
 
 
 def check(config: Train) -> None:
     """Refuse what cannot work before anything is made."""
     if config.resume is not None:
-        known = {field.name: field.default for field in fields(Train)}
-        changed = [
-            name for name, value in known.items() if name not in ("resume", "json") and getattr(config, name) != value
-        ]
+        names = [field.name for field in fields(Train) if field.name not in ("resume", "json")]
+        changed = [name for name in names if said(config, name)]
         if changed:
             flag = "DATA" if changed[0] == "data" else "--" + changed[0].replace("_", "-")
             raise UserError(f"--resume goes on with the run's own options: leave out {flag}.")
@@ -25,14 +25,13 @@ def check(config: Train) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
-    for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "seed", "views"):
+    for name in ("rate", "backbone_rate", "proxy_rate", "momentum", "weight_decay", "shift", "views"):
         value = getattr(config, name)
         if value is not None and not isfinite(value):
             raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
-    if config.seed >= 2**64:
-        raise UserError(f"--seed must be below 2^64, got {config.seed}.")
+    check_seed("--seed", config.seed, bits=64)
     if config.momentum is not None and config.momentum >= 1:
         raise UserError(f"--momentum must be below 1, got {config.momentum}: steps would grow without end.")
     _check_new_classes(config)
@@ -124,6 +123,36 @@ def _check_loss(config: Train) -> None:
         raise UserError("--images-per-class is for --sampler pk.")
     if config.images_per_class is not None and config.sampler is None and method.images_per_class == 1:
         raise UserError(f"--images-per-class is for --sampler pk, and --loss {config.loss} takes any batch: add it.")
+
+
+def check_used(given: Train, config: Train) -> None:
+    """Refuse what was typed and would change nothing, now that all else is known.
+
+    Args:
+        given: what was typed.
+        config: the same with everything filled in.
+    """
+    if given.momentum is not None and config.optimizer != "sgd":
+        raise UserError(
+            f"--momentum is for --optimizer sgd, and this trains with {config.optimizer}: leave it out, or add"
+            " --optimizer sgd."
+        )
+    if given.halve_every is not None and config.schedule != "halve":
+        raise UserError(
+            f"--halve-every is for --schedule halve, and this has {config.schedule}: leave it out, or add"
+            " --schedule halve."
+        )
+    if given.backbone_rate is not None and config.train == "head":
+        raise UserError("--backbone-rate is for what trains of the backbone, which --train head keeps as it is.")
+    if config.train != "all" and views_of(config) == 0:
+        for flag, moves in (("--shift", given.shift), ("--mirror", given.mirror)):
+            if moves:
+                raise UserError(
+                    f"{flag} is for random crops, and --train {config.train} keeps the one in the centre of each image:"
+                    " leave it out, or keep several, such as --views 4."
+                )
+    if given.precision == "fp16" and without_gpu(config.device):
+        raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
 
 
 def check_start(config: Train) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 
+from tammes.errors import UserError
 from tammes.processes import is_first, number
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Item = TypeVar("Item")
+Value = TypeVar("Value")
 _quiet = [False]
 
 
@@ -32,6 +35,37 @@ def watched() -> bool:
 def optional(metavar: str) -> Any:
     """How help shows an option that is absent by default: its kind of value, and no word about None."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def check_words(given: Sequence[str]) -> None:
+    """Refuse an empty word: as a path it would be the current folder, which is not meant by an unset variable."""
+    for before, word in zip(["", *given], given, strict=False):
+        if not word and before != "--label":  # images without a class are found by it
+            where = f" after {before}" if before else ""
+            raise UserError(
+                f"there is an empty word{where}: a variable of the shell may not be set. For the current folder type ."
+            )
+
+
+class _DefaultText(str):
+    """A default that nobody typed."""
+
+
+class _DefaultNumber(int):
+    """Likewise."""
+
+
+def default(value: Value) -> Value:
+    """The default of an option, a text or a whole number, that `said` can tell from the same value typed."""
+    marked: Any = _DefaultText(value) if isinstance(value, str) else _DefaultNumber(value)  # type: ignore[call-overload]
+    return marked  # type: ignore[no-any-return]
+
+
+def said(config: Any, option: str) -> bool:
+    """Whether an option was given, be it with the value that it has by default."""
+    value, kinds = getattr(config, option), (_DefaultText, _DefaultNumber)
+    unsaid = next(field.default for field in fields(config) if field.name == option)
+    return bool(value != unsaid) or (isinstance(unsaid, kinds) and not isinstance(value, kinds))
 
 
 @contextmanager
@@ -99,7 +133,10 @@ def printable(text: str) -> str:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, default=str))
+    try:
+        print(json.dumps(content, default=str, allow_nan=False))
+    except ValueError:  # JSON has no word for what is not finite
+        print(json.dumps(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)))
 
 
 class TrainingBar:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from tammes.cli.console import print_json, progress
+from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def doctor(config: Doctor) -> None:
     from tammes.doctor import examine
 
     path = Path(config.data)
+    if of_vectors(path) and path.exists():
+        file = shlex.quote(config.data)
+        raise UserError(
+            f"{config.data} holds vectors, and doctor looks at images. `tammes train {file}` says itself what is wrong"
+            f" with vectors; `tammes evaluate {file}` measures them as they are."
+        )
     if config.data != "glyphs" and not path.exists():
         open_dataset(config.data)  # says what is expected
     try:

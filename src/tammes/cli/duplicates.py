@@ -1,6 +1,7 @@
 """`tammes duplicates`: groups of nearly identical images in a gallery."""
 
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Annotated
 
 import tyro
@@ -33,8 +34,8 @@ class Duplicates:
 
 def duplicates(config: Duplicates) -> None:
     """Search for every image, join those that are near, show."""
-    if not config.threshold >= 0:
-        raise UserError(f"--threshold must not be negative, got {config.threshold}.")
+    if not 0 <= config.threshold < inf:
+        raise UserError(f"--threshold must be a finite number, 0 or more, got {config.threshold}.")
     from tammes.gallery import open_gallery
     from tammes.gallery.duplicates import duplicates as groups_of
 

@@ -10,7 +10,7 @@ import tyro
 from tammes.cli.console import optional, print_json, progress
 from tammes.cli.outputs import place_for
 from tammes.cli.train import of_vectors
-from tammes.errors import UserError
+from tammes.errors import UserError, check_whole
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Embed:
 
 def embed(config: Embed) -> None:
     """Read, embed, write."""
+    if config.batch_size is not None:
+        check_whole("--batch-size", config.batch_size)
     out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
     from tammes.runs import is_run, open_run
 

@@ -8,7 +8,7 @@ import tyro
 
 from tammes.cli.console import optional, print_json, progress, results_table, working
 from tammes.cli.train import of_vectors
-from tammes.errors import UserError
+from tammes.errors import UserError, check_seed
 
 if TYPE_CHECKING:
     from tammes.runs import Run
@@ -55,6 +55,8 @@ def evaluate(config: Evaluate) -> None:
     """Embed, search, measure, show."""
     if config.restarts < 1 or not config.seeds:
         raise UserError("--restarts must be at least 1, and --seeds one number or more.")
+    for seed in config.seeds:
+        check_seed("each of --seeds", seed)
     rows = _of_vectors(config) if of_vectors(config.model) else _of_run(config)
     if config.json:
         print_json(rows)
@@ -78,6 +80,8 @@ def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     if config.data is not None or config.embedding is not None:
         raise UserError(f"vectors are measured as they are: give no DATA and no --embedding with {config.model.name}.")
+    if config.skip_bad:
+        raise UserError(f"--skip-bad is for images, and {config.model.name} holds vectors: leave it out.")
     found = vectors(config.model)
     with working("measuring"):
         options = protocol(found, np.arange(len(found.labels)), clustering=config.clustering)

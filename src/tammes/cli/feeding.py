@@ -179,6 +179,11 @@ def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Deco
         )
 
 
+def views_of(config: Train) -> int:
+    """Of how many crops of an image activations are kept; 0: of the one in the centre."""
+    return VIEWS[str(config.train)] if config.views is None else config.views
+
+
 def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
     """The activations of what does not train, from the cache or computed now; None where everything trains."""
     if config.train == "all":
@@ -186,7 +191,7 @@ def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
     options = recipe(config)
     frozen = Frozen(embedder, config.cut if config.train == "top" else None)
     learning = data.split.train if data.split.val is None else np.union1d(data.split.train, data.split.val)
-    views = VIEWS[str(config.train)] if config.views is None else config.views
+    views = views_of(config)
 
     def kept(what: str, indices: np.ndarray, views: int) -> Activations:
         def plan(num_bytes: int, seconds: float) -> None:
@@ -243,6 +248,11 @@ def training_batches(
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
+    if options["shift"] > data.size:
+        raise UserError(
+            f"--shift {options['shift']} is more than the {data.size} pixels that the network sees of an image. Use"
+            f" {data.size} or fewer."
+        )
     chosen |= {"crop": data.size, "mirror": options["mirror"], "padding": options["shift"]}
     return batches(data.images, data.split.train, data.labels, **chosen)
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from tammes import processes
 from tammes.activations import Frozen
-from tammes.cli.checks import check, check_start
+from tammes.cli.checks import check, check_start, check_used
 from tammes.cli.console import say, working
 from tammes.cli.feeding import Data, keep, load_data, training_batches
 from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
 from tammes.cli.measuring import all_loss_inputs, embedded, evaluated
 from tammes.cli.networks import make_embedder, matching
-from tammes.cli.options import method_of, recipe, resolved
+from tammes.cli.options import method_of, recipe, resolved, without_gpu
 from tammes.cli.saved import command, continued, saved_options
 from tammes.cli.telling import (
     epoch_line,
@@ -139,7 +139,8 @@ def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]
     else:
         config = replace(saved_options(resumed), json=given.json)
     check_start(config)
-    if config.sync_batch_norm and (config.device == "cpu" or not torch.accelerator.is_available()):
+    check_used(given, config)
+    if config.sync_batch_norm and without_gpu(config.device):
         raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
     return config, resumed
 
@@ -151,9 +152,8 @@ def _accelerator(config: Train) -> Accelerator:
     # A stranger's loss may leave some of its weights out of a step.
     options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     options["find_unused_parameters"] = config.loss.startswith("pml:")
-    without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
     return Accelerator(
-        cpu=without_gpu and (config.device == "cpu" or processes.number() > 1),
+        cpu=without_gpu(config.device) and (config.device == "cpu" or processes.number() > 1),
         mixed_precision=config.precision,
         kwargs_handlers=[DistributedDataParallelKwargs(**options)],
     )

@@ -53,8 +53,8 @@ def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
     if "class_sizes" in method.options:
         sizes = np.bincount(data.labels, minlength=classes)
         if config.sampler == "balanced":
-            sizes = np.full_like(sizes, sizes.max())  # as large as the largest is what training sees
-        options["class_sizes"] = np.maximum(sizes, 1).tolist()  # free centroids count as one image
+            sizes = np.where(sizes > 0, sizes.max(), 0)  # as large as the largest is what training sees
+        options["class_sizes"] = sizes.tolist()  # free centroids have no images
     torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
     loss = method.make(given, options)
     if config.miner is not None:

@@ -26,8 +26,8 @@ def resolved(config: Train) -> Train:
     weights = config.weights or ("none" if config.backbone == "conv4" else "imagenet")
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())
-    without_gpu = config.device == "cpu" or not torch.accelerator.is_available()
-    config = replace(config, train=config.train or ("top" if without_gpu and weights != "none" else "all"))
+    on_cpu = without_gpu(config.device)
+    config = replace(config, train=config.train or ("top" if on_cpu and weights != "none" else "all"))
     # A run is gone on with from anywhere, so it remembers where its data is from the root.
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     method = method_of(config)
@@ -46,6 +46,11 @@ def resolved(config: Train) -> Train:
         options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
         say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
     return replace(config, data=data, weights=weights, out=out, dim=dim_of(config), **options)
+
+
+def without_gpu(device: str) -> bool:
+    """Whether training is on a CPU, by what --device says."""
+    return device == "cpu" or not torch.accelerator.is_available()
 
 
 def method_of(config: Train) -> Method:

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, working
+from tammes.cli.console import default, optional, print_json, said, working
 from tammes.cli.outputs import place_for
-from tammes.errors import UserError
+from tammes.cli.train import of_vectors
+from tammes.errors import UserError, check_seed
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Report:
     """Where it goes; by default report.html in the folder, and of several runs in the current one."""
     overwrite: bool = False
     """Replace that file if it exists; the report in the folder of what it is about is replaced anyway."""
-    map: Literal["tsne", "pca", "none"] = "tsne"
+    map: Literal["tsne", "pca", "none"] = default("tsne")
     """How the map of a run's embeddings is made: t-SNE takes half a minute for 6,000 images, pca none."""
     fmr: float = 1e-3
     """The false match rate whose threshold is drawn, for a run that `tammes calibrate` has not calibrated."""
@@ -43,9 +44,9 @@ class Report:
     """What `python -m benchmarks.complexity` has measured, to stand on the page of a benchmark."""
     skip_bad: bool = False
     """Leave out images that cannot be read."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu"] = default("auto")
     """auto takes a GPU if there is one."""
-    seed: int = 0
+    seed: int = default(0)
     """Of what is drawn at random: queries, and the items of a map of very many."""
     json: bool = False
     """Print where it is and how large, as one JSON object."""
@@ -62,6 +63,11 @@ def report(config: Report) -> None:
         raise UserError(f"{benchmarks[0]} is a benchmark, which has a report of its own: give it alone.")
     if config.complexity is not None and not benchmarks:
         raise UserError("--complexity is for the report of a benchmark.")
+    check_seed("--seed", config.seed)
+    for option in ("map", "fmr", "skip_bad", "device", "seed"):
+        if benchmarks and said(config, option):
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{flag} is for the report of a run, and {benchmarks[0]} is a benchmark: leave it out.")
     place = None
     if config.out is not None or (len(config.what) > 1 and not benchmarks):
         wanted = config.out or Path("report.html")
@@ -106,6 +112,8 @@ def _of_run(config: Report, run: Any) -> str:
     run.read("config", needs=OPTIONS)  # what the page cannot do without is missed before anything is computed
     if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
+    if config.skip_bad and of_vectors(run.read("config").get("data", "")):
+        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
     with working("looking at what it finds"):
         looked = look(items, way=None if config.map == "none" else config.map, seed=config.seed)

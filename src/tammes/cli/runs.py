@@ -1,12 +1,13 @@
 """`tammes runs`: list, compare and remove run folders."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json, printable, say
+from tammes.cli.console import optional, print_json, printable, said, say
 from tammes.errors import UserError
 
 
@@ -36,7 +37,12 @@ def runs(config: Runs) -> None:
     from tammes.runs import listed
 
     if config.remove is not None:
-        _remove(config.remove)
+        if said(config, "folder"):
+            raise UserError(
+                f"--remove takes the run folder itself: leave out {config.folder}, as in: tammes runs --remove"
+                f" {config.remove}"
+            )
+        _remove(config, config.remove)
         return
     if not config.folder.is_dir():
         raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
@@ -47,7 +53,7 @@ def runs(config: Runs) -> None:
         _show(config.folder, [record for record in records if "error" not in record])
         for record in records:
             if "error" in record:
-                say(f"left out: {record['error']}")
+                print(f"left out: {printable(record['error'])}", file=sys.stderr)
     if any("error" in record for record in records):
         raise SystemExit(1)
 
@@ -67,18 +73,21 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
         measured = record["trained"] or {}
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
         place, data = Path(record["run"]).relative_to(folder), Path(record["data"] or "").name
-        said = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
-        table.add_row(*map(str, said), *cells)
+        told = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
+        table.add_row(*map(str, told), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
 
 
-def _remove(folder: Path) -> None:
+def _remove(config: Runs, folder: Path) -> None:
     from tammes.runs import open_run, remove
 
     place = open_run(folder).folder.resolve()
     if folder.is_symlink():
         raise UserError(f"{folder} is a link. Remove the run itself: tammes runs --remove {place}")
     left = remove(place)
+    if config.json:
+        print_json({"removed": str(folder), "left": left})
+        return
     print(f"removed {folder}")
     if left:
         say(f"note: {folder} stays, with what is not the run's: {printable(', '.join(left))}")

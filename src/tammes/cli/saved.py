@@ -1,11 +1,13 @@
 """The options of a run: from its folder, as the next run takes them over, and as the command that says them."""
 
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from tammes.benchmark.plan import fitting
 from tammes.cli.checks import _check_new_classes
+from tammes.cli.console import said
 from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.losses import WITH_CENTROIDS
@@ -50,14 +52,14 @@ def continued(given: Train, folder: Path) -> Train:
     found = {}
     for field in fields(Train):
         name, own = field.name, getattr(given, field.name)
-        said = own != field.default
-        if name in KEPT and said and own != getattr(saved, name):
+        given_anew = said(given, name)
+        if name in KEPT and given_anew and own != getattr(saved, name):
             flag, had = "--" + name.replace("_", "-"), getattr(saved, name)
             raise UserError(
                 f"--continue-from keeps the network and the centroids of {folder}, which has {flag} {had}:"
                 f" leave out {flag}."
             )
-        if name not in ANEW and not said:
+        if name not in ANEW and not given_anew:
             found[name] = getattr(saved, name)
     config = replace(given, **found)
     _check_new_classes(config)
@@ -77,7 +79,7 @@ def _option(value: Any, kind: Any) -> Any:
 
 def command(config: Train) -> str:
     """The command that repeats this run."""
-    words = ["tammes train", config.data]
+    words = ["tammes", "train", config.data]
     for field in fields(Train):
         value = getattr(config, field.name)
         if field.name in ("data", "resume", "json", "overwrite") or value == field.default or value is None:
@@ -87,4 +89,4 @@ def command(config: Train) -> str:
             words.append(flag if value else f"--no-{field.name.replace('_', '-')}")
         else:
             words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
-    return " ".join(words)
+    return shlex.join(words)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional
+from tammes.cli.console import default, optional
 from tammes.errors import UserError
 
 
@@ -38,16 +38,16 @@ class Train:
     torchrun --nproc-per-node 4 -m tammes train photos/
     """
 
-    data: Annotated[str, tyro.conf.Positional] = "glyphs"
+    data: Annotated[str, tyro.conf.Positional] = default("glyphs")
     """A folder with one sub-folder of images per class; a folder with CUB-200-2011, CARS196, Stanford Online Products,
     In-Shop or Omniglot; a .csv file with columns path and label; the word glyphs: the embedded data set, characters of
     many scripts; or a .npz or .parquet file with `vectors` and `labels`."""
     out: Annotated[Path | None, optional("FOLDER")] = None
     """The run folder to make; by default runs/ and a name that says what it is."""
-    preset: Literal["default", "paper"] = "default"
+    preset: Literal["default", "paper"] = default("default")
     """Where options that are not given come from: paper is Do et al. (2019) to the letter."""
 
-    loss: str = "discriminative"
+    loss: str = default("discriminative")
     """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
     classifier; any other that `tammes losses` lists (those of a class layer for vectors too), also what is more than a
     loss: hdc, bier, daml, dvml; or pml: and the name of one of pytorch-metric-learning, such as pml:ProxyAnchorLoss."""
@@ -65,7 +65,7 @@ class Train:
     push: Annotated[float | None, optional("FLOAT")] = None
     """Weight of the term that pushes an image from the other classes' centroids; at most 1/3, the default, keeps the
     bound (discriminative and hard-discriminative only)."""
-    weighting: Literal["none", "balanced", "triplet"] = "none"
+    weighting: Literal["none", "balanced", "triplet"] = default("none")
     """For classes of different size (discriminative only)."""
     temperature: Annotated[float | None, optional("FLOAT")] = None
     """How soft the nearest wrong class is chosen (hard-discriminative; by default 0.1), or what cosines are divided by
@@ -98,7 +98,7 @@ class Train:
     """A layer on top of the embedding, in which the centroids are; without it they are in the embedding itself."""
     centroid_dim: Annotated[int | None, optional("INT")] = None
     """Outputs of the class layer: by default one per class, or 512 beyond 4096 classes (vectors: beyond 512)."""
-    embedding: Literal["penultimate", "last"] = "penultimate"
+    embedding: Literal["penultimate", "last"] = default("penultimate")
     """Which layer images are compared by: the one below the class layer (the paper's), or the class layer."""
 
     epochs: Annotated[int | None, optional("INT")] = None
@@ -138,7 +138,7 @@ class Train:
     what the loss needs."""
     images_per_class: Annotated[int | None, optional("INT")] = None
     """Of each class that is in a batch (--sampler pk); by default as the loss has it."""
-    accumulate: int = 1
+    accumulate: int = default(1)
     """Batches whose gradients are added up before a step: the same as one large batch, for losses that look at each
     image on its own."""
 
@@ -147,11 +147,11 @@ class Train:
     val_classes: Annotated[str | None, optional("NUMBER")] = None
     """Training classes to hold out, a fraction or a number: the epoch that is best on them is saved beside the last. Of
     vectors a fifth is held out by default if there are 20 or more, and the best epoch is the one that is kept."""
-    seed: int = 0
+    seed: int = default(0)
     """Of everything that is random."""
-    device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = "auto"
+    device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = default("auto")
     """auto takes a GPU if there is one."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16", "fp16"] = default("no")
     """Mixed precision; distances stay in float32."""
     sync_batch_norm: bool = False
     """With several GPUs, let batch normalisation see the whole batch instead of each GPU's share."""

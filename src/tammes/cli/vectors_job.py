@@ -24,7 +24,7 @@ from tammes.cli.telling import write_and_show
 from tammes.cli.train import Train, of_vectors
 from tammes.datasets import Dataset, Vectors
 from tammes.datasets.vectors import vectors
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_seed, unknown_name
 from tammes.estimator import MetricLearner
 from tammes.estimator.held_out import FEWEST_HELD_OUT, held_out
 from tammes.estimator.network import MOST_DIMENSIONS
@@ -242,8 +242,7 @@ def _check_vectors(config: Train) -> None:
         raise UserError(f"--hidden must be widths of at least 1, got {' '.join(map(str, config.hidden))}.")
     if config.rate is not None and not config.rate > 0:
         raise UserError(f"--rate must be above 0, got {config.rate}.")
-    if config.seed >= 2**32:
-        raise UserError(f"--seed must be below 2^32, got {config.seed}.")
+    check_seed("--seed", config.seed)
 
 
 def _held_out_share(config: Train, data: VectorData) -> float | None:

@@ -17,7 +17,7 @@ from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.loss import placed
 from tammes.estimator.network import MOST_DIMENSIONS, Network
-from tammes.estimator.options import Method, Start, check_classes, check_labels, check_options
+from tammes.estimator.options import Method, Start, check_classes, check_labels, check_options, fitting_in_memory
 from tammes.estimator.ridge import REGULARISATIONS, Ridge, Sums
 from tammes.estimator.saved import read_learner, write_learner
 from tammes.estimator.start import make
@@ -144,8 +144,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_options(self)
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric")
         check_labels(y)
-        for _ in epochs(self, X, y):
-            pass
+        with fitting_in_memory():
+            for _ in epochs(self, X, y):
+                pass
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "MetricLearner":  # noqa: N803
@@ -175,7 +176,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 raise UserError("classes are not those of the first call: leave them out, or begin anew with fit.")
         codes = self._codes(y)
         random = np.random.default_rng([self._seed, self.n_iter_])
-        with Randomness(int(random.integers(2**31))).drawn():
+        with fitting_in_memory(), Randomness(int(random.integers(2**31))).drawn():
             if self.method == "ridge":
                 if first:
                     self._sums = Sums(X.shape[1], len(self.classes_))

@@ -1,17 +1,18 @@
 """The options of a learner, and what it is given: checked when it is fitted, as scikit-learn wants it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, get_args
 from warnings import catch_warnings, filterwarnings
 
-from numpy import ndarray
+from numpy import bool_, ndarray
 from sklearn.utils.multiclass import check_classification_targets
 
 from tammes.centroids import CENTROIDS
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_seed, out_of_memory, shown, unknown_name
 from tammes.estimator.streams import Scale
 from tammes.losses import OF_CLASS_LAYER
 
@@ -37,6 +38,18 @@ def check_options(learner: Any) -> None:
         _check_share(option, getattr(learner, option), least, below)
     if learner.regularisation is not None:
         _check_share("regularisation", learner.regularisation, None, None)
+    if isinstance(learner.random_state, Integral):
+        check_seed("random_state", learner.random_state)
+    if not isinstance(learner.loss_options, Mapping | NoneType):
+        raise UserError(
+            f"loss_options must be a dictionary, such as {{'push': 0.2}}, got {shown(learner.loss_options)}."
+        )
+    if not isinstance(learner.class_layer, bool | bool_):
+        raise UserError(f"class_layer must be True or False, got {shown(learner.class_layer)}.")
+    if learner.centroid_dim is not None and not learner.class_layer:
+        raise UserError("centroid_dim is the size of the class layer, which class_layer=False leaves out.")
+    if learner.regularisation is not None and "ridge" not in (learner.method, learner.start):
+        raise UserError("regularisation is for method='ridge' or start='ridge': leave it out.")
     if not isinstance(learner.centre, bool | NoneType):
         raise UserError(f"centre must be True, False or None, got {learner.centre!r}.")
     if learner.centre is not None and (learner.method == "ridge" or learner.start in ("ridge", "random")):
@@ -55,6 +68,19 @@ def widths(hidden: Any) -> tuple[int, ...]:
     for width in given:
         _check_number("hidden", width)
     return tuple(int(width) for width in given)
+
+
+@contextmanager
+def fitting_in_memory() -> Iterator[None]:
+    """Say what to lower where a network does not fit into memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            "out of memory: the network or a batch does not fit. Lower dim, hidden, centroid_dim or batch_size."
+        ) from error
 
 
 def check_labels(y: ndarray) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import (
     CLOSE,
     COINCIDE,
@@ -60,7 +60,8 @@ class DiscriminativeLoss(nn.Module):
     Args:
         centroids: one unit point per class, or a number of classes: one-hot centroids, which take no memory and no
             matrix product. The embeddings then have one coordinate per class.
-        class_sizes: training images per class, for `weighting`.
+        class_sizes: training images per class, for `weighting`; 0 for one whose centroid is kept free: it has a part
+            in the push of the others only, and where classes are weighted by their triplets none.
         push: the weight β of the repelling term, in [0, 1).
         chunk_classes: how many classes to compute at a time, which bounds the memory to (batch, chunk_classes); by
             default as many as fit the cache.
@@ -92,15 +93,15 @@ class DiscriminativeLoss(nn.Module):
         super().__init__()
         points = checked_centroids(centroids)
         self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
-        if chunk_classes is not None and chunk_classes < 1:
-            raise UserError(f"chunk_classes must be at least 1, got {chunk_classes}.")
+        if chunk_classes is not None:
+            check_whole("chunk_classes", chunk_classes)
         if points is None and (chunk_classes is not None or sample_classes is not None):
             raise UserError(
                 "one-hot centroids need every coordinate of an embedding for its length, so chunk_classes and"
                 " sample_classes save nothing. Use centroids in fewer dimensions: centroids.place(num_classes, dim)."
             )
-        if sample_classes is not None and not 2 <= sample_classes <= self.num_classes:
-            raise UserError(f"sample_classes must be in 2..{self.num_classes} (all classes), got {sample_classes}.")
+        if sample_classes is not None:
+            check_whole("sample_classes", sample_classes, 2, self.num_classes)
         self.push, self.weighting = checked_push(push), weighting
         self.chunk_classes, self.sample_classes = chunk_classes, sample_classes
         sizes = None if class_sizes is None else checked_sizes(class_sizes, self.num_classes)
@@ -195,14 +196,16 @@ def _weights(
         raise UserError(f"weighting={weighting!r} needs class_sizes, the training images of each class.")
     n, total = sizes.double(), sizes.double().sum()
     if weighting == "balanced":
-        return total / (num_classes * n), push * total / (num_classes * (num_classes - 1) * n), None
+        pull = torch.where(n > 0, total / ((n > 0).sum() * n), 0.0)
+        return pull, push * pull / (num_classes - 1), None
     triplets = (n * (n - 1) * (total - n)).sum()
     if triplets == 0:
         raise UserError("weighting='triplet' needs a class with at least 2 images: there is no triplet here.")
     positive_pairs = (n * (n - 1)).sum()
-    pull = 2 * (n - 1) * (total - n) + positive_pairs - n * (n - 1)
+    others = (n - 1).clamp_min(0)
+    pull = 2 * others * (total - n) + positive_pairs - n * others
     # L_d / H is three times the mean form, and a batch mean stands for the sum over N images: hence N / (3 H).
-    return pull * total / (3 * triplets), push * (n - 1) * total / triplets, n
+    return pull * total / (3 * triplets), push * others * total / triplets, n
 
 
 def _sample(num_classes: int, size: int, device: torch.device) -> Tensor:

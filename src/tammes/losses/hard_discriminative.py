@@ -14,6 +14,7 @@ from tammes.geometry import (
     checked_centroids,
     checked_push,
     checked_sizes,
+    checked_temperature,
     distances,
     distances_to_axes,
     keep_full_precision,
@@ -44,7 +45,7 @@ class HardDiscriminativeLoss(nn.Module):
 
     Args:
         centroids: one unit point per class, or a number of classes for one-hot centroids.
-        class_sizes: training images per class.
+        class_sizes: training images per class; 0 for one that only repels, as a centroid that is kept free.
         push: the weight of the repelling term, in [0, 1).
         temperature: how soft the minimum is: towards 0 only the nearest wrong class counts, a large one counts all.
     """
@@ -64,9 +65,7 @@ class HardDiscriminativeLoss(nn.Module):
         super().__init__()
         points = checked_centroids(centroids)
         self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
-        if not temperature > 0:
-            raise UserError(f"temperature must be above 0, got {temperature}.")
-        self.push, self.temperature = checked_push(push), temperature
+        self.push, self.temperature = checked_push(push), checked_temperature(temperature)
         sizes = None if class_sizes is None else checked_sizes(class_sizes, self.num_classes)
         self.register_buffer("centroids", points)  # fixed: saved and moved with the module, never trained
         self.register_buffer("class_sizes", sizes, persistent=False)
@@ -130,7 +129,7 @@ def _weights(sizes: Tensor) -> Tensor:
         raise UserError(
             "class_sizes need a class with at least 2 images: there is no pair of anchor and positive here."
         )
-    return ((n - 1) * n.sum() / positive_pairs).float()
+    return ((n - 1).clamp_min(0) * n.sum() / positive_pairs).float()
 
 
 METHOD = Method(

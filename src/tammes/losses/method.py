@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
+from math import isfinite
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -160,7 +161,7 @@ def _typed(text: str, kind: Any) -> Any:
         return text
     if kind is bool and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if kind in (int, float):
+    if kind in (int, float) and isfinite(float(text)):
         return kind(text)
     raise ValueError
 
@@ -170,5 +171,5 @@ def _in_words(kind: Any) -> str:
         return next(_in_words(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is Literal:
         return " or ".join(str(each) for each in get_args(kind))
-    words = {int: "a whole number", float: "a number", bool: "True or False"}
+    words = {int: "a whole number", float: "a finite number", bool: "True or False"}
     return words.get(kind, _NOT_TYPED)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import check_range, checked_batch, distances, full_precision, normalise
+from tammes.geometry import check_range, checked_batch, checked_temperature, distances, full_precision, normalise
 from tammes.losses.method import Method
 
 Form = Literal["softmax", "contrastive", "triplet"]
@@ -138,8 +138,7 @@ def _check_softmax(temperature: float | None, scale: float, margin: float | None
         raise UserError(f"scale must be above 0, got {scale}.")
     if temperature is None:
         return
-    if not 0 < temperature < float("inf"):
-        raise UserError(f"temperature must be above 0, got {temperature}.")
+    checked_temperature(temperature)
     if scale != _SCALE:
         raise UserError("temperature fixes the scale at 1 / temperature; give one of the two.")
 
