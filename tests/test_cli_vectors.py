@@ -18,11 +18,11 @@ from safetensors.numpy import load_file
 
 import tammes
 from tammes import MetricLearner
+from tammes.checkpoints import save_checkpoint
 from tammes.cli import main, vectors_job
 from tammes.datasets.vectors import vectors as read
 from tammes.errors import UserError
 from tammes.estimator import streams
-from tammes.runs import save_checkpoint
 from tests.test_cli_train import printed, refused
 from tests.test_estimator import blobs, brute_recall, unit
 

@@ -253,7 +253,8 @@ def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
-    from tammes.runs import Run, load_frozen
+    from tammes.checkpoints import load_frozen
+    from tammes.runs import Run
     from tammes.tensors import write_tensors
 
     file = tmp_path / "frozen.safetensors"

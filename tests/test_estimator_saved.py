@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from sklearn.exceptions import NotFittedError
 
 from tammes import MetricLearner, UserError
+from tammes.checkpoints import save_checkpoint
 from tammes.estimator import held_out
 from tammes.estimator.streams import Rows
 from tammes.estimator.training import epochs
-from tammes.runs import Run, save_checkpoint
+from tammes.runs import Run
 from tests.test_estimator import Array, blobs
 
 # --- saved and loaded

@@ -16,12 +16,13 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from tammes import UserError
+from tammes.checkpoints import mend_checkpoint, save_checkpoint
 from tammes.cli import main
 from tammes.datasets import Dataset, open_dataset
 from tammes.embedder import Embedder, load
 from tammes.errors import out_of_memory
 from tammes.loading import Decoded, decode
-from tammes.runs import held, mend_checkpoint, open_run, save_checkpoint
+from tammes.runs import held, open_run
 from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
 

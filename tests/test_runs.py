@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tammes import UserError
-from tammes.runs import Run, create, listed, load_checkpoint, load_frozen, open_run, save_checkpoint, save_frozen
+from tammes.checkpoints import load_checkpoint, load_frozen, save_checkpoint, save_frozen
+from tammes.runs import Run, create, listed, open_run
 from tammes.runtime import environment, write_atomically
 from tammes.training import Position
 

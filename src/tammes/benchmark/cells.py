@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
 from tammes.records import Positive, Real, read_json
-from tammes.runs import BesideRecall, Measures
+from tammes.run_files import BesideRecall, Measures
 from tammes.runtime import lock, write_atomically
 
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"

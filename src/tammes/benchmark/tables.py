@@ -13,7 +13,8 @@ from tammes.benchmark.published import published_table
 from tammes.centroids import quality
 from tammes.losses import WITH_CENTROIDS
 from tammes.records import Positive, read_json
-from tammes.runs import Measures, Run, centroids_of
+from tammes.run_files import Measures
+from tammes.runs import Run, centroids_of
 
 MEASURES = {
     "recall_at_1": "R@1",

@@ -17,6 +17,7 @@ from torch import nn
 
 from tammes import processes
 from tammes.activations import Frozen
+from tammes.checkpoints import load_checkpoint, load_frozen, mend_checkpoint, save_checkpoint, save_frozen
 from tammes.cli.checks import check, check_start, check_used
 from tammes.cli.console import say, working
 from tammes.cli.feeding import Data, keep, load_data, training_batches
@@ -39,17 +40,7 @@ from tammes.embedder import Embedder, load
 from tammes.errors import UserError, out_of_memory
 from tammes.objectives import Hold, Objective
 from tammes.report import draw_retrievals
-from tammes.runs import (
-    Run,
-    create,
-    held,
-    load_checkpoint,
-    load_frozen,
-    mend_checkpoint,
-    open_run,
-    save_checkpoint,
-    save_frozen,
-)
+from tammes.runs import Run, create, held, open_run
 from tammes.runtime import environment
 from tammes.training import Position, cosine, fit, halved_every
 

@@ -14,6 +14,7 @@ import torch
 from numpy import ndarray
 
 from tammes.centroids import CENTROIDS
+from tammes.checkpoints import save_checkpoint
 from tammes.cli.checks import check
 from tammes.cli.console import progress, say, working
 from tammes.cli.job import resumed_run, stop_on_signal
@@ -34,7 +35,7 @@ from tammes.geometry import normalise
 from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.objectives import METHODS
-from tammes.runs import Run, create, held, save_checkpoint
+from tammes.runs import Run, create, held
 from tammes.runtime import environment
 from tammes.splits import Split, split
 

@@ -19,6 +19,7 @@ from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from torch import Tensor, nn
 
+from tammes.checkpoints import ANEW, check_random, load_checkpoint
 from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.network import Network
@@ -26,7 +27,7 @@ from tammes.estimator.options import Start, check_classes
 from tammes.estimator.start import make
 from tammes.estimator.streams import Rows
 from tammes.records import checked
-from tammes.runs import ANEW, Run, check_random, load_checkpoint
+from tammes.runs import Run
 from tammes.training import cosine, parameter_groups
 
 if TYPE_CHECKING:

@@ -1,0 +1,152 @@
+"""The shapes of the JSON files of a run folder, as far as anything reads them."""
+
+from typing import Any, NotRequired, TypedDict
+
+from tammes.records import Positive, Real
+
+
+class Config(TypedDict, total=False):
+    """What commands ask the options of a run for without making options of them again, which checks them all."""
+
+    data: str
+    preset: str
+    loss: str
+    centroids: str | None
+    method: str | None
+    backbone: str | None
+    weights: str | None
+    train: str | None
+    cut: str | None
+    hidden: list[int] | None
+    dim: int | None
+    epochs: int | None
+    batch_size: int | None
+    seed: int
+
+
+class BesideRecall(TypedDict, total=False):
+    """What `tammes.metrics.evaluate` found, as far as it is shown, beside R@1."""
+
+    recall_at_2: Real | None
+    recall_at_4: Real | None
+    recall_at_8: Real | None
+    r_precision: Real | None
+    mean_average_precision_at_r: Real | None
+    NMI: Real | None
+    intervals: dict[str, tuple[Real, Real]] | None
+    queries: int
+    classes: int
+    single_image_classes: int
+
+
+class Measures(BesideRecall, total=False):
+    """The same with R@1, where it was measured."""
+
+    recall_at_1: Real | None
+
+
+class BestMeasures(Measures):
+    """Those of the best epoch on the validation classes."""
+
+    epoch: int
+
+
+class Results(TypedDict, total=False):
+    """The evaluation; without test classes there is less of it."""
+
+    data: str
+    command: str
+    trained: Measures | None
+    untrained: Measures | None
+    best_on_validation: BestMeasures | None
+    seconds: float | None
+    train_images: int
+    train_classes: int
+    test_images: int
+    test_classes: int
+
+
+class Places(TypedDict):
+    """Which centroid each class has, where these are more than the classes."""
+
+    number: Positive
+    of: dict[str, int]
+    old: list[str]
+
+
+class Classes(TypedDict):
+    """The names of the classes, by what they are there for."""
+
+    train: list[str]
+    val: list[str]
+    test: list[str]
+    places: NotRequired[Places]
+
+
+class Bound(TypedDict):
+    """The paper's quantities, as far as they are drawn."""
+
+    discriminative_loss: Real
+    triplet_loss: Real
+    gap: Real
+    certificate: Real
+    lemma: Real
+    epsilon: Real
+    triplets: int
+
+
+class Line(TypedDict):
+    """A line of metrics.jsonl."""
+
+    epoch: int
+    loss: NotRequired[Real]
+    above_minimum: NotRequired[Real]
+    rate: NotRequired[Real]
+    seconds: NotRequired[float]
+    images_per_second: NotRequired[Real]
+    val_recall_at_1: NotRequired[Real]
+    bound: NotRequired[Bound]
+
+
+class Threshold(TypedDict):
+    """What `tammes calibrate` found, as far as others use it."""
+
+    threshold: float
+    threshold_interval: NotRequired[tuple[float, float] | None]
+    fmr: float
+
+
+class Environment(TypedDict, total=False):
+    """What a run was made with, as far as it is shown."""
+
+    versions: dict[str, str]
+    processor: str
+    cores: int | None
+    commit: str | None
+
+
+class Network(TypedDict):
+    """What a report says of the network; who loads it knows better."""
+
+    backbone: str
+    dim: Positive
+    class_dim: NotRequired[Positive | None]
+    pool: NotRequired[str]
+
+
+class Images(TypedDict):
+    """The images that a run was started with."""
+
+    digest: str
+
+
+SHAPES: dict[str, Any] = {
+    "config": Config,
+    "results": Results,
+    "classes": Classes,
+    "calibration": Threshold,
+    "environment": Environment,
+    "embedder": Network,
+    "untrained": Measures,
+    "images": Images,
+}
