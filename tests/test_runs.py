@@ -75,7 +75,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     (folder / "old").touch()
     (folder / "best").mkdir()
     create(folder, overwrite=True)
-    assert [each.name for each in folder.iterdir()] == [".lock"]
+    assert sorted(each.name for each in folder.iterdir()) == [".lock", "old"], "what is not a run's stays"
 
 
 def test_a_folder_that_is_not_a_run_is_never_removed(tmp_path: Path) -> None:
