@@ -557,16 +557,16 @@ def omniglot_pml(given: Given) -> Work:
 
 
 def omniglot_network(given: Given) -> Work:
-    """As many steps of the same network as its epochs have, over one batch, without pictures to make or a loss."""
+    """The steps of the same network over the same batches, without pictures to make or a loss."""
     from tammes.cli import feeding, making
 
     config, data, objective = _drawings(given, "triplet-semihard")
     each_epoch = list(feeding.training_batches(config, data, 1, loss=objective.loss))
-    pictures, optimizer = each_epoch[0][0], making.make_optimizer(config, objective)
+    optimizer = making.make_optimizer(config, objective)
     objective.train()
 
     def work() -> dict[str, int]:
-        for _ in range(given["epochs"] * len(each_epoch)):
+        for pictures, *_ in given["epochs"] * each_epoch:
             optimizer.zero_grad()
             objective.embedder(pictures).sum().backward()
             optimizer.step()

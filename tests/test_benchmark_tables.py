@@ -234,7 +234,7 @@ def test_distances_stand_beside_the_papers_as_means_over_seeds(tmp_path: Path) -
 def test_distances_are_those_of_the_centroids_that_a_run_had(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert centroid_distances(run) is None
-    run.write("classes", {"train": ["a", "b", "c", "d"], "test": ["e"]})
+    run.write("classes", {"train": ["a", "b", "c", "d"], "val": [], "test": ["e"]})
     run.write("embedder", {"dim": 9, "class_dim": 3})
     config = {"loss": "discriminative", "centroids": "simplex", "seed": 0}
     run.write("config", config)

@@ -147,7 +147,8 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has no results yet" in refused(capsys, str(tmp_path))
     assert "is a benchmark, which has a report of its own" in refused(capsys, str(tmp_path), str(run))
     assert "a run is given twice" in refused(capsys, str(run), str(run))
-    (tmp_path / "results.json").write_text('{"title": "x", "data": "x"}')
+    empty = {"plan": "x", "title": "x", "data": "x", "remarks": [], "tables": {}, "cells": []}
+    (tmp_path / "results.json").write_text(json.dumps(empty))
     assert "is no file of measurements" in refused(capsys, str(tmp_path), "--complexity", str(tmp_path))
 
 

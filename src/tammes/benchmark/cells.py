@@ -86,7 +86,6 @@ class Tried(TypedDict):
     """The result of a cell of the search."""
 
     recall_at_1: float
-    training_seconds: float
     seconds: float
 
 

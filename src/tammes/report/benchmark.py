@@ -303,7 +303,7 @@ def _accuracy_over_time(rows: Sequence[Row], trained: Sequence[Row], where: str,
     """R@1 over the minutes to train, ours and, as far as the paper has both, the paper's."""
     layer = trained[0].layer
     by = f", by the {layer} layer" if any(row.layer not in (layer, "") for row in rows) else ""
-    untrained = next((row.measures[HEADLINE] for row in rows if row.method == UNTRAINED and row.measures), None)
+    untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
     said = "Higher is better, and farther left is faster."
     said += "" if untrained is None else f" The untrained backbone, which takes no training, has {untrained}."
     ours = [
