@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tammes.cli import job, main
+from tammes.cli.making import make_loss
 from tammes.datasets import open_dataset
 from tammes.embedder import load
 from tammes.objectives import Hold
@@ -63,8 +65,13 @@ def test_free_centroids_count_as_no_images(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
     """They only repel: the loss of images at their centroids is the least that is reported."""
-    made, losses = job.make_loss, []
-    monkeypatch.setattr(job, "make_loss", lambda *given: losses.append(made(*given)) or losses[-1])
+    losses: list[Any] = []
+
+    def make(*given: Any) -> Any:
+        losses.append(make_loss(*given))
+        return losses[-1]
+
+    monkeypatch.setattr(job, "make_loss", make)
     options = ("--loss", "hard-discriminative", "--reserve-classes", "2", "--sampler", sampler, "--epochs", "1")
     main(["train", str(folders[0]), "--out", str(tmp_path / "run"), *options, *SMALL])
     (loss,) = losses
