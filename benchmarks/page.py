@@ -10,6 +10,7 @@ the commands. tests/test_results_page.py fails where the files are not what this
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from textwrap import wrap
 from typing import Any

@@ -283,11 +283,14 @@ def test_the_search_sees_no_test_class_and_the_table_takes_what_it_chose(
 
 
 def test_the_rate_of_the_backbone_goes_with_that_of_the_new_layers(tmp_path: Path) -> None:
-    text = SEARCH.replace('"conv4"', '"resnet18"').replace('"photos"', f'"{tmp_path}"')
-    plan = read_plan(planned(tmp_path, text), Train)
-    options = options_of(plan, table_cells(plan, tmp_path)[0], str(tmp_path), {"rate": 0.5})
-    assert options.rate == 0.5
-    assert options.backbone_rate == pytest.approx(0.05)
+    for part, expected in (("top", pytest.approx(0.05)), ("head", None)):  # which has none of it to train
+        text = (
+            SEARCH.replace('"conv4"', '"resnet18"').replace('"photos"', f'"{tmp_path}"').replace('"head"', f'"{part}"')
+        )
+        plan = read_plan(planned(tmp_path, text), Train)
+        options = options_of(plan, table_cells(plan, tmp_path)[0], str(tmp_path), {"rate": 0.5})
+        assert options.rate == 0.5
+        assert options.backbone_rate == expected
 
 
 def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:

@@ -1,5 +1,6 @@
 """What all commands share: completion, quiet, colours; every command and option is documented."""
 
+import json
 import os
 import pty
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import COMMANDS, QUIET, main, without_flag
-from tammes.cli.console import progress, say, working
+from tammes.cli.console import print_json, progress, say, working
 from tammes.runtime import colours
 
 
@@ -122,3 +123,17 @@ def test_every_option_is_explained(name: str, capsys: pytest.CaptureFixture[str]
     for field in fields(kind):
         after = source.partition(f"\n    {field.name}: ")[2].split("\n    ", 2)
         assert '"""' in source.partition(f"\n    {field.name}: ")[2][:600], f"{name}: {field.name} ({after[:1]})"
+
+
+def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"speed": float("inf"), "rates": [float("nan"), 0.5], "file": Path("a")})
+    assert json.loads(capsys.readouterr().out) == {"speed": None, "rates": [None, 0.5], "file": "a"}
+
+
+def test_a_run_that_is_removed_is_said_in_json(waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    main(["train", str(waves), "--out", str(run), "--backbone", "conv4", "--dim", "8", "--epochs", "1"])
+    capsys.readouterr()
+    main(["runs", "--remove", str(run), "--json"])
+    assert json.loads(capsys.readouterr().out) == {"removed": str(run)}
+    assert not run.exists()

@@ -522,6 +522,17 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
 
 
+def test_the_command_of_a_run_repeats_it(waves: Path, tmp_path: Path) -> None:
+    """It says every option, also those that do not count, such as the momentum of Adam."""
+    first, again = tmp_path / "a run", tmp_path / "again"
+    main(["train", str(waves), "--out", str(first), *SMALL, "--epochs", "1"])
+    words = shlex.split(json.loads((first / "results.json").read_text())["command"])
+    assert "--momentum" in words
+    main([str(again) if word == str(first) else word for word in words[1:]])
+    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (first, again))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_the_command_of_a_run_is_what_a_shell_takes() -> None:
     config = Train(data="My birds", out=Path("sp ace"), loss="triplet", loss_options=("margin=0.2",))
     words = ["tammes", "train", "My birds", "--out", "sp ace", "--loss", "triplet", "--loss-options", "margin=0.2"]

@@ -152,6 +152,11 @@ def test_the_page_says_where_a_peer_is_faster() -> None:
     assert told in in_short({"rows": {"help": row}})
     assert told in text
     assert told.replace("counting", "count") in readme_peers({"rows": {"help": row}})
+    never = sides[1] | {"name": "Far", "seconds": None, "ratio": None, "best": 0.5}
+    near = never | {"name": "Near", "best": 0.9}
+    assert "| counting | 2.00 s | never there (Near) | 10 / 30 MB | 4.00 (the product) |" in in_short(
+        {"rows": {"help": row | {"sides": [sides[0], never, near]}}}
+    )
     assert readme_peers({"rows": {"googlenet-training": row}})[-2:] == ["Not measured yet.", ""]
 
 

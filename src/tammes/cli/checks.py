@@ -11,6 +11,7 @@ from tammes.cli.telling import summary_writer
 from tammes.cli.train import Train
 from tammes.errors import UserError, check_seed
 from tammes.losses import WITH_CENTROIDS, find_miner
+from tammes.presets import Recipe
 
 
 def check(config: Train) -> None:
@@ -132,6 +133,10 @@ def check_used(given: Train, config: Train) -> None:
         given: what was typed.
         config: the same with everything filled in.
     """
+    if given.precision == "fp16" and without_gpu(config.device):
+        raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
+    if all(getattr(given, field.name) is not None for field in fields(Recipe)):
+        return  # the whole recipe, as a run writes down its command, with what does not count
     if given.momentum is not None and config.optimizer != "sgd":
         raise UserError(
             f"--momentum is for --optimizer sgd, and this trains with {config.optimizer}: leave it out, or add"
@@ -151,8 +156,6 @@ def check_used(given: Train, config: Train) -> None:
                     f"{flag} is for random crops, and --train {config.train} keeps the one in the centre of each image:"
                     " leave it out, or keep several, such as --views 4."
                 )
-    if given.precision == "fp16" and without_gpu(config.device):
-        raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
 
 
 def check_start(config: Train) -> None:
