@@ -296,7 +296,10 @@ def test_a_checkpoint_of_before_goes_on(capsys: pytest.CaptureFixture[str]) -> N
     [
         ({"order": {}}, "the position in FILE: order is no state of what is random."),
         ({"history": []}, "the history in FILE does not begin with the start."),
-        ({"history": [3]}, "the history in FILE: it[0] must be an object, got 3."),
+        (
+            {"history": [{"loss": "x", "recall_at_1": None}]},
+            "the history in FILE: it[0].loss must be a finite number or",
+        ),
     ],
 )
 def test_a_checkpoint_of_vectors_of_a_stranger_is_refused_by_its_name(
@@ -320,14 +323,10 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(network["head"].parameters(), lr=0.1)
     save_checkpoint(Run(tmp_path), network, optimizer, Position())
     write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(2, 2)})
-    with pytest.raises(
-        UserError, match=r"frozen.safetensors has no 'bias', which does not train. The run cannot go on"
-    ):
+    with pytest.raises(UserError, match=r"frozen.safetensors has no 'bias', which does not train. The run cannot"):
         load_checkpoint(Run(tmp_path), network, optimizer)
     write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(3, 2)})
-    with pytest.raises(
-        UserError, match=r"frozen.safetensors: 'weight' is \(3, 2\) of torch.float32, and the network's"
-    ):
+    with pytest.raises(UserError, match=r"frozen.safetensors: 'weight' is \(3, 2\) of torch.float32, and the"):
         load_frozen(Run(tmp_path), network["embedder"])
 
 
