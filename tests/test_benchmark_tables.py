@@ -235,13 +235,13 @@ def test_distances_are_those_of_the_centroids_that_a_run_had(tmp_path: Path) -> 
     run = Run(tmp_path)
     assert centroid_distances(run) is None
     run.write("classes", {"train": ["a", "b", "c", "d"], "val": [], "test": ["e"]})
-    run.write("embedder", {"dim": 9, "class_dim": 3})
+    run.write("embedder", {"backbone": "conv4", "dim": 9, "class_dim": 3})
     config = {"loss": "discriminative", "centroids": "simplex", "seed": 0}
     run.write("config", config)
     # A tetrahedron: every pair sqrt(8/3) apart.
     every = math.sqrt(8 / 3)
     assert centroid_distances(run) == pytest.approx({"min": every, "max": every, "mean": every, "std": 0}, abs=1e-6)
-    run.write("embedder", {"dim": 9, "class_dim": None})
+    run.write("embedder", {"backbone": "conv4", "dim": 9, "class_dim": None})
     found = []
     for seed in (0, 0, 1):
         run.write("config", config | {"centroids": "kmeans", "seed": seed})

@@ -7,11 +7,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from tammes import UserError
 from tammes.cli import main
 from tammes.cli.feeding import load_data
 from tammes.cli.items import items_of
@@ -20,8 +23,9 @@ from tammes.embedder import load
 from tammes.gallery.opened import Opened
 from tammes.report import compare_page, look, run_page
 from tammes.report.run import Looked
-from tammes.runs import Run
+from tammes.runs import Run, load_checkpoint, load_frozen, save_checkpoint
 from tammes.tensors import read_tensors, write_tensors
+from tammes.training import Position
 from tests.test_errors import SMALL, ended, small_set
 from tests.test_strangers import plain_values, refusal
 
@@ -285,6 +289,45 @@ def test_a_checkpoint_of_before_goes_on(capsys: pytest.CaptureFixture[str]) -> N
     write_tensors(file, tensors, said)
     assert ended(capsys, "train", "--resume", "runs/z")[0] == 0
     shutil.rmtree("runs/z")
+
+
+@pytest.mark.parametrize(
+    ("position", "text"),
+    [
+        ({"order": {}}, "the position in FILE: order is no state of what is random."),
+        ({"history": []}, "the history in FILE does not begin with the start."),
+        (
+            {"history": [{"loss": "x", "recall_at_1": None}]},
+            "the history in FILE: it[0].loss must be a finite number or",
+        ),
+    ],
+)
+def test_a_checkpoint_of_vectors_of_a_stranger_is_refused_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], position: dict[str, Any], text: str
+) -> None:
+    run, vectors = tmp_path / "run", np.random.default_rng(0).normal(size=(48, 8))
+    np.savez(tmp_path / "v.npz", vectors=vectors, labels=np.arange(48) % 6)
+    assert ended(capsys, "train", str(tmp_path / "v.npz"), "--out", str(run), "--epochs", "1")[0] == 0
+    (run / "results.json").unlink()
+    file = run / "checkpoint.safetensors"
+    tensors, said = read_tensors(file)
+    with_state(lambda state: state["position"].update(position))(tensors, said)
+    write_tensors(file, tensors, said)
+    code, told = ended(capsys, "train", "--resume", str(run))
+    assert code == 2, told
+    assert text.replace("FILE", str(file)) in told
+
+
+def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
+    network = nn.ModuleDict({"embedder": nn.Linear(2, 2).requires_grad_(False), "head": nn.Linear(2, 2)})
+    optimizer = torch.optim.SGD(network["head"].parameters(), lr=0.1)
+    save_checkpoint(Run(tmp_path), network, optimizer, Position())
+    write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(2, 2)})
+    with pytest.raises(UserError, match=r"frozen.safetensors has no 'bias', which does not train. The run cannot"):
+        load_checkpoint(Run(tmp_path), network, optimizer)
+    write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(3, 2)})
+    with pytest.raises(UserError, match=r"frozen.safetensors: 'weight' is \(3, 2\) of torch.float32, and the"):
+        load_frozen(Run(tmp_path), network["embedder"])
 
 
 def mutated(value: Any, draw: Callable[[Any], Any]) -> Any:
