@@ -527,8 +527,11 @@ def test_a_report_that_is_none_or_lies_outside_is_not_served(reporting: Inside, 
     assert answer.status_code == 404
 
 
-def test_all_runs_are_listed(reporting: Inside, runs: Path) -> None:
+def test_all_runs_are_listed(reporting: Inside, runs: Path, run: Path) -> None:
     page = reporting.get("/runs", headers=PAGE).text
+    trained = json.loads((run / "results.json").read_text())["trained"]
+    for measure in ("recall_at_1", "NMI"):
+        assert f'<td class="number">{100 * trained[measure]:.2f}</td>' in page
     for name in NAMES:
         assert address(name) in page.replace("&#39;", "'").replace("%27", "'") or address(name) in page
     assert "<b>" not in page

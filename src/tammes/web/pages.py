@@ -256,7 +256,7 @@ def _row(report: Report) -> dict[str, Any]:
         "loss": report.config.get("loss", ""),
         "backbone": report.config.get("backbone", ""),
         "recall": trained.get("recall_at_1"),
-        "nmi": trained.get("nmi"),
+        "nmi": trained.get("NMI"),
     }
 
 
