@@ -659,6 +659,8 @@ def in_short(stored: Mapping[str, Any], title: str = "title") -> list[str]:
 
 def readme_peers(stored: Mapping[str, Any]) -> list[str]:
     """The same under short names."""
+    if next(_with_fastest_peer(stored), None) is None:
+        return ["Not measured yet.", ""]
     said = (
         "Speed beside the fastest peer of each row, which is in bold where it is faster than ours; what the limits are,"
         " the other sides: [docs/performance.md](docs/performance.md)."

@@ -135,5 +135,5 @@ def test_a_run_that_is_removed_is_said_in_json(waves: Path, tmp_path: Path, caps
     main(["train", str(waves), "--out", str(run), "--backbone", "conv4", "--dim", "8", "--epochs", "1"])
     capsys.readouterr()
     main(["runs", "--remove", str(run), "--json"])
-    assert json.loads(capsys.readouterr().out) == {"removed": str(run)}
+    assert json.loads(capsys.readouterr().out) == {"removed": str(run), "left": []}
     assert not run.exists()

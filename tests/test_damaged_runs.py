@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tammes import UserError
+from tammes.checkpoints import load_checkpoint, load_frozen, save_checkpoint
 from tammes.cli import main
 from tammes.cli.feeding import load_data
 from tammes.cli.items import items_of
@@ -23,7 +24,7 @@ from tammes.embedder import load
 from tammes.gallery.opened import Opened
 from tammes.report import compare_page, look, run_page
 from tammes.report.run import Looked
-from tammes.runs import Run, load_checkpoint, load_frozen, save_checkpoint
+from tammes.runs import Run
 from tammes.tensors import read_tensors, write_tensors
 from tammes.training import Position
 from tests.test_errors import SMALL, ended, small_set

@@ -395,13 +395,15 @@ def test_what_is_refused(
     np.save(tmp_path / "short.npy", np.ones(3, np.float32))
     assert "vectors of 16" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "short.npy"))
     assert "which images?" in refused(capsys, "index", str(run), "--gallery", nowhere)
-    assert "must not be negative" in refused(capsys, "duplicates", str(whole), "--threshold", "-1")
+    assert "must be a finite number, 0 or more, got" in refused(capsys, "duplicates", str(whole), "--threshold", "-1")
     (tmp_path / "empty").mkdir()
     assert "no images in" in refused(capsys, "label", str(whole), str(tmp_path / "empty"))
     assert "between 0 and 1" in refused(capsys, "label", str(whole), str(photos), "--unknown-rate", "2")
     both = "--unknown-rate", "0.2", "--threshold", "1"
     assert "leave one out" in refused(capsys, "label", str(whole), str(photos), *both)
-    assert "must not be negative" in refused(capsys, "label", str(whole), str(photos), "--threshold", "nan")
+    assert "must be a finite number, 0 or more, got" in refused(
+        capsys, "label", str(whole), str(photos), "--threshold", "nan"
+    )
     assert "is a folder: give images" in refused(capsys, "search", str(whole), str(photos))
     (tmp_path / "empty.npy").touch()
     assert "is no .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))

@@ -42,7 +42,7 @@ def test_the_sides_of_the_image_pipeline_see_the_same_images(tmp_path: Path) -> 
         pixels = np.random.default_rng(number).integers(256, size=(270, 300, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.jpg")
     names = ("pipeline_first_tammes", "pipeline_later_tammes", "pipeline_torchvision", "decoding", "copying")
-    for workers in (0, 2):
+    for workers in (0, 1):
         given = {"folder": str(tmp_path), "images": 6, "workers": workers}
         assert [measured(name, given)["said"] for name in names] == [{"images": 6}] * 5
 
@@ -157,7 +157,7 @@ def test_the_page_says_where_a_peer_is_faster() -> None:
     assert "| counting | 2.00 s | never there (Near) | 10 / 30 MB | 4.00 (the product) |" in in_short(
         {"rows": {"help": row | {"sides": [sides[0], never, near]}}}
     )
-    assert readme_peers({"rows": {"googlenet-training": row}})[-2:] == ["Not measured yet.", ""]
+    assert readme_peers({"rows": {"googlenet-training": row}}) == ["Not measured yet.", ""]
 
 
 def test_the_readme_tells_of_all_rows_that_have_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

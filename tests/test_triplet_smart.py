@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 from time import process_time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tammes import UserError
+from tammes.loading.samplers import turns
 from tammes.losses.triplet_smart import METHOD, SmartMiningLoss
 from tammes.mining import TWIN, random_triplets, smart_triplets, squared_distances_of
 from tests.oracles import SIX, SIX_LABELS, seeded, unit, unit_points
@@ -307,6 +309,19 @@ def test_another_training_set(images: int) -> None:
 
 
 # What is kept
+
+
+@pytest.mark.parametrize(
+    "state", [torch.zeros(2, 3).long(), torch.zeros(4).long(), torch.zeros(3), -torch.ones(3).long()]
+)
+def test_an_order_of_a_stranger_is_looked_at(state: torch.Tensor) -> None:
+    with pytest.raises(UserError, match=r"^an order of triplets cannot be \([2-4], ?3?\) of torch\."):
+        SmartMiningLoss().set_extra_state(state)
+
+
+def test_an_order_of_other_images_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^triplets were mined from other images: there is no image 7 of 2\.$"):
+        turns(np.zeros(2, dtype=np.int64), batch_size=3, train=True, order=np.array([0, 1, 7]))
 
 
 def test_a_checkpoint_keeps_the_order_and_the_hardness(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: s
         what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
         raise UserError(f"{file} {what}. {ANEW}")
     for name, tensor in given.items():
+        if name.endswith("_extra_state"):
+            continue  # of whatever length; who takes it looks at it
         found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
         if found != right:
             raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")

@@ -108,9 +108,9 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     assert best is not None, "a cell is run when its search is done"
     _train(options_of(plan, cell, data, best), cell.folder, untrained=_untrained(plan, cell))
     run = Run(cell.folder)
-    results = run.read("results", needs=("trained", "untrained", "seconds", "command"))
-    if results["trained"] is None:
+    if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
+    results = run.read("results", needs=("untrained", "seconds", "command"))
     layers = {plan.layers[0]: results["trained"]}
     layers |= {layer: _in_layer(run, layer) for layer in plan.layers[1:]}
     found = {

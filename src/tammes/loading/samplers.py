@@ -72,6 +72,8 @@ def _of_all(
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
     if order is not None:
+        if len(order) and order.max() >= len(labels):
+            raise UserError(f"triplets were mined from other images: there is no image {order.max()} of {len(labels)}.")
         return of_triplets(order, batch_size)
     random = np.random.default_rng([seed, epoch])
     if not train or sampler == "ordered":

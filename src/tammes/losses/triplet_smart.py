@@ -137,6 +137,10 @@ class SmartMiningLoss(nn.Module):
         return torch.empty(0, dtype=torch.int64) if self._order is None else self._order.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
+        if state.ndim != 1 or len(state) % 3 or state.is_floating_point() or bool((state < 0).any()):
+            raise UserError(
+                f"an order of triplets cannot be {tuple(state.shape)} of {state.dtype}, or have numbers < 0."
+            )
         self._order = state.detach().long().cpu().clone() if state.numel() else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
