@@ -30,7 +30,7 @@ from tammes.training import Position
 from tests.test_errors import SMALL, ended, small_set
 from tests.test_strangers import plain_values, refusal
 
-FEW = settings(max_examples=30)
+FEW = settings(max_examples=12)
 
 
 @pytest.fixture(scope="module")
