@@ -662,8 +662,8 @@ def readme_peers(stored: Mapping[str, Any]) -> list[str]:
     if next(_with_fastest_peer(stored), None) is None:
         return ["Not measured yet.", ""]
     said = (
-        "Speed beside the fastest peer of each row, which is in bold where it is faster than ours; what the limits are,"
-        " the other sides: [docs/performance.md](docs/performance.md)."
+        "Speed beside the fastest peer, in bold where it is faster; limits, other sides:"
+        " [docs/performance.md](docs/performance.md)."
     )
     return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *in_short(stored, "short")]
 

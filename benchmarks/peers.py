@@ -351,7 +351,7 @@ def omniglot(options: Options, _: Path) -> Row:
         f" in {options.epochs} epochs",
         "Omniglot, time to semi-hard triplets' best R@1",
         "conv4 from scratch, batches of 64, the rate falling to 0 over so many epochs; looked at after each; a turn is"
-        " a seed.",
+        " a seed. The limit is that of one epoch, timed by itself, so often: within what the machine's speed changes.",
         tuple(sides),
         Side("the network's steps alone, in as many epochs", "omniglot_network", given | {"epochs": 1}),
         finish=time_to_goal,
