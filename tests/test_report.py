@@ -149,7 +149,11 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "a run is given twice" in refused(capsys, str(run), str(run))
     empty = {"plan": "x", "title": "x", "data": "x", "remarks": [], "tables": {}, "cells": []}
     (tmp_path / "results.json").write_text(json.dumps(empty))
-    assert "is no file of measurements" in refused(capsys, str(tmp_path), "--complexity", str(tmp_path))
+    for content, told in (("[]", "it must be an object, got []"), ('{"rows": []}', "machine is missing")):
+        (tmp_path / "c.json").write_text(content)
+        said = refused(capsys, str(tmp_path), "--complexity", str(tmp_path / "c.json"))
+        assert f"c.json: {told}. `python -m benchmarks.complexity` writes such a file." in said
+    assert "--complexity nowhere: there is no such file." in refused(capsys, str(tmp_path), "--complexity", "nowhere")
 
 
 def test_a_run_that_has_not_finished_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

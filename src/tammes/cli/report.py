@@ -135,11 +135,10 @@ def _of_runs(config: Report, out: Path) -> str:
 
 
 def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
-    import json
-
     from tammes import __version__
     from tammes.benchmark.tables import read_results
-    from tammes.report.benchmark import benchmark_sections
+    from tammes.records import read_json
+    from tammes.report.benchmark import Complexity, benchmark_sections
     from tammes.report.page import page
 
     results = read_results(folder)
@@ -147,13 +146,9 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
         raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command goes on with it.")
     complexity = None
     if config.complexity is not None:
-        try:
-            complexity = json.loads(config.complexity.read_text())
-        except (OSError, ValueError):
-            raise UserError(
-                f"--complexity {config.complexity} is no file of measurements: `python -m benchmarks.complexity`"
-                " writes it."
-            ) from None
+        complexity = read_json(config.complexity, Complexity, "`python -m benchmarks.complexity` writes such a file.")
+        if complexity is None:
+            raise UserError(f"--complexity {config.complexity}: there is no such file.")
     return page(
         results["title"],
         f"Data: {results['data']}. On classes that took no part in training.",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -24,6 +24,42 @@ LISTED = 20  # trainings that are listed at once; more are folded away
 DRAWN = {name: MEASURES[name] for name in (HEADLINE, "mean_average_precision_at_r", "NMI")}
 OURS = "Discriminative"  # of the table of complexity; drawn first
 _APART, _MEETS = "clear", "highest"
+
+
+class Grown(TypedDict):
+    """How the seconds of an epoch grow with a number."""
+
+    at: float
+    sizes: list[float]
+    seconds: list[float]
+    exponent: float | None
+
+
+class Counted(TypedDict):
+    """A method, the paper's count, and what was measured."""
+
+    method: str
+    paper: str | None
+    expected_n: float | list[float]
+    expected_c: float | list[float]
+    over_n: Grown | None
+    over_c: Grown | None
+    note: NotRequired[str | None]
+
+
+class Together(TypedDict):
+    exponent_n: float
+    exponent_c: float
+
+
+class Complexity(TypedDict):
+    """What `python -m benchmarks.complexity` writes, as far as it is shown."""
+
+    rows: list[Counted]
+    grid: NotRequired[Together | None]
+    machine: dict[str, Any]
+    dim: int
+    batch: int
 
 
 class Shown(NamedTuple):
