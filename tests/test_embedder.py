@@ -109,7 +109,7 @@ def test_errors(tmp_path: Path) -> None:
         made().encode([])
     with pytest.raises(UserError, match=r"^cannot encode a ndarray: give files, folders or Pillow images\. .*from"):
         made().encode(iter([np.zeros((8, 8, 3), dtype=np.uint8)]))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^batch_size is 0; it must be 1 or more, or None"):
+    with pytest.raises(UserError, match=r"^batch_size must be at least 1, got 0\.$"):
         made().encode(Image.new("L", (28, 28)), batch_size=0)
     with pytest.raises(UserError, match=r"^an image of 0 x 5 pixels has nothing to encode: leave it out.$"):
         made().encode(Image.new("L", (0, 5)))

@@ -69,8 +69,7 @@ WRONG_KINDS = {
     "place(10**9, 10**9)": "1000000000 centroids of 1000000000 numbers fit into no memory. Lower dim, or the number of"
     " classes.",
     "load('nowhere', embedding='x')": "unknown embedding 'x'. Known: last, penultimate.",
-    "embed(Embedder(EmbedderConfig('conv4')), None, [0], batch_size=0)": "batch_size is 0; it must be 1 or more, or"
-    " None for as many as are best.",
+    "embed(Embedder(EmbedderConfig('conv4')), None, [0], batch_size=0)": "batch_size must be at least 1, got 0.",
     "DiscriminativeLoss(np.eye(2))": "centroids must be a tensor of shape (classes, dim), or a whole number of classes"
     " for one-hot ones; got array([[1., 0.], [0., 1.]]).",
     "DiscriminativeLoss(2.5)": "centroids must be a tensor of shape (classes, dim), or a whole number of classes for"

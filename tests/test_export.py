@@ -260,11 +260,13 @@ def test_a_folder_for_the_hub_is_loaded_as_the_run_is(
     assert "licence    not stated: --licence apache-2.0, or another with --licence-file FILE" in capsys.readouterr().out
     assert not (out / "LICENSE").exists()
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "config.json").write_text("{}")
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["export", str(run), "--format", "hub", "--out", str(tmp_path / "taken"), "--overwrite"])
-    assert "exists and holds something else. Choose another --out." in capsys.readouterr().err
+    for content in ("{}", "[]", "{", "3"):
+        (tmp_path / "taken" / "config.json").write_text(content)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(["export", str(run), "--format", "hub", "--out", str(tmp_path / "taken"), "--overwrite"])
+        assert stopped.value.code == 2
+        assert "exists and holds something else. Choose another --out." in capsys.readouterr().err
 
 
 def test_the_text_of_a_licence_is_known_or_given(tmp_path: Path) -> None:

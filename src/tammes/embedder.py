@@ -19,10 +19,11 @@ from tammes.backbones.pools import Pool
 from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import centre, open_picture
 from tammes.directions import directions
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise
 from tammes.heads import Layers, joined
 from tammes.hub import ADDRESS, fetched
+from tammes.records import read_json
 from tammes.runtime import images_at_once, write_atomically
 from tammes.tensors import read_tensors, shapes, write_tensors
 
@@ -153,8 +154,8 @@ class Embedder(nn.Module):
 
     def in_a_batch(self, batch_size: int | None) -> int:
         """How many images to send through together: those that were asked for, or as many as are best."""
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be 1 or more, or None for as many as are best.")
+        if batch_size is not None:
+            check_whole("batch_size", batch_size)
         return batch_size or self.at_once
 
     def forward(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch dim"]:
@@ -278,10 +279,7 @@ def _built(config: EmbedderConfig, tensors: dict[str, Tensor], file: Path) -> Em
 
 
 def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"{file} is not a whole JSON file.") from None
+    return read_json(file, Any, "Put back the file that was written with the weights.")
 
 
 def _config(given: Any, file: Path, embedding: Embedding | None) -> EmbedderConfig:

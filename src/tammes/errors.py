@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import inf
 from numbers import Integral
 from typing import Any
 
@@ -31,6 +32,12 @@ def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) 
         raise UserError(f"{what} must be at least {least}, got {value}.")
     if most is not None and int(value) > most:
         raise UserError(f"{what} must be at most {most}, got {value}.")
+
+
+def check_distance(what: str, value: float) -> None:
+    """Refuse what cannot be a distance."""
+    if not 0 <= value < inf:
+        raise UserError(f"{what} must be a finite number, 0 or more, got {value}.")
 
 
 def check_seed(what: str, value: Any, bits: int = 32) -> None:

@@ -1,13 +1,12 @@
 """`tammes duplicates`: groups of nearly identical images in a gallery."""
 
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import Annotated
 
 import tyro
 
 from tammes.cli.console import print_json, printable, progress
-from tammes.errors import UserError
+from tammes.errors import check_distance
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Duplicates:
 
 def duplicates(config: Duplicates) -> None:
     """Search for every image, join those that are near, show."""
-    if not 0 <= config.threshold < inf:
-        raise UserError(f"--threshold must be a finite number, 0 or more, got {config.threshold}.")
+    check_distance("--threshold", config.threshold)
     from tammes.gallery import open_gallery
     from tammes.gallery.duplicates import duplicates as groups_of
 

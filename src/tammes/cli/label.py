@@ -4,7 +4,6 @@ import csv
 import sys
 from dataclasses import asdict, dataclass
 from io import StringIO
-from math import inf
 from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +12,7 @@ import tyro
 
 from tammes.cli.console import optional, print_json, printable, progress, say, working
 from tammes.cli.outputs import place_for
-from tammes.errors import UserError
+from tammes.errors import UserError, check_distance
 
 if TYPE_CHECKING:
     from tammes.gallery.proposals import Proposal, Threshold
@@ -60,8 +59,8 @@ def label(config: Label) -> None:
     """Embed, ask the neighbours, show."""
     if config.k < 1:
         raise UserError(f"-k must be at least 1, got {config.k}.")
-    if config.threshold is not None and not 0 <= config.threshold < inf:
-        raise UserError(f"--threshold must be a finite number, 0 or more, got {config.threshold}.")
+    if config.threshold is not None:
+        check_distance("--threshold", config.threshold)
     if config.threshold is not None and config.unknown_rate != Label.unknown_rate:
         raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
     out = None

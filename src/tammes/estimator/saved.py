@@ -15,6 +15,7 @@ from tammes import __version__
 from tammes.errors import UserError
 from tammes.estimator.network import Network
 from tammes.estimator.options import check_options, widths
+from tammes.records import read_json
 from tammes.runtime import write_atomically
 from tammes.tensors import read_tensors, write_tensors
 
@@ -66,10 +67,7 @@ def _said(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"no learner in {folder}: learner.json is missing. Train one: tammes train vectors.npz --out {folder}"
         )
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"{file} is not a whole JSON file.") from None
+    said = read_json(file, Any, "Put back the file that was written with the weights.")
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         got = said.get("format") if isinstance(said, dict) else None
         raise UserError(f"{file} is of format {got!r}, and this version reads {FORMAT}.")

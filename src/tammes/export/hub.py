@@ -5,6 +5,7 @@ Of a backbone of timm the files are timm's own, with the layer that makes the ve
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tammes.errors import UserError
 from tammes.export import LARGEST, described, vector_size
 from tammes.geometry import normalise
 from tammes.metrics import TITLES
+from tammes.records import read_json
 from tammes.runtime import write_atomically
 
 LIBRARY = "tammes"
@@ -234,7 +236,9 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
 def checked_folder(folder: Path, *, overwrite: bool) -> None:
     """An error for a folder that holds something else."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        ours = (folder / "config.json").exists() and LIBRARY in json.loads((folder / "config.json").read_text())
+        ours = False
+        with suppress(UserError):  # what it says may be anything
+            ours = LIBRARY in (read_json(folder / "config.json", dict[str, Any], "") or {})
         if not ours:
             raise UserError(f"{folder} exists and holds something else. Choose another --out.")
         if not overwrite:
