@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint fix results docs browser clean help
+.PHONY: demo test test-slow explore lint fix results docs browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -39,6 +39,9 @@ test: lint browser  ## set up, lint, check types, run the tests
 
 test-slow: $(INSTALLED)  ## the long tests, and those on real data (TAMMES_DATA=folder)
 	$(BIN)/pytest -m "slow or data"
+
+explore: $(INSTALLED)  ## the tests of properties, with other examples than the last time
+	$(BIN)/pytest -n auto -m "hypothesis and not gpu and not data" --hypothesis-profile=explore
 
 fix: $(INSTALLED)  ## repair format and lint
 	$(BIN)/ruff format
