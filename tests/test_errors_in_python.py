@@ -66,8 +66,8 @@ WRONG_KINDS = {
     "place(2.5, 3)": "num_classes must be a whole number, got 2.5.",
     "place('3', 3)": "num_classes must be a whole number, got '3'.",
     "place(40, 3, generator=3)": "generator must be such as torch.Generator().manual_seed(0), got 3.",
-    "place(10**9, 10**9)": "1000000000 centroids of 1000000000 numbers fit into no memory. Lower dim, or the number of"
-    " classes.",
+    "place(10**9, 10**9)": "1000000000 centroids of 1000000000 numbers are more than this machine has memory"
+    " for. Lower dim, or the number of classes.",
     "load('nowhere', embedding='x')": "unknown embedding 'x'. Known: last, penultimate.",
     "embed(Embedder(EmbedderConfig('conv4')), None, [0], batch_size=0)": "batch_size must be at least 1, got 0.",
     "DiscriminativeLoss(np.eye(2))": "centroids must be a tensor of shape (classes, dim), or a whole number of classes"

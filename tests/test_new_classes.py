@@ -15,6 +15,7 @@ from tammes.cli import job, main
 from tammes.cli.making import make_loss
 from tammes.datasets import open_dataset
 from tammes.embedder import load
+from tammes.errors import UserError
 from tammes.objectives import Hold
 from tammes.runs import Run, centroids_of
 from tests.several_processes import exit_code, stopped_after
@@ -95,6 +96,20 @@ def test_new_classes_get_free_centroids_and_old_ones_keep_theirs(
     assert torch.equal(new[1:5], old)  # in the order of their names
     assert json.loads((run / "config.json").read_text())["dim"] == 16
     assert exit_code("evaluate", str(run)) == 2  # no class was left to test on; the run is read all the same
+
+
+def test_a_strangers_number_of_centroids_is_not_believed(
+    first: Path, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(first, tmp_path / "first")
+    file = tmp_path / "first" / "classes.json"
+    said = json.loads(file.read_text())
+    said["places"]["number"] = 10**15
+    file.write_text(json.dumps(said))
+    words = ("train", str(folders[1]), "--continue-from", str(tmp_path / "first"), "--out", str(tmp_path / "second"))
+    assert "memory" in refused(capsys, *words)
+    with pytest.raises(UserError, match="1000000000000000 centroids of .* memory"):
+        centroids_of(Run(tmp_path / "first"))
 
 
 def test_a_run_begins_with_the_weights_of_the_one_that_it_goes_on_from(

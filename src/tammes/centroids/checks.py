@@ -1,10 +1,18 @@
 """What every generator asks of its sizes."""
 
+import os
+
 import torch
 
 from tammes.errors import UserError, check_whole, shown
 
-_MOST_NUMBERS = 1 << 44  # no machine has room for more, and torch fails in many ways
+
+def _memory() -> int:
+    """Bytes that this machine has; where it does not say, more than any has: torch fails in many ways beyond that."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 47
 
 
 def checked_sizes(
@@ -13,15 +21,17 @@ def checked_sizes(
     """Refuse sizes for which no distinct unit points exist, and types in which they might not stay distinct."""
     check_whole("num_classes", num_classes)
     check_whole("dim", dim)
-    if num_classes * dim > _MOST_NUMBERS:
+    if dtype not in (torch.float32, torch.float64):
+        raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
+    # Before they are made: a system that promises memory which it has not kills the process later.
+    if num_classes * dim * dtype.itemsize > _memory():
         raise UserError(
-            f"{num_classes} centroids of {dim} numbers fit into no memory. Lower dim, or the number of classes."
+            f"{num_classes} centroids of {dim} numbers are more than this machine has memory for. Lower dim, or the"
+            " number of classes."
         )
     if dim == 1 and num_classes > 2:
         raise UserError(
             f"in dim 1 only 2 distinct unit points exist, but there are {num_classes} classes. Raise dim to 2 or more."
         )
-    if dtype not in (torch.float32, torch.float64):
-        raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
     if not isinstance(generator, torch.Generator | None):
         raise UserError(f"generator must be such as torch.Generator().manual_seed(0), got {shown(generator)}.")

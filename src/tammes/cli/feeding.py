@@ -145,12 +145,14 @@ def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | Non
     before = open_finished(config.continue_from).read("classes", needs=("train",))
     old = _places(config, (), before) or Places(len(before["train"]), {n: p for p, n in enumerate(before["train"])})
     new = [name for name in names if name not in old.of]
-    free_places = sorted(set(range(old.number)) - set(old.of.values()))
-    if len(new) > len(free_places):
+    free = old.number - len(old.of)
+    if len(new) > free:
         raise UserError(
             f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
-            f" {len(free_places)} free centroids. Train anew with room for more: --reserve-classes {len(new)}."
+            f" {free} free centroids. Train anew with room for more: --reserve-classes {len(new)}."
         )
+    taken = set(old.of.values())
+    free_places = (place for place in range(old.number) if place not in taken)
     return Places(old.number, old.of | dict(zip(new, free_places, strict=False)), tuple(old.of))
 
 

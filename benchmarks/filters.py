@@ -1,0 +1,99 @@
+"""What it does to R@1 that photographs are scaled by PyTorch for training and by Pillow for searches.
+
+    python -m benchmarks.filters datasets/CUB_200_2011 --weights googlenet.safetensors [--json FILE]
+
+GoogLeNet's features of the test birds, each scaled to a shorter side of 240 by both; then R@1 with either for all, and
+with pictures scaled by Pillow searched among those scaled by PyTorch. docs/decisions/0014 has the figures.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from numpy import ndarray
+from rich.progress import track
+
+from benchmarks.timing import save
+from tammes.cli.networks import make_embedder
+from tammes.cli.options import resolved
+from tammes.cli.train import Train
+from tammes.datasets import open_dataset
+from tammes.datasets.pictures import in_mode, resized, resized_size
+from tammes.geometry import normalise
+from tammes.loading.decoded import scaled
+from tammes.metrics import evaluate
+from tammes.splits import split
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare the two filters."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    weights: str = "imagenet"
+    side: int = 240
+    """Shorter side to scale to; another than the pictures have."""
+    batch: int = 32
+    threads: int = 1
+    json: Path | None = None
+
+
+@torch.inference_mode()
+def main(options: Options) -> None:
+    torch.set_num_threads(options.threads)
+    dataset = open_dataset(str(options.folder))
+    config = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu")
+    embedder = make_embedder(resolved(config), 2).eval()
+    test = split(dataset).test
+    vectors: dict[str, list[torch.Tensor]] = {"PyTorch": [], "Pillow": []}
+    differ, values = 0, 0
+    for begin in track(range(0, len(test), options.batch), "embedding"):
+        both: dict[str, list[ndarray]] = {name: [] for name in vectors}
+        for index in test[begin : begin + options.batch]:
+            picture = in_mode(dataset.read(int(index)), embedder.mode)
+            width, height = resized_size(picture.size, shorter_side=options.side)
+            assert (width, height) != picture.size, "nothing to scale: choose another --side"
+            both["PyTorch"].append(_middle(scaled(picture, width, height), embedder.size))
+            by_pillow = np.asarray(resized(picture, size=(height, width))).transpose(2, 0, 1)
+            both["Pillow"].append(_middle(by_pillow, embedder.size))
+        for name, pictures in both.items():
+            found = embedder.of_backbone(embedder.features(torch.from_numpy(np.stack(pictures))))
+            vectors[name].append(normalise(found))
+        differ += int((np.stack(both["PyTorch"]) != np.stack(both["Pillow"])).sum())
+        values += np.stack(both["Pillow"]).size
+    labels = dataset.labels[test]
+    ours, pillows = (torch.cat(each) for each in vectors.values())
+    result = {
+        "images": len(test),
+        "differing values": differ / values,
+        "distance of the two vectors, mean": float((ours - pillows).norm(dim=1).mean()),
+        "R@1, PyTorch": _recall(ours @ ours.T, labels),
+        "R@1, Pillow": _recall(pillows @ pillows.T, labels),
+        "R@1, Pillow among PyTorch": _recall(pillows @ ours.T, labels),
+        "interval, PyTorch": evaluate(ours, labels, clustering=False)["intervals"]["recall_at_1"],
+        "same nearest image": float((_nearest(ours @ ours.T) == _nearest(pillows @ pillows.T)).float().mean()),
+    }
+    for name, value in result.items():
+        print(f"{name:<36} {value}")
+    save(result, options.json)
+
+
+def _middle(pixels: ndarray, size: int) -> ndarray:
+    top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
+    return pixels[:, top : top + size, left : left + size]
+
+
+def _nearest(cosines: torch.Tensor) -> torch.Tensor:
+    """The nearest of the others; an image is not its own neighbour."""
+    return (cosines - 3 * torch.eye(len(cosines))).argmax(dim=1)
+
+
+def _recall(cosines: torch.Tensor, labels: ndarray) -> float:
+    return float((labels[_nearest(cosines).numpy()] == labels).mean())
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
