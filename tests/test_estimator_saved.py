@@ -265,6 +265,7 @@ def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops
         ({}, [35], [True]),
         ({}, [33, 1, 3], [True, True, True]),
         ({"hidden": 6, "loss": "hard-discriminative"}, [7, 9], [False, True]),
+        ({"loss_options": {"weighting": "triplet"}}, [21, 1], [True, True]),
         ({"validation_classes": 0.0, "loss_options": {"sample_classes": 7}}, [5, 8], [False, False]),
     ],
     ids=str,
@@ -281,6 +282,19 @@ def test_a_training_that_was_stopped_goes_on_to_the_very_same_weights(
         assert torch.equal(learner.network_.state_dict()[name], tensor)
     assert (learner.n_iter_, learner.history_) == (whole.n_iter_, whole.history_)
     np.testing.assert_array_equal(learner.transform(vectors), whole.transform(vectors))
+
+
+def test_the_loss_knows_how_many_vectors_of_each_class_train() -> None:
+    vectors, labels = blobs(classes=25, columns=32, spread=0.7)
+    learner = MetricLearner(**OPTIONS)
+    counts, least = {}, {}
+    for passed in epochs(learner, vectors, labels):
+        loss: Any = learner._loss
+        counts[passed.again], least[passed.again] = loss.class_sizes.tolist(), loss.minimum
+    is_held = np.isin(learner.classes_, learner.held_out_classes_)
+    assert is_held.sum() == 5
+    assert counts == {False: np.where(is_held, 0, 10).tolist(), True: [10] * 25}
+    assert least[False] != least[True]
 
 
 def test_an_epoch_at_a_time_is_reported_and_saved(tmp_path: Path) -> None:

@@ -327,7 +327,8 @@ def _train(
 ) -> bool:
     """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
     run.forget_after(begun.number)
-    least, log = float(learner._loss.minimum), run.folder / "log.txt"
+    least: dict[bool, float] = {}  # of the loss, without and with the classes that were held out
+    log = run.folder / "log.txt"
     if begun.number == 0 and begun.recall is not None:
         say(f"start      validation R@1 {100 * begun.recall:.2f}", log)
     with progress("epoch") as on_progress:
@@ -338,10 +339,12 @@ def _train(
                 save_checkpoint(run, epoch.weights, epoch.optimizer, epoch.position)
                 return False
             assert epoch.loss is not None
+            if epoch.again not in least:
+                least[epoch.again] = float(learner._loss.minimum)
             line: dict[str, Any] = {
                 "epoch": epoch.number,
                 "loss": epoch.loss,
-                "above_minimum": epoch.loss - least,
+                "above_minimum": epoch.loss - least[epoch.again],
                 "rate": epoch.rate,
                 "seconds": epoch.seconds,
                 "images_per_second": epoch.vectors / max(epoch.seconds, 1e-9),

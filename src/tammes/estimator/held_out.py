@@ -20,7 +20,7 @@ def held_out(codes: Int64[ndarray, " items"], share: float, random: np.random.Ge
     sizes = np.bincount(codes)
     candidates = np.flatnonzero(sizes > 1)  # a single vector has nothing to find
     number = max(FEWEST_HELD_OUT, round(share * len(sizes)))
-    if share == 0 or len(sizes) < 4 * FEWEST_HELD_OUT or len(candidates) < number or number > len(sizes) - 2:
+    if share == 0 or len(sizes) < 4 * FEWEST_HELD_OUT or len(candidates) <= number or number > len(sizes) - 2:
         return candidates[:0]
     chosen = random.permutation(candidates)[:number]
     fitting = int((np.cumsum(sizes[chosen]) <= MOST_HELD_OUT).sum())

@@ -185,7 +185,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             else:
                 rows, at = np.arange(len(X)), Position(0, self.start)
                 if first:
-                    make(self, X, codes, rows, rows[:0], random, start=self.start, centre=self.centre, sizes=None)
+                    make(self, X, codes, rows, rows[:0], random, start=self.start, centre=self.centre, all_there=False)
                 if not hasattr(self, "_optimizer"):
                     self._optimizer = new_optimizer(self)
                 one_pass(self, X, codes, rows, self._optimizer, random, at)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from numpy import ndarray
+from torch import Tensor
 
 from tammes.directions import directions
 from tammes.estimator.loss import make_loss, placed
@@ -39,6 +40,28 @@ def spread(
     return np.sort(shuffled[order[np.arange(len(rows)) - first < each]][:MOST_TO_START])
 
 
+def set_loss(
+    learner: "MetricLearner", dim: int, codes: Int64[ndarray, " rows"] | None
+) -> Float[Tensor, "classes dim"] | None:
+    """Make the loss of the vectors that train; its centroids, None if it has none.
+
+    Args:
+        codes: the classes of these, where all of them are there: a class that is held out has none.
+    """
+    classes, outputs, one_hot = len(learner.classes_), _outputs(learner), learner.centroids == "one-hot"
+    sizes = None if codes is None else np.bincount(codes, minlength=classes)
+    centroids = None if learner.loss == "softmax" else placed(learner.centroids, classes, outputs or dim, learner._seed)
+    learner._loss = make_loss(learner.loss, learner.loss_options, classes, outputs, centroids, sizes, one_hot=one_hot)
+    return centroids
+
+
+def _outputs(learner: "MetricLearner") -> int | None:
+    """Those of the class layer, None without one."""
+    classes = len(learner.classes_)
+    one_each = classes <= MOST_OUTPUTS or learner.centroids == "one-hot" or learner.loss == "softmax"
+    return int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
+
+
 def make(
     learner: "MetricLearner",
     X: ndarray | Rows,  # noqa: N803
@@ -49,17 +72,18 @@ def make(
     *,
     start: Start,
     centre: bool | None,
-    sizes: Int64[ndarray, " classes"] | None,
+    all_there: bool = True,
 ) -> tuple[Start, bool]:
-    """The network and the loss before training; and what `start` and `centre` came to."""
-    classes, columns = len(learner.classes_), X.shape[1]
+    """The network and the loss before training; and what `start` and `centre` came to.
+
+    Args:
+        rows: those that train.
+        all_there: whether there are no others to come, so that it is known how many each class has.
+    """
+    classes, columns, hidden = len(learner.classes_), X.shape[1], widths(learner.hidden)
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))
-    softmax, one_hot, hidden = learner.loss == "softmax", learner.centroids == "one-hot", widths(learner.hidden)
-    one_each = classes <= MOST_OUTPUTS or one_hot or softmax
-    outputs = int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
-    network = learner.network_ = Network(columns, hidden, dim, outputs, float(learner.dropout))
-    centroids = None if softmax else placed(learner.centroids, classes, outputs or dim, learner._seed)
-    learner._loss = make_loss(learner.loss, learner.loss_options, classes, outputs, centroids, sizes, one_hot=one_hot)
+    network = learner.network_ = Network(columns, hidden, dim, _outputs(learner), float(learner.dropout))
+    centroids = set_loss(learner, dim, codes[rows] if all_there else None)
     if start == "random":
         return start, True
     kinds: list[Start] = [start]

@@ -24,7 +24,7 @@ from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.network import Network
 from tammes.estimator.options import Start, check_classes
-from tammes.estimator.start import make
+from tammes.estimator.start import make, set_loss
 from tammes.estimator.streams import Rows
 from tammes.records import checked
 from tammes.runs import Run
@@ -173,15 +173,13 @@ def epochs(
     rows, validation = np.flatnonzero(~outside), np.flatnonzero(outside)
     if len(validation) > held_out.MOST_HELD_OUT:
         validation = np.sort(random.choice(validation, held_out.MOST_HELD_OUT, replace=False))
-    sizes, own, checksum = np.bincount(codes), Randomness(learner._seed), crc32(codes.tobytes())
+    own, checksum = Randomness(learner._seed), crc32(codes.tobytes())
     if learner.method == "ridge":
         learner._solve(X, codes, rows, validation)
         return
     with own.drawn():
         start: Start = learner.start if resumed is None else "random"  # of no use where weights come from a file
-        start, centre = make(
-            learner, X, codes, rows, validation, random, start=start, centre=learner.centre, sizes=sizes
-        )
+        start, centre = make(learner, X, codes, rows, validation, random, start=start, centre=learner.centre)
     weights, optimizer = _beginning(learner, own)
     if resumed is None:
         at = Position(checksum, start, centre, regularisation=learner.regularisation_)
@@ -189,6 +187,8 @@ def epochs(
         at.history.append({"loss": None, "recall_at_1": at.highest})
     else:
         at = _gone_on_with(resumed, weights, optimizer, random, own, checksum)
+        if at.again:
+            set_loss(learner, learner.network_.dim, codes)
     learner.history_, learner.regularisation_ = at.history, at.regularisation
     yield Passed(at.before + at.epoch - 1, at.again, None, at.highest, 0.0, 0.0, 0, weights, optimizer, at)
     everyone, none = np.arange(len(codes)), validation[:0]
@@ -199,12 +199,12 @@ def epochs(
         at.kept = learner.n_iter_ = at.kept if held_out.is_better(at.highest, at.history, len(validation)) else 0
         if at.kept == 0:
             with own.drawn():
-                make(learner, X, codes, rows, none, random, start=at.start, centre=at.centre, sizes=sizes)
+                make(learner, X, codes, rows, none, random, start=at.start, centre=at.centre)
         elif at.highest is not None:
             learner.network_ = weights.best
         if outside.sum() > AGAIN_FROM * len(codes):
             with own.drawn():
-                make(learner, X, codes, everyone, none, random, start=at.start, centre=at.centre, sizes=sizes)
+                make(learner, X, codes, everyone, none, random, start=at.start, centre=at.centre)
             weights, optimizer = _beginning(learner, own)
             at.again, at.before, at.epoch, at.regularisation = True, at.epoch - 1, 1, learner.regularisation_
     if at.again:
