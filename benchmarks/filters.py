@@ -3,7 +3,8 @@
     python -m benchmarks.filters datasets/CUB_200_2011 --weights googlenet.safetensors [--json FILE]
 
 GoogLeNet's features of the test birds, each scaled to a shorter side of 240 by both; then R@1 with either for all, and
-with pictures scaled by Pillow searched among those scaled by PyTorch. docs/decisions/0014-scaling-by-pytorch.md has the figures.
+with pictures scaled by Pillow searched among those scaled by PyTorch. The figures:
+docs/decisions/0014-scaling-by-pytorch.md.
 """
 
 from dataclasses import dataclass
