@@ -267,11 +267,13 @@ def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
 
 
 def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tammes.gallery import lance
+    from tammes.gallery import lance_tables
 
-    assert refused(lambda: lance._tables("nonsense://x")).startswith("cannot open a gallery at nonsense://x: ")
+    assert refused(lambda: lance_tables.table_names("nonsense://x")).startswith(
+        "cannot open a gallery at nonsense://x: "
+    )
     place = str(tmp_path)
-    assert refused(lambda: lance._new_items(place, lance._connect(place), 0)).startswith(
+    assert refused(lambda: lance_tables.new_items(place, lance_tables.connect(place), 0)).startswith(
         f"cannot make a gallery at {place}: "
     )
 
@@ -279,8 +281,8 @@ def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def list_tables(self) -> None:
             raise OSError("the network is down")
 
-    monkeypatch.setattr(lance, "_connect", lambda _: Unreachable())
-    assert refused(lambda: lance._tables("s3://shelf/g")) == "cannot read s3://shelf/g: the network is down"
+    monkeypatch.setattr(lance_tables, "connect", lambda _: Unreachable())
+    assert refused(lambda: lance_tables.table_names("s3://shelf/g")) == "cannot read s3://shelf/g: the network is down"
 
 
 def test_a_gallery_that_another_makes_anew_meanwhile(

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from tammes.errors import UserError
-from tammes.gallery import About, Row, Store, lance, open_gallery, qdrant, rebuild
+from tammes.gallery import About, Row, Store, lance, lance_tables, open_gallery, qdrant, rebuild
 from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
 from tammes.gallery.store import FORMAT, Hit, as_it_was, storable
 from tammes.neighbours import search
@@ -418,7 +418,7 @@ def test_without_the_extra_the_error_says_what_to_install(
             raise ModuleNotFoundError(name)
         return import_module(name)
 
-    monkeypatch.setattr(lance, "import_module", missing)
+    monkeypatch.setattr(lance_tables, "import_module", missing)
     monkeypatch.setattr(qdrant, "import_module", missing)
     monkeypatch.chdir(tmp_path)
     qdrant._client.cache_clear()
@@ -515,9 +515,9 @@ def strange_items(folder: str, **columns: Any) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     open_gallery(folder, create=ABOUT)
-    database = lance._connect(folder)
-    name = lance._current(folder, database)["items"]
-    fields = {field.name: field for field in lance._schema(DIM)}
+    database = lance_tables.connect(folder)
+    name = lance_tables.what_is_current(folder, database)["items"]
+    fields = {field.name: field for field in lance_tables.schema_of(DIM)}
     given = {"path": ["a.jpg"], "vector": [[0.5] * DIM], "label": ["x"], "width": [1], "height": [1]}
     given |= {"fingerprint": ["f"], "thumbnail": [b""]}
     fields |= {
@@ -578,8 +578,8 @@ def said(folder: str, **changes: str) -> None:
     import pyarrow
 
     open_gallery(folder, create=ABOUT)
-    database = lance._connect(folder)
-    current = lance._current(folder, database) | changes
+    database = lance_tables.connect(folder)
+    current = lance_tables.what_is_current(folder, database) | changes
     database.drop_table("about")
     database.create_table("about", pyarrow.table({"name": ["current"], "said": [json.dumps(current)]}))
 
@@ -626,7 +626,7 @@ def test_names_of_tables_that_are_not_ours_are_left_alone(folder: str) -> None:
 
     store = open_gallery(folder, create=ABOUT)
     filled(store, unit(3))
-    lance._connect(folder).create_table("items-of-a-stranger", pyarrow.table({"a": [1]}))
+    lance_tables.connect(folder).create_table("items-of-a-stranger", pyarrow.table({"a": [1]}))
     (Path(folder) / "items-never-whole.lance").mkdir()
     store.optimise(rest=AT_ONCE)
     assert (Path(folder) / "items-never-whole.lance").exists()

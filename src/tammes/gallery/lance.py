@@ -1,13 +1,5 @@
-"""A gallery in a folder or in object storage: LanceDB, inside this process.
+"""A gallery in a folder or in object storage: LanceDB, inside this process."""
 
-    about.lance/          one row: what made the gallery, and which table holds its items
-    items-….lance/        a row an image
-
-A rebuild fills another table of items; replacing the one row of `about` puts it in the place of the old one.
-"""
-
-import json
-import os
 import random
 import re
 import time
@@ -17,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +16,24 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
+from tammes.gallery.lance_tables import (
+    ABOUT,
+    ATTEMPTS,
+    ENDING,
+    ITEMS,
+    STAMP,
+    about_row,
+    connect,
+    create_gallery,
+    damaged,
+    is_gallery,
+    new_items,
+    of_lance,
+    schema_of,
+    synchronise,
+    table_names,
+    what_is_current,
+)
 from tammes.gallery.ranking import Block, Found, nearest, ranked, recall_at_10
 from tammes.gallery.store import (
     EXACT_UP_TO,
@@ -42,10 +51,7 @@ from tammes.gallery.store import (
     storable,
 )
 
-_ABOUT, _ITEMS, _ENDING = "about", "items-", ".lance"
-_ITEMS_NAME = re.compile(r"items-[\w-]+")
 _INDEX_NAME = re.compile(r"vector-\d{1,18}")
-_STAMP = "%Y%m%dT%H%M%SZ"
 _TOGETHER = 500  # paths in one condition
 _BLOCK = 1 << 16  # rows of one block in a pass over all
 _PASS_FROM = 16  # queries from which on one pass over all rows is faster than a search for each
@@ -56,28 +62,25 @@ _MANY = 256  # writes after which they are merged without being asked: each file
 _OLD = timedelta(milliseconds=1)  # of versions that are removed; LanceDB warns of 0
 _MOST_DIM = 1 << 20  # numbers of a vector; Arrow has no more than 2^31
 _QUERIES = 200  # drawn to measure the recall of the index
-_ATTEMPTS = 12
 _TRY_AGAIN = ("conflict", "retry", "not found", "concurrent", "contention")  # others wrote or tidied up meanwhile
-_PANICS = ("RustPanic", "PanicException")
-_NOT_ALLOWED = ("no space left", "permission denied", "read-only file system")
 
 T = TypeVar("T")
 
 
 def open_folder(uri: str, create: About | None) -> "LanceGallery":
     """The gallery that is there, or a new one."""
-    if not _is_gallery(uri):
+    if not is_gallery(uri):
         if create is None:
             raise no_gallery(uri)
-        _create(uri, create)
+        create_gallery(uri, create)
     return _opened(uri)
 
 
 def rebuild(uri: str, about: About) -> "LanceGallery":
     """An empty table of items beside the one that is in use."""
-    _tables(uri)
-    database = _connect(uri)
-    return LanceGallery(uri, database, _new_items(uri, database, about.dim), about)
+    table_names(uri)
+    database = connect(uri)
+    return LanceGallery(uri, database, new_items(uri, database, about.dim), about)
 
 
 class LanceGallery:
@@ -105,7 +108,7 @@ class LanceGallery:
         """Refuse a table that is none of ours: other columns, or vectors of another length than is said of them."""
         found = {field.name: (field.type, field.nullable) for field in self._do(lambda: self._items.schema)}
         if not 0 < self._about.dim < _MOST_DIM or found != {
-            field.name: (field.type, field.nullable) for field in _schema(self._about.dim)
+            field.name: (field.type, field.nullable) for field in schema_of(self._about.dim)
         }:
             raise UserError(
                 f"the gallery {self.uri} does not hold what it says: paths, labels and vectors of {self._about.dim}"
@@ -128,7 +131,7 @@ class LanceGallery:
                 "fingerprint": [storable(row.fingerprint) for row in rows],
                 "thumbnail": [row.thumbnail for row in rows],
             },
-            schema=_schema(self._about.dim),
+            schema=schema_of(self._about.dim),
         )
         self._do(_merge, self._items, "path", data)
         self._writes += 1
@@ -177,13 +180,13 @@ class LanceGallery:
         return dict(zip(_texts(table, "path"), _texts(table, "fingerprint"), strict=True))
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
-        columns = [name for name in _schema(self._about.dim).names if thumbnails or name != "thumbnail"]
+        columns = [name for name in schema_of(self._about.dim).names if thumbnails or name != "thumbnail"]
         batches = iter(self._do(lambda: self._items.search().select(columns).to_batches(batch_size=batch)))
         while True:
             try:
                 some = next(batches, None)
             except BaseException as error:
-                if not _of_lance(error):
+                if not of_lance(error):
                     raise
                 if "not found" in str(error).lower() and not self._gone():
                     raise UserError(
@@ -205,7 +208,7 @@ class LanceGallery:
             raise UserError(f"the gallery holds vectors of {self._about.dim} numbers, not of {about.dim}.")
         self._about = about
         if not self.replaced():
-            self._point_here(_current(self.uri, self._database)["since"])
+            self._point_here(what_is_current(self.uri, self._database)["since"])
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:
         removed = self._remove_what_is_left(rest)
@@ -219,7 +222,7 @@ class LanceGallery:
         return f"{self._name} {self._do(lambda: self._items.version)}"
 
     def replaced(self) -> bool:
-        return bool(_current(self.uri, self._database)["items"] != self._name)
+        return bool(what_is_current(self.uri, self._database)["items"] != self._name)
 
     def swap(self) -> None:
         """Let this gallery take its place; see `Rebuild`."""
@@ -228,19 +231,19 @@ class LanceGallery:
 
     def _point_here(self, since: str) -> None:
         """Write the one row of `about`: readers see the old one or this."""
-        row = _about_row(self._name, self._about, since)
-        if _is_gallery(self.uri) and not self._has_damaged_about():
-            table = self._do(self._database.open_table, _ABOUT)
+        row = about_row(self._name, self._about, since)
+        if is_gallery(self.uri) and not self._has_damaged_about():
+            table = self._do(self._database.open_table, ABOUT)
             self._do(_merge, table, "name", row)
         else:
-            self._do(partial(self._database.drop_table, _ABOUT, ignore_missing=True))
-            self._do(self._database.create_table, _ABOUT, row)
+            self._do(partial(self._database.drop_table, ABOUT, ignore_missing=True))
+            self._do(self._database.create_table, ABOUT, row)
         if self._folder is not None:
-            _synchronise(self._folder / f"{_ABOUT}{_ENDING}", set())
+            synchronise(self._folder / f"{ABOUT}{ENDING}", set())
 
     def _has_damaged_about(self) -> bool:
         try:
-            _current(self.uri, self._database)
+            what_is_current(self.uri, self._database)
         except UserError:
             return True
         return False
@@ -334,15 +337,15 @@ class LanceGallery:
 
     def _remove_what_is_left(self, rest: timedelta) -> tuple[str, ...]:
         """Tables of items that nothing points to and nobody has written to for a while."""
-        if not _is_gallery(self.uri):
+        if not is_gallery(self.uri):
             return ()  # this one has not taken its place yet
-        current = _current(self.uri, self._database)
+        current = what_is_current(self.uri, self._database)
         before = datetime.now(UTC) - rest
         if datetime.fromisoformat(current["since"]) > before:
             return ()  # who has opened the old one may still use it
         removed = []
-        for name in _tables(self.uri):
-            if name.startswith(_ITEMS) and name not in (current["items"], self._name) and self._written(name) < before:
+        for name in table_names(self.uri):
+            if name.startswith(ITEMS) and name not in (current["items"], self._name) and self._written(name) < before:
                 self._do(self._database.drop_table, name)
                 removed.append(name)
         return tuple(removed)
@@ -353,25 +356,25 @@ class LanceGallery:
             newest: datetime = self._database.open_table(name).list_versions()[-1]["timestamp"]
             return newest.astimezone(UTC)
         except (RuntimeError, ValueError, OSError, IndexError):
-            stamp = name.removeprefix(_ITEMS).partition("-")[0]
+            stamp = name.removeprefix(ITEMS).partition("-")[0]
             with suppress(ValueError):
-                return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+                return datetime.strptime(stamp, STAMP).replace(tzinfo=UTC)
             return datetime.now(UTC)  # it is none of ours, and stays
 
     def _synchronise(self) -> None:
         if self._folder is not None:
-            _synchronise(self._folder / f"{self._name}{_ENDING}", self._synchronised)
+            synchronise(self._folder / f"{self._name}{ENDING}", self._synchronised)
 
     def _do(self, action: Callable[..., T], *arguments: Any) -> T:
         """Do it, again where another was faster, and tell the user what LanceDB has to say."""
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 return action(*arguments)
             except BaseException as error:
-                if isinstance(error, UserError) or not _of_lance(error):
+                if isinstance(error, UserError) or not of_lance(error):
                     raise
                 again = any(word in str(error).lower() for word in _TRY_AGAIN)
-                if not again or attempt == _ATTEMPTS - 1 or self._gone():
+                if not again or attempt == ATTEMPTS - 1 or self._gone():
                     raise self._wrong(error) from None
             time.sleep(random.uniform(0.005, 0.02) * 1.5**attempt)
         raise AssertionError("every attempt returns or raises")
@@ -379,148 +382,21 @@ class LanceGallery:
     def _wrong(self, error: BaseException) -> UserError:
         if self._gone():
             return UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.")
-        return _damaged(self.uri, error)
+        return damaged(self.uri, error)
 
     def _gone(self) -> bool:
         try:
-            return self._name not in _tables(self.uri)
+            return self._name not in table_names(self.uri)
         except UserError:
             return False
 
 
-def _lancedb() -> Any:
-    try:
-        return import_module("lancedb")
-    except ModuleNotFoundError:
-        raise UserError("a gallery in a folder needs LanceDB: pip install 'tammes[gallery]'") from None
-
-
-def _connect(uri: str) -> Any:
-    """The database; a folder is made if it is not there. Each read looks whether there is a newer version."""
-    try:
-        return _lancedb().connect(uri, read_consistency_interval=timedelta(0))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"cannot open a gallery at {uri}: {_said(error)}") from None
-
-
-def _tables(uri: str) -> list[str]:
-    """The names of the tables that are there; an error if it is no place for a gallery. A folder is left as it is."""
-    if "://" in uri:
-        database = _connect(uri)
-        try:
-            return list(database.list_tables().tables)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"cannot read {uri}: {_said(error)}") from None
-    folder = Path(uri)
-    if not folder.exists():
-        return []
-    if not folder.is_dir():
-        raise UserError(f"{uri} is a file. A gallery is a folder: choose another name.")
-    names = sorted(entry.name for entry in folder.iterdir())
-    ours = [name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING)]
-    if f"{_ABOUT}{_ENDING}" not in names:
-        others = [name for name in names if not (name.startswith(_ITEMS) and name.endswith(_ENDING))]
-        if others:
-            shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-            raise UserError(f"{uri} is no gallery: it holds {shown}. Choose an empty folder or a new one.")
-    return ours
-
-
-def _is_gallery(uri: str) -> bool:
-    """Whether a gallery is there, whole or damaged; one that was begun and never whole is none."""
-    if _ABOUT not in _tables(uri):
-        return False
-    try:
-        _connect(uri).open_table(_ABOUT)
-    except BaseException as error:
-        if not _of_lance(error):
-            raise
-        return not isinstance(error, ValueError) or "not found" not in str(error)
-    return True
-
-
 def _opened(uri: str) -> LanceGallery:
-    database = _connect(uri)
-    current = _current(uri, database)
+    database = connect(uri)
+    current = what_is_current(uri, database)
     gallery = LanceGallery(uri, database, current["items"], About.from_json(current["about"], uri))
     gallery.check_columns()
     return gallery
-
-
-def _create(uri: str, about: About) -> None:
-    """An empty gallery; if another program makes one at the same time, one of the two."""
-    database = _connect(uri)
-    name = _new_items(uri, database, about.dim)
-    try:
-        _create_table(uri, database, _ABOUT, _about_row(name, about, datetime.now(UTC).isoformat()))
-    except UserError:
-        if not _is_gallery(uri):
-            raise
-        database.drop_table(name)  # another was faster
-        return
-    if "://" not in uri:
-        _synchronise(Path(uri) / f"{_ABOUT}{_ENDING}", set())
-
-
-def _new_items(uri: str, database: Any, dim: int) -> str:
-    name = f"{_ITEMS}{datetime.now(UTC).strftime(_STAMP)}-{token_hex(4)}"
-    _create_table(uri, database, name, schema=_schema(dim))
-    if "://" not in uri:
-        _synchronise(Path(uri) / f"{name}{_ENDING}", set())
-    return name
-
-
-def _create_table(uri: str, database: Any, name: str, data: Any = None, schema: Any = None) -> None:
-    try:
-        database.create_table(name, data, schema=schema)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"cannot make a gallery at {uri}: {_said(error)}") from None
-
-
-def _schema(dim: int) -> Any:
-    import pyarrow
-
-    # Two programs that add the same path at once are noticed only if the path is declared a key; without, both add it.
-    key = {"lance-schema:unenforced-primary-key": "true"}
-    return pyarrow.schema(
-        [
-            pyarrow.field("path", pyarrow.string(), nullable=False, metadata=key),
-            pyarrow.field("vector", pyarrow.list_(pyarrow.float32(), dim), nullable=False),
-            pyarrow.field("label", pyarrow.string(), nullable=False),
-            pyarrow.field("width", pyarrow.int32(), nullable=False),
-            pyarrow.field("height", pyarrow.int32(), nullable=False),
-            pyarrow.field("fingerprint", pyarrow.string(), nullable=False),
-            pyarrow.field("thumbnail", pyarrow.binary(), nullable=False),
-        ]
-    )
-
-
-def _about_row(name: str, about: About, since: str) -> Any:
-    """One row: which table is in use, since when, and what made it."""
-    import pyarrow
-
-    said = json.dumps({"items": name, "since": since, "about": about.to_json()})
-    return pyarrow.table({"name": ["current"], "said": [said]})
-
-
-def _current(uri: str, database: Any) -> dict[str, str]:
-    """What the row of `about` says."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            table = database.open_table(_ABOUT)
-            said = json.loads(table.search().limit(1).to_arrow().column("said").to_pylist()[0])
-            current = {name: str(said[name]) for name in ("items", "since", "about")}
-            # It may be a stranger's: a name is that of a table in the folder, and nowhere else.
-            if not _ITEMS_NAME.fullmatch(current["items"]) or datetime.fromisoformat(current["since"]).tzinfo is None:
-                raise ValueError("what it says of itself makes no sense")
-            return current
-        except BaseException as error:
-            if not (_of_lance(error) or isinstance(error, KeyError | IndexError | TypeError)):
-                raise
-            if attempt == _ATTEMPTS - 1 or "not found" not in str(error).lower():
-                raise _damaged(uri, error) from None
-            time.sleep(0.02 * (attempt + 1))  # it may have been begun at this moment
-    raise AssertionError("every attempt returns or raises")
 
 
 def _merge(table: Any, key: str, data: Any) -> None:
@@ -550,53 +426,3 @@ def _among(paths: Sequence[str]) -> Iterator[str]:
 def _quoted(text: str) -> str:
     """A text in SQL, where only the quote itself needs care."""
     return "'" + storable(text).replace("'", "''") + "'"
-
-
-def _of_lance(error: BaseException) -> bool:
-    """Whether LanceDB may have raised it. A file that makes no sense can make its Rust panic, which has no class of
-    its own to be caught by."""
-    return isinstance(error, RuntimeError | ValueError | OSError) or type(error).__name__ in _PANICS
-
-
-def _damaged(uri: str, error: BaseException) -> UserError:
-    if any(word in str(error).lower() for word in _NOT_ALLOWED):
-        return UserError(f"cannot write to the gallery {uri}: {_said(error)}.")
-    return UserError(
-        f"cannot read the gallery {uri}; a file of it may be damaged: {_said(error)}. {how_to_remake(uri)}"
-    )
-
-
-def _said(error: BaseException) -> str:
-    """What went wrong, without the places in LanceDB's own source."""
-    return re.split(r", /\w+/", str(error))[0].strip().rstrip(".")
-
-
-def _synchronise(table: Path, done: set[str]) -> None:
-    """Make sure that the files of a table, and their names, are on the disk.
-
-    Files are written once, so each is looked after once. All but the hint which version is the newest: LanceDB looks
-    for itself where that is wrong.
-    """
-    if os.name != "posix":
-        return
-    for folder, _, files in os.walk(table):
-        new = [file for file in (f"{folder}/{name}" for name in files) if file not in done]
-        for file in new:
-            _fsync(file)
-        if new:
-            _fsync(folder)
-        if folder not in done:
-            _fsync(str(Path(folder).parent))
-        done.update(new, [folder])
-    _fsync(str(table.absolute().parents[1]))  # the name of the gallery itself
-
-
-def _fsync(path: str) -> None:
-    try:
-        opened = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return  # removed by another who puts the gallery in order
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
