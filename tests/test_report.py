@@ -10,6 +10,7 @@ from PIL import Image
 
 from tammes.cli import main
 from tammes.report.compare import names_of
+from tammes.report.curves import curves
 from tammes.report.page import Section, data_block, page
 from tammes.report.pictures import sheets, thumbnail
 from tammes.runs import Run
@@ -210,3 +211,20 @@ def test_thumbnails_are_the_square_in_the_middle_in_their_order(tmp_path: Path) 
         assert isinstance(seen, tuple)
         assert abs(seen[1] - number % 256) < 24
         assert seen[0] < 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "levels"),
+    [
+        ({}, {"known minimum: -0.5", "known minimum, all classes: -0.7"}),
+        ({"above_minimum": 0.5}, {"known minimum: -0.5"}),  # the same with all classes
+        ({"above_minimum": None}, set()),
+    ],
+)
+def test_training_again_with_more_classes_has_a_minimum_of_its_own(
+    changes: dict[str, float | None], levels: set[str]
+) -> None:
+    last = {"epoch": 3, "loss": 0.0, "above_minimum": 0.7, "on_all_classes": True} | changes
+    lines = [{"epoch": 1, "loss": 0.5, "above_minimum": 1.0}, {"epoch": 2, "loss": 0.1, "above_minimum": 0.6}]
+    made = curves({"": [*lines, {name: value for name, value in last.items() if value is not None}]})[0]
+    assert set(re.findall(r"<title>(known minimum.*?: .*?)</title>", made.replace("\u2212", "-"))) == levels

@@ -138,7 +138,8 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
     from tammes import __version__
     from tammes.benchmark.tables import read_results
     from tammes.records import read_json
-    from tammes.report.benchmark import Complexity, benchmark_sections
+    from tammes.report.benchmark import benchmark_sections
+    from tammes.report.complexity import Complexity
     from tammes.report.page import page
 
     results = read_results(folder)

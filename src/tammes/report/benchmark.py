@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -17,66 +17,14 @@ from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published
 from tammes.benchmark.tables import DISTANCES, HEADLINE, MEASURES, UNTRAINED, Figure, Row, from_json
 from tammes.report.axes import figure
-from tammes.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter
+from tammes.report.charts import Bar, Point, bar_chart, scatter
+from tammes.report.columns import Column, Shown, machine_in_words
+from tammes.report.complexity import complexity_part
 from tammes.report.page import Section, rendered
 
 LISTED = 20  # trainings that are listed at once; more are folded away
 DRAWN = {name: MEASURES[name] for name in (HEADLINE, "mean_average_precision_at_r", "NMI")}
-OURS = "Discriminative"  # of the table of complexity; drawn first
 _APART, _MEETS = "clear", "highest"
-
-
-class Grown(TypedDict):
-    """How the seconds of an epoch grow with a number."""
-
-    at: float
-    sizes: list[float]
-    seconds: list[float]
-    exponent: float | None
-
-
-class Counted(TypedDict):
-    """A method, the paper's count, and what was measured."""
-
-    method: str
-    paper: str | None
-    expected_n: float | list[float]
-    expected_c: float | list[float]
-    over_n: Grown | None
-    over_c: Grown | None
-    note: NotRequired[str | None]
-
-
-class Together(TypedDict):
-    exponent_n: float
-    exponent_c: float
-
-
-class Complexity(TypedDict):
-    """What `python -m benchmarks.complexity` writes, as far as it is shown."""
-
-    rows: list[Counted]
-    grid: NotRequired[Together | None]
-    machine: dict[str, Any]
-    dim: int
-    batch: int
-
-
-class Shown(NamedTuple):
-    """What stands in a cell of a table: words, the number to sort by, the paper's number, and whether it is marked."""
-
-    text: str = ""
-    sort: float | None = None
-    paper: str = ""
-    mark: str = ""
-
-
-class Column(NamedTuple):
-    """A column of a table; its kind is name, number, words or nothing."""
-
-    title: str
-    cells: list[Shown]
-    kind: str = ""
 
 
 def benchmark_sections(
@@ -98,7 +46,7 @@ def benchmark_sections(
     if any(row.minutes is not None for rows in tables.values() for row in rows):
         sections.append(Section("time", "Accuracy against training time", _times(tables, cells, results.get("paper"))))
     if complexity is not None:
-        sections.append(Section("complexity", "How the time of an epoch grows", _complexity(complexity)))
+        sections.append(Section("complexity", "How the time of an epoch grows", complexity_part(complexity)))
     if any(row.chosen for rows in tables.values() for row in rows):
         sections.append(Section("search", "What the search chose", _search(tables)))
     sections.append(Section("runs", "Every training", _runs(cells, folder, out)))
@@ -405,72 +353,7 @@ def _seconds_an_epoch(cells: Sequence[Mapping[str, Any]], preset: str, method: s
 def _machines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each machine once, in words."""
     found = [cell["machine"] for cell in cells if cell.get("machine")]
-    return list(dict.fromkeys(_machine(of) for of in found))
-
-
-def _machine(of: Mapping[str, Any]) -> str:
-    threads = of.get("threads")
-    parts = [
-        str(of.get("processor") or "a processor that is not known"),
-        "" if threads is None else f"{threads} thread{'s' * (threads != 1)}",
-        f"torch {of['torch']}" if of.get("torch") else "",
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-# ---- complexity
-
-
-def _complexity(stored: Mapping[str, Any]) -> Markup:
-    rows: list[Mapping[str, Any]] = stored["rows"]
-    charts = []
-    for letter, what, other in (("n", "images N", "classes C"), ("c", "classes C", "images N")):
-        of = f"over_{letter}"
-        measured = [row for row in rows if row[of]]
-        # In the order of the file but ours first: the first colours are told apart best.
-        measured.sort(key=lambda row: not row["method"].startswith(OURS))
-        charts.append(
-            line_chart(
-                [Line(row["method"], row[of]["sizes"], row[of]["seconds"]) for row in measured],
-                title=f"Seconds of an epoch over the number of {what}",
-                x_title=f"{what}, logarithmic",
-                y_title="seconds, logarithmic",
-                log_x=True,
-                log_y=True,
-                caption=f"Each line has a number of {other} of its own, as in the table: slopes compare, not heights.",
-            )
-        )
-    grid = stored.get("grid")
-    return rendered(
-        "benchmark.html",
-        part="complexity",
-        columns=[
-            Column("method", [Shown(row["method"]) for row in rows], "name"),
-            Column("the paper's count", [Shown(row["paper"] or "") for row in rows]),
-            Column("N, measured", [_exponent(row["over_n"], "C") for row in rows], "number"),
-            Column("N, formula", [_expected(row["expected_n"]) for row in rows], "number"),
-            Column("C, measured", [_exponent(row["over_c"], "N") for row in rows], "number"),
-            Column("C, formula", [_expected(row["expected_c"]) for row in rows], "number"),
-            Column("remark", [Shown(row.get("note") or "") for row in rows], "words"),
-        ],
-        charts=charts,
-        together=f"N^{grid['exponent_n']:.2f} C^{grid['exponent_c']:.2f}" if grid else "",
-        machine=_machine(stored["machine"]),
-        dim=stored["dim"],
-        batch=stored["batch"],
-    )
-
-
-def _exponent(found: Mapping[str, Any] | None, other: str) -> Shown:
-    if found is None or found["exponent"] is None:
-        return Shown("not measured")
-    return Shown(f"{found['exponent']:.2f} at {other} = {found['at']:,}", found["exponent"])
-
-
-def _expected(value: int | float | Sequence[int | float]) -> Shown:
-    if isinstance(value, Sequence):
-        return Shown(" to ".join(f"{each:g}" for each in value), float(value[-1]))
-    return Shown(f"{value:g}", float(value))
+    return list(dict.fromkeys(machine_in_words(of) for of in found))
 
 
 # ---- the search, and every training

@@ -11,8 +11,9 @@ from markupsafe import Markup
 from tammes import __version__
 from tammes.metrics import TITLES
 from tammes.report.charts import Bar, Point, bar_chart, scatter
+from tammes.report.curves import curves
 from tammes.report.page import Section, page, rendered
-from tammes.report.run import NEEDED, curves, what_trains
+from tammes.report.run import NEEDED, what_trains
 from tammes.runs import Run
 
 

@@ -1,6 +1,6 @@
 """The page of a run: what was trained, how it went, what it finds and what it mixes up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tammes.errors import UserError
 from tammes.geometry import blocks_of_pairs
 from tammes.metrics import TITLES
 from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
+from tammes.report.curves import curves
 from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
 from tammes.report.flat import Way, flat, shown_items
 from tammes.report.page import Section, data_block, page, rendered
@@ -241,84 +242,6 @@ def _training(run: Run) -> Section:
     if missing:
         body += Markup('<p class="note">Not recorded in this run: {}</p>').format(" ".join(missing))
     return Section("training", "Training", body)
-
-
-def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
-    """The curves of one run or more, by name: loss, R@1, learning rate, speed, and the bound where it was watched.
-
-    Args:
-        runs: the lines of metrics.jsonl of each.
-    """
-
-    def lines(key: str, title: str, times: float = 1.0) -> list[Line]:
-        return [
-            Line(name or title, [line["epoch"] for line in epochs], [_times(line.get(key), times) for line in epochs])
-            for name, epochs in runs.items()
-            if any(line.get(key) is not None for line in epochs)
-        ]
-
-    least = {
-        line["loss"] - line["above_minimum"]
-        for epochs in runs.values()
-        for line in epochs
-        if {"loss", "above_minimum"} <= line.keys()
-    }
-    everywhere = all("above_minimum" in line for epochs in runs.values() for line in epochs)
-    levels = {"known minimum": min(least)} if least and everywhere and max(least) - min(least) < 1e-6 else {}
-    charts = [
-        line_chart(lines("loss", "loss"), title="Loss", x_title="epoch", y_title="mean over the images", levels=levels)
-    ]
-    recall = lines("val_recall_at_1", "R@1", 100.0)
-    if recall:
-        charts.append(line_chart(recall, title="R@1 on the validation classes", x_title="epoch", y_title="per cent"))
-    charts.append(
-        line_chart(lines("rate", "rate"), title="Learning rate", x_title="epoch", y_title="of the new layers")
-    )
-    charts.append(
-        line_chart(lines("images_per_second", "speed"), title="Speed", x_title="epoch", y_title="items per second")
-    )
-    if len(runs) == 1:
-        charts += _bound([line for line in next(iter(runs.values())) if "bound" in line])
-    return charts
-
-
-def _times(value: float | None, times: float) -> float | None:
-    return None if value is None else value * times
-
-
-def _bound(epochs: Sequence[Mapping[str, Any]]) -> list[Markup]:
-    """The paper's quantities by epoch, each as the mean over the triplets of the watched images."""
-    if not epochs:
-        return []
-    at = [line["epoch"] for line in epochs]
-
-    def line(name: str, key: str) -> Line:
-        return Line(name, at, [each["bound"][key] / max(1, each["bound"]["triplets"]) for each in epochs])
-
-    images = "on a fixed sample of the training items, the mean over its triplets"
-    return [
-        line_chart(
-            [line("L_d, the bound", "discriminative_loss"), line("L_t, the triplet loss", "triplet_loss")],
-            title="The bound and the triplet loss",
-            x_title="epoch",
-            y_title="mean over triplets",
-            caption=f"L_d is never below L_t; {images}.",
-        ),
-        line_chart(
-            [line("gap, L_d - L_t", "gap"), line("certificate", "certificate"), line("the paper's Lemma", "lemma")],
-            title="The gap, and what is proven about it",
-            x_title="epoch",
-            y_title="mean over triplets",
-            log_y=True,
-            caption="The gap is below the certificate, which is below the Lemma, at every epoch.",
-        ),
-        line_chart(
-            [Line("ε", at, [each["bound"]["epsilon"] for each in epochs])],
-            title="ε, twice the largest distance to the own centroid",
-            x_title="epoch",
-            y_title="distance",
-        ),
-    ]
 
 
 def _centroids(run: Run) -> Section | None:
