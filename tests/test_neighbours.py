@@ -33,27 +33,33 @@ def normal(*shape: int, seed: int, dtype: type = np.float32) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-@pytest.fixture(params=["one block", "many blocks", "bfloat16 first", "bfloat16 first, many blocks"])
+WAYS = ["one block", "many blocks", "bfloat16 first", "bfloat16 first, many blocks", "both ways, many blocks"]
+
+
+@pytest.fixture(params=WAYS)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "many blocks" in request.param:
         for name, size in zip(SIZES, (700, 64, 500, 100), strict=True):
             monkeypatch.setattr(neighbours, name, size)
         monkeypatch.setattr(products, "NUMBERS_AT_ONCE", 100)
-    if "bfloat16" in request.param:
-        always_in_half(monkeypatch)
+    if "bfloat16" in request.param or "both ways" in request.param:
+        always_in_half(monkeypatch, faster="bfloat16" in request.param)
 
 
-def always_in_half(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Products in bfloat16 come first, however few there are; of each block, how many rows, and how many in vain."""
+def always_in_half(monkeypatch: pytest.MonkeyPatch, *, faster: bool = True) -> list[tuple[int, int]]:
+    """Products in bfloat16 come first, however few there are; of each block, how many rows, and how many in vain.
+
+    If it is not faster, those in float32 of all with all do.
+    """
     for name, value in (("_HALF_ROWS", 1), ("_HALF_FROM", 0), ("_HALF_FAILS", 1), ("_SQUARE", 48), ("_TRIED", 4)):
         monkeypatch.setattr(neighbours, name, value)
-    monkeypatch.setattr(neighbours, "half_is_faster", lambda: True)
+    monkeypatch.setattr(neighbours, "half_is_faster", lambda: faster)
     made: list[tuple[int, int]] = []
     ranking = Search._ranking
 
     def watched(self: Search, rows: Any, depth: int, candidates: Any) -> Any:
         found = ranking(self, rows, depth, candidates)
-        if candidates == self._half_candidates:
+        if candidates == self._rough_candidates:
             made.append((len(rows), len(found[1])))
         return found
 
@@ -70,22 +76,27 @@ def test_bfloat16_leaves_few_queries_to_float32_where_neighbours_lie_apart(monke
 
 
 @pytest.mark.parametrize("items", [100, 97, 129, 200])
-def test_all_with_all_but_themselves_takes_half_of_the_products(items: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    always_in_half(monkeypatch)
+@pytest.mark.parametrize("faster", [True, False])
+def test_all_with_all_but_themselves_takes_half_of_the_products(
+    items: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = always_in_half(monkeypatch, faster=faster)
     made: list[int] = []
-    block = products.HalfProducts.block
+    block = products.BothWays.block
 
     def watched(self: Any, prepared: Any, columns: slice) -> Any:
         found = block(self, prepared, columns)
         made.append(found.numel())
         return found
 
-    monkeypatch.setattr(products.HalfProducts, "block", watched)
+    monkeypatch.setattr(products.BothWays, "block", watched)
     vectors = normal(items, 5, seed=22)
     vectors[50:60] = vectors[40:50]  # duplicates on both sides of a seam
     found = search(vectors, vectors, 4, itself=np.arange(items))
     assert found.ids.tolist() == nearest_by_loops(vectors, vectors, 4, np.eye(items, dtype=bool))
     assert sum(made) < 0.75 * items**2 + 4 * items, "and those of the few that it is tried with"
+    assert faster or sum(rows for rows, _ in looked) == items, "in float32 too"
+    assert faster or sum(in_vain for _, in_vain in looked) < items / 4
 
 
 def test_bfloat16_is_given_up_where_it_tells_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:

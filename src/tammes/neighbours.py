@@ -4,7 +4,7 @@ A matrix product in float32 finds candidates, with a bound on its error. Where t
 apart, their squared distances are computed again from the differences, in float64: that value is what near means here,
 and items with the same one are tied. Where it cannot tell whether the list is complete, float64 products look again.
 In a large gallery, on a processor that multiplies bfloat16 faster, a product in bfloat16 says first, with its bound,
-which few items can be candidates at all.
+which few items can be candidates at all. Where all items are compared with all others, half of the products are enough.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
-from tammes.products import NUMBERS_AT_ONCE, HalfProducts, Numbers, Products, half_is_faster, parts
+from tammes.products import NUMBERS_AT_ONCE, BothWays, Numbers, Products, half_is_faster, parts
 from tammes.smallest import Smallest
 
 _AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
@@ -153,8 +153,8 @@ class Search:
         return self.gallery[first], inverse.reshape(-1)
 
     @cached_property
-    def half_products(self) -> HalfProducts:
-        return HalfProducts(self.products)
+    def both_ways(self) -> BothWays:
+        return BothWays(self.products, torch.bfloat16 if half_is_faster() else torch.float32)
 
     @cached_property
     def double_products(self) -> Products:
@@ -208,10 +208,10 @@ class Search:
         self._of_all = self._candidates_of_all(depths)
         left: list[NDArray[np.int64]] = []  # what bfloat16 could not tell, for float32 to look at together
         for rows, depth in self._blocks(order, depths):
-            if not self._in_half(len(rows), depth):
+            if self._of_all is None and not self._in_half(len(rows), depth):
                 left.append(rows)
                 continue
-            ranking, unsure = self._ranking(rows, depth, self._half_candidates)
+            ranking, unsure = self._ranking(rows, depth, self._rough_candidates)
             self.half_helps = len(unsure) <= _HALF_FAILS * len(rows)
             left.append(unsure)
             if len(ranking.rows):
@@ -240,8 +240,11 @@ class Search:
 
     def _in_half(self, rows: int, depth: int) -> bool:
         """Whether to look for candidates by products in bfloat16 first."""
-        worth = rows >= _HALF_ROWS and len(self.gallery) >= _HALF_FROM * _listed_in_half(_listed(depth))
-        return worth and self.half_helps and half_is_faster()
+        return self._few(rows, depth) and self.half_helps and half_is_faster()
+
+    def _few(self, rows: int, depth: int) -> bool:
+        """Whether candidates are few enough, of queries that are many enough, to compute their products twice."""
+        return rows >= _HALF_ROWS and len(self.gallery) >= _HALF_FROM * _listed_in_half(_listed(depth))
 
     def _ranking(
         self, rows: Int64[np.ndarray, " rows"], depth: int, candidates: _Candidates
@@ -280,26 +283,27 @@ class Search:
         none_left = listed == len(self.gallery)
         return values, places, np.full(len(rows), np.inf) if none_left else values[:, -1].astype(np.float64)
 
-    def _half_candidates(
+    def _rough_candidates(
         self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
-        """The same by products in bfloat16; those of the candidates that it leaves are computed again in float32."""
+        """The same by whole distances, maybe rough ones; products of the candidates that they leave are made again."""
         if self._of_all is None:
-            lists = self._smallest_products(self.half_products, rows, centred, _listed_in_half(_listed(depth)))
+            lists = self._smallest_products(self.both_ways, rows, centred, _listed_in_half(_listed(depth)))
             return self._in_single(lists.found(), centred, depth)[0]
         return self._in_single(self._of_all.found(rows), centred, depth)[0]
 
     def _in_single(
         self, listed: tuple[Numbers, NDArray[np.int64]], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> tuple[_Found, Int64[np.ndarray, " rows"]]:
-        """Candidates by bfloat16 again in float32, and how long each row's list had to be for that to be enough.
+        """Candidates by whole distances again, and how long each row's list had to be for that to be enough.
 
         The first of them, as many as the depth, have to be computed. The largest of these products is a limit: whatever
-        is beyond it, by the bound on what bfloat16 has lost, is none of the nearest.
+        is beyond it, by the bound on what the distances have lost, is none of the nearest.
         """
         rough, places = listed
-        squares, error = np.square(centred).sum(axis=1), self.half_products.error(centred)
-        low = np.where(rough < 0, 1 + 2.0**-8, 1 - 2.0**-8) * rough  # (rows, listed): as it was before it was rounded
+        squares, error = np.square(centred).sum(axis=1), self.both_ways.error(centred)
+        rounding = self.both_ways.rounding
+        low = np.where(rough < 0, 1 + rounding, 1 - rounding) * rough  # (rows, listed): as it was before it was rounded
         low -= (squares + error + self.products.error(centred))[:, None]
         prepared = self.products.prepared(centred)
         values = np.full(rough.shape, np.inf, dtype=np.float32)
@@ -324,27 +328,27 @@ class Search:
         return found, needed
 
     def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> Smallest | None:
-        """What bfloat16 leaves of the candidates of all items, where all are compared with all but themselves.
+        """The candidates of all items, where all are compared with all but themselves.
 
         A distance counts for both its ends, so half of the products are enough. None where this is not the case.
         """
         number, depth = len(self.gallery), int(depths.max())
         everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
-        if not (everyone and number > 2 * _SQUARE and self._in_half(int((depths > 0).sum()), depth)):
+        if not (everyone and number > 2 * _SQUARE and self._few(int((depths > 0).sum()), depth)):
             return None
         if not np.array_equal(np.asarray(self.itself), np.arange(number)) or _listed_in_half(_listed(depth)) > max(
             64, self.gallery.shape[1] // 4
         ):
             return None  # lists of all must stay short
         length = self._tried(depth)
-        self.half_helps = length > 0
-        if not self.half_helps:
+        if length == 0:
+            self.half_helps = False
             return None
         lists, starts = Smallest(number, length), range(0, number, _SQUARE)
         for first in starts:
-            prepared = self.half_products.prepared(self.centred(self.queries[first : first + _SQUARE]))
+            prepared = self.both_ways.prepared(self.centred(self.queries[first : first + _SQUARE]))
             for second in starts[first // _SQUARE :]:
-                block = self.half_products.block(prepared, slice(second, second + _SQUARE))
+                block = self.both_ways.block(prepared, slice(second, second + _SQUARE))
                 if first == second:
                     block.fill_diagonal_(torch.inf)
                 else:
@@ -353,16 +357,16 @@ class Search:
         return lists
 
     def _tried(self, depth: int) -> int:
-        """How many candidates bfloat16 has to list to be enough for nearly all queries; 0 if it is in vain."""
+        """How many candidates to list to be enough for nearly all queries; 0 if it is in vain."""
         rows = np.linspace(0, len(self.queries) - 1, _TRIED).astype(np.int64)
         centred, length = self.centred(self.queries[rows]), _listed_in_half(_listed(depth))
-        lists = self._smallest_products(self.half_products, rows, centred, length)
+        lists = self._smallest_products(self.both_ways, rows, centred, length)
         _, needed = self._in_single(lists.found(), centred, depth)
         return 0 if (needed > length).mean() > _HALF_FAILS else min(length, int(needed.max()))
 
     def _smallest_products(
         self,
-        products: Products | HalfProducts,
+        products: Products | BothWays,
         rows: Int64[np.ndarray, " rows"],
         centred: Float64[np.ndarray, "rows dim"],
         listed: int,
