@@ -5,13 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, kmeans_plusplus
 
-from tammes import UserError
-from tammes.clustering import kmeans, lloyd
+from tammes import UserError, clustering
+from tammes.clustering import kmeans, lloyd, plusplus
 from tammes.metrics import nmi
 
 
+@pytest.fixture(params=["scikit-learn's", "our own"])
+def starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "_OWN_STARTS_FROM", 0 if request.param == "our own" else 1 << 60)
+
+
+@pytest.mark.usefixtures("starts")
 def test_clusters_that_are_there_are_found() -> None:
     random = np.random.default_rng(0)
     labels = random.integers(8, size=400)
@@ -19,12 +25,14 @@ def test_clusters_that_are_there_are_found() -> None:
     assert nmi(labels, kmeans(vectors, 8)) == pytest.approx(1)
 
 
+@pytest.mark.usefixtures("starts")
 def test_the_seed_decides() -> None:
     vectors = np.random.default_rng(1).standard_normal((200, 4))
     assert (kmeans(vectors, 20, seed=1, restarts=1) == kmeans(vectors, 20, seed=1, restarts=1)).all()
     assert (kmeans(vectors, 20, seed=1, restarts=1) != kmeans(vectors, 20, seed=2, restarts=1)).any()
 
 
+@pytest.mark.usefixtures("starts")
 def test_more_restarts_are_never_worse() -> None:
     vectors = np.random.default_rng(2).standard_normal((200, 4))
 
@@ -36,6 +44,7 @@ def test_more_restarts_are_never_worse() -> None:
     assert spread(10) <= spread(1)
 
 
+@pytest.mark.usefixtures("starts")
 def test_fewer_distinct_vectors_than_clusters_leave_clusters_empty() -> None:
     assert len(set(kmeans(np.repeat(np.eye(3), 5, axis=0), 6).tolist())) == 3
 
@@ -44,6 +53,28 @@ def test_an_error_for_more_clusters_than_vectors() -> None:
     with pytest.raises(UserError) as error:
         kmeans(np.eye(3), 4)
     assert str(error.value) == "the number of clusters must be in 1..3, one for each vector, got 4."
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])  # candidates of few centres together, and of all
+def test_own_starts_are_as_good_as_those_of_scikit_learn(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same method with other random numbers: what the starts leave has the same mean over many seeds."""
+    monkeypatch.setattr(clustering, "_AT_ONCE", at_once)
+    vectors = np.random.default_rng(3).standard_normal((400, 6)).astype(np.float32)
+    vectors[:100] *= 5
+
+    def left(centres: NDArray[Any]) -> float:
+        return float(np.square(vectors[:, None] - centres).sum(axis=2).min(axis=1).sum())
+
+    ours, theirs = [], []
+    for seed in range(150):
+        chosen = plusplus(vectors, 40, np.random.RandomState(seed))
+        assert len(set(chosen.tolist())) == 40
+        ours.append(left(vectors[chosen]))
+        theirs.append(left(kmeans_plusplus(vectors, 40, random_state=seed)[0]))
+    error = np.sqrt((np.var(ours) + np.var(theirs)) / len(ours))
+    assert abs(np.mean(ours) - np.mean(theirs)) < 3 * error
+    blind = [left(vectors[np.random.default_rng(seed).choice(400, 40)]) for seed in range(150)]
+    assert np.mean(blind) - np.mean(ours) > 30 * error, "and both are far from a blind choice"
 
 
 @pytest.mark.parametrize(
