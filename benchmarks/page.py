@@ -16,6 +16,7 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks.errors import errors_page
+from benchmarks.peers import IN_SINGLE
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
@@ -532,7 +533,8 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    TAMMES_DATA=DATASETS python -m benchmarks.peers --weights FILE --oml-python PYTHON",
         "",
-        "Every turn is a process of its own, on one thread; the sides take turns, and medians count. Seconds are those"
+        "Every turn is a process of its own, on one thread; the sides take turns, and medians count, with the fastest"
+        " and the slowest turn beside them. Seconds are those"
         " of the processor: waiting, and what else the machine does, is not in them. (Rows with workers have as many"
         " threads or processes, and the seconds that passed.) MB is what the"
         " work added at its peak to what the process held with its libraries and data loaded; of a command, all that it"
@@ -548,15 +550,25 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
 
 
 def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
-    shown: dict[str, list[str]] = {title: [] for title in ("", "seconds", "/ ours", "MB", "turns", "found")}
+    titles = ("", "seconds", "from .. to", "/ ours", "MB", "turns", "found")
+    shown: dict[str, list[str]] = {title: [] for title in titles}
     for side in (*row["sides"], row["limit"]):
-        cells = [side["name"], side.get("failed", ""), "", "", "", ""]
+        cells = [side["name"], side.get("failed", ""), "", "", "", "", ""]
         if "failed" not in side:
             said = side["said"] or {}
             told = [f"{name} {_plain(value)}" for name, value in said.items() if not isinstance(value, list)]
-            told += [f"best R@1 {side['best']:.4f}, {side['in_all']:.1f} s in all"] if "best" in side else []
+            told += (
+                [f"best R@1 {side['best']:.4f}, {side.get('epoch_seconds', 0):.2f} s an epoch"]
+                if "best" in side
+                else []
+            )
             ratio = "" if side["ratio"] is None else f"{side['ratio']:.2f}"
-            cells = [side["name"], _seconds(side["seconds"]), ratio, f"{side['mb']:,.0f}"]
+            between = (
+                ""
+                if "best" in side or "from_to" not in side or side["counted"] < 2
+                else " .. ".join(map(_seconds, side["from_to"]))
+            )
+            cells = [side["name"], _seconds(side["seconds"]), between, ratio, f"{side['mb']:,.0f}"]
             cells += [str(side["counted"]), ", ".join(told)]
         for title, cell in zip(shown, cells, strict=True):
             shown[title].append(cell)
@@ -564,7 +576,7 @@ def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+    return f"{value:.4f}" if isinstance(value, float) else value if isinstance(value, str) else f"{value:,}"
 
 
 def _seconds(value: float | None) -> str:
@@ -577,7 +589,11 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
     """In words: who is faster than ours, and how far ours is from the limit."""
     said = []
     for side in row["sides"][1:]:
-        if side.get("ratio") is not None and side["ratio"] < 1:
+        if side.get("ratio") is None:
+            continue
+        if _is_level(row["sides"][0], side):
+            said.append(f"{side['name']} is level: the fastest of its turns is faster than the slowest of ours.")
+        elif side["ratio"] < 1:
             said.append(f"{side['name']} is {1 / side['ratio']:.2f} times as fast as {row['sides'][0]['name']}.")
     limit = row["limit"]
     if limit.get("ratio"):
@@ -585,10 +601,18 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
     return [" ".join(said), ""] if said else []
 
 
+def _is_level(ours: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the turns of two sides overlap, so that their medians may differ by chance."""
+    if "best" in ours or "from_to" not in ours or min(ours["counted"], other["counted"]) < 2:
+        return False  # seeds are not turns of the same, and one turn says nothing of chance
+    return bool(max(ours["from_to"][0], other["from_to"][0]) <= min(ours["from_to"][1], other["from_to"][1]))
+
+
 def _peers_machine(row: Mapping[str, Any]) -> list[str]:
     of, found = row["machine"], row["versions"]
     names = ", ".join(f"{name} {number}" for name, number in found.items() if name not in ("tammes", "numpy"))
     remark = f", {of['remark']}" if of.get("remark") else ""
+    remark += f", with {' and '.join(of['bfloat16'])}" if of.get("bfloat16") else ""
     return [f"{of['processor']}, 1 thread{remark}, commit {of['commit'][:7]}; {names}.", ""]
 
 
@@ -636,21 +660,24 @@ def _with_fastest_peer(stored: Mapping[str, Any]) -> Iterator[tuple[Mapping[str,
             yield row, min(others, key=lambda side: (side["seconds"] or inf, -side.get("best", 0.0)))
 
 
-def _ratio(side: Mapping[str, Any]) -> str:
+def _ratio(side: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if side["ratio"] is None:
         return "never there"
-    return f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**"
+    level = "level, " if _is_level(ours, side) else ""
+    return level + (f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**")
 
 
 def in_short(stored: Mapping[str, Any], title: str = "title") -> list[str]:
     """A line for each row that has a peer: the fastest of them."""
     shown: dict[str, list[str]] = {
-        each: [] for each in ("one thread", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
+        each: [] for each in ("", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
     }
     for row, best in _with_fastest_peer(stored):
         ours, limit = row["sides"][0], row["limit"]
-        cells = [row[title], f"{_seconds(ours['seconds'])} s", f"{_ratio(best)} ({best['name']})"]
-        cells += [f"{ours['mb']:,.0f} / {best['mb']:,.0f} MB"]
+        cells = [row[title], f"{_seconds(ours['seconds'])} s", f"{_ratio(best, ours)} ({best['name']})"]
+        # What worker processes hold is not known, and what is known without them would mislead.
+        held = "" if "worker" in row["title"] else f"{ours['mb']:,.0f} / {best['mb']:,.0f} MB"
+        cells += [held]
         cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit.get("ratio") else ""]
         for column, cell in zip(shown.values(), cells, strict=True):
             column.append(cell)
@@ -661,9 +688,16 @@ def readme_peers(stored: Mapping[str, Any]) -> list[str]:
     """The same under short names."""
     if next(_with_fastest_peer(stored), None) is None:
         return ["Not measured yet.", ""]
+    single = [
+        f"{side['seconds'] / row['sides'][0]['seconds']:.1f} times as long ({row['short']})"
+        for row in stored["rows"].values()
+        for side in row["sides"][1:]
+        if side["name"] == IN_SINGLE and "failed" not in side
+    ]
+    slower = f" A processor without bfloat16 takes {' and '.join(single)}." if single else ""
     said = (
-        "Speed beside the fastest peer, in bold where it is faster; limits, other sides:"
-        " [docs/performance.md](docs/performance.md)."
+        "Speed on one thread beside the fastest peer, in bold where it is faster, level where turns overlap;"
+        f" [docs/performance.md](docs/performance.md) has the other sides.{slower}"
     )
     return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *in_short(stored, "short")]
 

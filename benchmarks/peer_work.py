@@ -42,6 +42,7 @@ def evaluation_tammes(given: Given) -> Work:
     from tammes.metrics import evaluate
 
     vectors, labels = _embeddings(given)
+    _choose_precision(given)
     return lambda: _retrieval(evaluate(vectors, labels, clustering=False, bootstrap=0))
 
 
@@ -79,10 +80,42 @@ def _retrieval(found: dict[str, Any]) -> dict[str, float]:
     return {"R@1": float(found["precision_at_1"]), "MAP@R": float(found["mean_average_precision_at_r"])}
 
 
+def _choose_precision(given: Given) -> None:
+    """By trying, as for every user; or float32 throughout, as on a processor that does not know bfloat16."""
+    from tammes import neighbours
+    from tammes.products import half_is_faster
+
+    half_is_faster()  # the trial is made once in the life of a process
+    if given.get("single"):
+        setattr(neighbours, "half_is_faster", lambda: False)  # noqa: B010 - a type checker knows it as it is
+
+
+def rough_products(given: Given) -> Work:
+    """The bare matrix product, in bfloat16 where that is faster; without `queries`, of half of all pairs."""
+    from tammes.products import half_is_faster
+
+    dtype = torch.bfloat16 if half_is_faster() else torch.float32
+    vectors = torch.randn(given["items"], given["dim"], generator=torch.Generator().manual_seed(0)).to(dtype)
+    side, number = 3 << 10, given.get("queries")
+    rows, every = range(0, number or len(vectors), side), range(0, len(vectors), side)
+    starts = [(a, b) for a in rows for b in every if number is not None or b >= a]
+    rooms: dict[tuple[int, int], torch.Tensor] = {}
+
+    def work() -> None:
+        for a, b in starts:
+            left, right = vectors[a : min(a + side, number or len(vectors))], vectors[b : b + side]
+            shape = (len(left), len(right))
+            if shape not in rooms:
+                rooms[shape] = torch.empty(shape, dtype=dtype)
+            torch.mm(left, right.T, out=rooms[shape])
+
+    return work
+
+
 def products(given: Given) -> Work:
     """The bare matrix product of `queries` vectors with `items`, block by block, nothing kept."""
     vectors = np.random.default_rng(0).standard_normal((given["items"], given["dim"]), dtype=np.float32)
-    queries = vectors[: given.get("queries", len(vectors))].copy()
+    queries = vectors[np.arange(given.get("queries", len(vectors))) % len(vectors)]  # there may be more of them
     # By NumPy's library and in blocks of this size, which were the fastest of those tried.
     starts = [(a, b) for b in range(0, len(vectors), 1 << 14) for a in range(0, len(queries), 1 << 10)]
     blocks = [(queries[a : a + (1 << 10)], vectors[b : b + (1 << 14)].T) for a, b in starts]
@@ -102,16 +135,17 @@ def _first_centres(vectors: ndarray, clusters: int) -> ndarray:
     return np.array(vectors[np.random.default_rng(1).choice(len(vectors), clusters, replace=False)])
 
 
-def _clustered(given: Given, clusters: Callable[[ndarray, ndarray, int], ndarray]) -> Work:
-    """K-means from the same centres, for the same number of iterations; NMI with the classes is looked at after it."""
+def _clustered(given: Given, clusters: Callable[[ndarray, ndarray, int], tuple[ndarray, int]]) -> Work:
+    """K-means from the same centres, for at most as many iterations, and NMI of its clusters with the classes."""
     from sklearn.metrics import normalized_mutual_info_score
 
     vectors, labels = _embeddings(given)
     centres = _first_centres(vectors, given["classes"])
 
     def work() -> Work:
-        found = clusters(vectors, centres, given["iterations"])
-        return lambda: {"NMI": float(normalized_mutual_info_score(labels, found)), "spread": _spread(vectors, found)}
+        found, iterations = clusters(vectors, centres, given["iterations"])
+        measured = {"NMI": float(normalized_mutual_info_score(labels, found))} if given.get("nmi") else {}
+        return lambda: measured | {"iterations": iterations, "spread": _spread(vectors, found)}
 
     return work
 
@@ -127,20 +161,24 @@ def _spread(vectors: ndarray, clusters: ndarray) -> float:
 def kmeans_tammes(given: Given) -> Work:
     from tammes.clustering import lloyd
 
-    return _clustered(given, lambda vectors, centres, iterations: lloyd(vectors, centres, iterations=iterations)[0])
+    def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> tuple[ndarray, int]:
+        found = lloyd(vectors, centres, iterations=iterations)
+        return found.clusters, found.iterations
+
+    return _clustered(given, clusters)
 
 
 def kmeans_faiss(given: Given) -> Work:
     import faiss
 
-    def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> ndarray:
+    def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> tuple[ndarray, int]:
         # As PML calls it, from given centres. It takes a sample of more than 256 vectors a cluster: here of all.
         found = faiss.Kmeans(
             vectors.shape[1], len(centres), niter=iterations, min_points_per_centroid=1,
             max_points_per_centroid=len(vectors),
         )  # fmt: skip
         found.train(vectors, init_centroids=centres)
-        return np.asarray(found.index.search(vectors, 1)[1][:, 0])
+        return np.asarray(found.index.search(vectors, 1)[1][:, 0]), len(found.iteration_stats or [])
 
     return _clustered(given, clusters)
 
@@ -150,13 +188,40 @@ def kmeans_sklearn(given: Given) -> Work:
 
     from sklearn.cluster import KMeans
 
-    def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> ndarray:
+    def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> tuple[ndarray, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it has not converged
             found = KMeans(len(centres), init=centres, n_init=1, max_iter=iterations, tol=0).fit(vectors)
-        return np.asarray(found.labels_)
+        return np.asarray(found.labels_), int(found.n_iter_)
 
     return _clustered(given, clusters)
+
+
+def _started(given: Given, starts: Callable[[ndarray, int, Any], ndarray]) -> Work:
+    """Greedy k-means++, and how far the vectors then are from the nearest start."""
+    vectors, _ = _embeddings(given)
+
+    def work() -> Work:
+        centres = starts(vectors, given["classes"], np.random.RandomState(given.get("seed", 0)))
+        return lambda: {"left": float(np.mean(_to_the_nearest(vectors, centres)))}
+
+    return work
+
+
+def _to_the_nearest(vectors: ndarray, centres: ndarray) -> list[float]:
+    return [float(np.square(centres - vector).sum(axis=1).min()) for vector in vectors[::20]]
+
+
+def starts_tammes(given: Given) -> Work:
+    from tammes.clustering import plusplus
+
+    return _started(given, lambda vectors, clusters, random: vectors[plusplus(vectors, clusters, random)])
+
+
+def starts_sklearn(given: Given) -> Work:
+    from sklearn.cluster import kmeans_plusplus
+
+    return _started(given, lambda vectors, clusters, random: kmeans_plusplus(vectors, clusters, random_state=random)[0])
 
 
 # ---- neighbours
@@ -172,6 +237,7 @@ def neighbours_tammes(given: Given) -> Work:
     from tammes.neighbours import search
 
     queries, gallery = _shelf(given)
+    _choose_precision(given)
     return lambda: _sums(search(queries, gallery, given["k"]).ids)
 
 
@@ -216,13 +282,15 @@ atexit.register(lambda: print(next(line for line in open("/proc/self/status") if
 def program(given: Given) -> Work:
     """A program in a new process, from start to end."""
 
-    def work() -> dict[str, float]:
+    def work() -> dict[str, Any]:
         ended = subprocess.run(
             [given["python"], "-c", _HELD + given["code"]], capture_output=True, text=True, check=False
         )
         if ended.returncode:
             raise RuntimeError((ended.stderr.strip().splitlines() or ["failed"])[-1])
-        return {"MB": float(ended.stdout.split()[-2]) / 1024}
+        told = [line for line in ended.stdout.splitlines() if line.startswith("found ")]
+        found = {"of its vector": " ".join(told[-1].split()[1:])} if told else {}
+        return {"MB": float(ended.stdout.split()[-2]) / 1024} | found
 
     return work
 
@@ -394,7 +462,7 @@ def _features(given: Given) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Linear
 
 def _optimizer(*modules: torch.nn.Module) -> torch.optim.Optimizer:
     weights = [weight for module in modules for weight in module.parameters()]
-    return torch.optim.SGD(weights, lr=1e-3, momentum=0.9, weight_decay=5e-4)
+    return torch.optim.SGD(weights, lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
 
 
 def head_pml_trainer(given: Given) -> Work:
@@ -449,7 +517,7 @@ def head_bare(given: Given) -> Work:
         torch.nn.Sequential(layer, torch.nn.Linear(layer.out_features, classes)),
         DiscriminativeLoss(classes),
     )
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4, fused=True)
+    optimizer = _optimizer(network)
     ready = list(zip(features.split(size), labels.split(size), strict=True))
     return lambda: _loop(ready, network, loss, optimizer)
 
@@ -516,7 +584,11 @@ def omniglot_tammes(given: Given) -> Work:
 
 
 def omniglot_pml(given: Given) -> Work:
-    """The same network, pictures, batches and rates, by PML: its miner, loss and sampler, and a DataLoader."""
+    """The same network, pictures, batches, rates and optimizer, by PML: its miner, loss and sampler, a DataLoader.
+
+    By its own recipe, a margin of 0.2 on plain distances; or by ours, FaceNet's of 1 on squared ones (`margin`).
+    """
+    from pytorch_metric_learning.distances import LpDistance
     from pytorch_metric_learning.losses import TripletMarginLoss
     from pytorch_metric_learning.miners import TripletMarginMiner
     from pytorch_metric_learning.samplers import MPerClassSampler
@@ -538,8 +610,11 @@ def omniglot_pml(given: Given) -> Work:
 
     sampler = MPerClassSampler(labels, m=4, batch_size=64, length_before_new_iter=len(labels))
     loader = DataLoader(Drawings(), batch_size=64, sampler=sampler)
-    miner, loss = TripletMarginMiner(margin=0.2, type_of_triplets="semihard"), TripletMarginLoss(margin=0.2)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.rate, weight_decay=5e-4)
+    margin = given.get("margin", 0.2)
+    distance = LpDistance(power=2 if "margin" in given else 1)
+    miner = TripletMarginMiner(margin=margin, type_of_triplets="semihard", distance=distance)
+    loss = TripletMarginLoss(margin=margin, distance=distance)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.rate, weight_decay=5e-4, fused=True)
 
     def epoch(number: int) -> float:
         network.train()
@@ -692,7 +767,8 @@ def measured(name: str, given: Given) -> dict[str, Any]:
 WORK: dict[str, Callable[[Given], Work]] = {
     each.__name__: each
     for each in (
-        evaluation_tammes, evaluation_pml, evaluation_oml, products, kmeans_tammes, kmeans_faiss, kmeans_sklearn,
+        evaluation_tammes, evaluation_pml, evaluation_oml, products, rough_products, kmeans_tammes, kmeans_faiss,
+        kmeans_sklearn, starts_tammes, starts_sklearn,
         neighbours_tammes, neighbours_faiss, neighbours_sklearn, program, pipeline_first_tammes, pipeline_later_tammes,
         pipeline_torchvision, decoding, copying, head_tammes, head_pml_trainer, head_pml_loop, head_bare,
         omniglot_tammes, omniglot_pml, omniglot_network, network, network_default, network_limit,
