@@ -542,11 +542,28 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
         " PML is pytorch-metric-learning, OML open-metric-learning. Limit: what the work cannot do without.",
         "",
     ]
-    lines += ["## In short", "", *in_short(stored)]
+    lines += ["## In short", "", *in_short(stored), *_forms(stored)]
     for row in stored["rows"].values():
         lines += [f"## {row['title'][0].upper()}{row['title'][1:]}", "", *([row["note"], ""] if row["note"] else [])]
         lines += [*_drawn(_sides(row)), *_standing(row), *_peers_machine(row)]
     return lines
+
+
+def _forms(stored: Mapping[str, Any]) -> list[str]:
+    """What the networks are by default, and what that costs where another form is faster."""
+    said = []
+    for name, row in stored["rows"].items():
+        ours, *others = (side for side in row["sides"] if "failed" not in side)
+        if name.endswith(FORMS_OF) and others:
+            best = min(others, key=lambda side: side["seconds"])
+            said.append(f"{row['short']} {_seconds(ours['seconds'])} s ({best['name']}: {_seconds(best['seconds'])})")
+    if not said:
+        return []
+    why = (
+        "Networks are channels last in float32 by default on a CPU: a compiler keeps the first batch waiting, and vectors"
+        " by bfloat16 are others ([why, and what a GPU should use](decisions/0015-forms-of-a-network.md))."
+    )
+    return [f"{why} A batch takes, beside its fastest form: {'; '.join(said)}.", ""]
 
 
 def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
