@@ -560,8 +560,8 @@ def _forms(stored: Mapping[str, Any]) -> list[str]:
     if not said:
         return []
     why = (
-        "Networks are channels last in float32 by default on a CPU: a compiler keeps the first batch waiting, and vectors"
-        " by bfloat16 are others ([why, and what a GPU should use](decisions/0015-forms-of-a-network.md))."
+        "Networks are channels last in float32 by default on a CPU: a compiler keeps the first batch waiting, and"
+        " vectors by bfloat16 are others ([why, and what a GPU should use](decisions/0015-forms-of-a-network.md))."
     )
     return [f"{why} A batch takes, beside its fastest form: {'; '.join(said)}.", ""]
 
