@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -30,6 +31,7 @@ from tammes.embedder import load
 from tammes.objectives import Objective
 from tammes.presets import RECIPES, recipe_of
 from tammes.runs import Run
+from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")
 
@@ -466,10 +468,20 @@ def long_run(photos: Path, out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    main(long_run(photos, out))
-    return out
+def measured(
+    started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, float]:
+    """The run that nobody stops, and how many seconds it took in a process of its own."""
+    folder = tmp_path_factory.mktemp("whole")
+    process, begun = started(long_run(photos, folder / "run"), folder / "said.txt"), time.monotonic()
+    process.join(timeout=300)
+    assert process.exitcode == 0, (folder / "said.txt").read_text()
+    return folder / "run", time.monotonic() - begun
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(measured: tuple[Path, float]) -> Path:
+    return measured[0]
 
 
 def wait_for_checkpoint(process: BaseProcess, out: Path, delay: float) -> None:
@@ -479,28 +491,71 @@ def wait_for_checkpoint(process: BaseProcess, out: Path, delay: float) -> None:
     time.sleep(delay)
 
 
-KILLS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]
+def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path) -> str:
+    """Finish a run that was killed, as what the command says has it; what was there of it."""
+    if not (out / "environment.json").exists():
+        said = refused(capsys, "train", "--resume", str(out))
+        begun = f"{out} was stopped before there was anything to go on from. Start it again: tammes train DATA --out"
+        assert (begun if (out / ".lock").exists() else f"no run in {out}: ") in said
+        main(words)
+        return "nothing"
+    state = Run(out).state
+    if state == "finished":  # killed in its last moments
+        assert f"{out} has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
+    else:
+        main(["train", "--resume", str(out)])
+    return {"started": "a run without a checkpoint", "interrupted": "a checkpoint", "finished": "all"}[state]
 
 
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("seed", KILLS)
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
-    uninterrupted: Path, started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path: Path, seed: int
+    measured: tuple[Path, float],
+    started: Callable[[list[str], Path], BaseProcess],
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kills: int,
 ) -> None:
+    """At a random moment of each third, or fiftieth, of the time that a run takes."""
+    (whole, seconds), rng, found, faster = measured, random.Random(0), Counter[str](), 0
+    results = json.loads((whole / "results.json").read_text())["trained"]
+    while (killed := found.total()) < kills:
+        out, said = tmp_path / f"run {killed} {faster}", tmp_path / "said.txt"
+        process = started(long_run(photos, out), said)
+        time.sleep((killed + rng.random()) / kills * seconds)
+        process.kill()
+        process.join(timeout=300)
+        if process.exitcode == 0:  # it had ended: the machine was busier when the time was taken
+            faster, seconds = faster + 1, 0.9 * seconds
+            assert faster <= max(4, kills // 2), "most have ended before they were killed"
+            continue
+        assert process.exitcode == -signal.SIGKILL, said.read_text()
+        found[gone_on_with(capsys, long_run(photos, out), out)] += 1
+        assert same_end(out, whole)
+        assert json.loads((out / "results.json").read_text())["trained"] == results
+    with capsys.disabled():
+        print(f"\n{kills} killed, {faster} had ended before; there was {dict(found)}")
+    assert found["a checkpoint"] >= kills / 3
+
+
+@pytest.mark.parametrize("left", [(), ("images",), ("images", "config"), ("images", "config", "classes")])
+def test_a_run_killed_before_it_had_begun_is_started_again(
+    trained: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], left: tuple[str, ...]
+) -> None:
+    """There is nothing to lose yet, and nobody has to remove what is there."""
     out = tmp_path / "run"
-    process = started(long_run(photos, out), tmp_path / "said.txt")
-    wait_for_checkpoint(process, out, random.Random(seed).uniform(0, 0.5))
-    process.kill()
-    process.join(timeout=300)
-    assert (out / "checkpoint.safetensors").exists()
-    if not (out / "results.json").exists():
-        main(["train", "--resume", str(out)])
-    whole, again = weights(uninterrupted), weights(out)
-    assert all(np.array_equal(whole[name], again[name]) for name in whole)
-    assert (
-        json.loads((out / "results.json").read_text())["trained"]
-        == (json.loads((uninterrupted / "results.json").read_text())["trained"])
+    out.mkdir()
+    for name in (".lock", *(f"{each}.json" for each in left)):
+        shutil.copy(trained / name, out / name)
+    (out / ".environment.json.x1y2.partial").touch()
+    assert refused(capsys, "train", "--resume", str(out)) == (
+        f"tammes: {out} was stopped before there was anything to go on from. Start it again: tammes train DATA --out"
+        f" {out}\n"
     )
+    main(["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL])
+    assert "R@1" in printed(capsys, "evaluate", str(out))
+    assert not list(out.glob("*.partial"))
 
 
 @pytest.mark.xdist_group("processes")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
 
 from tammes.cli import main
+from tammes.embedder import Embedder
 from tammes.runs import held, open_run
 from tammes.runtime import PARTIAL
 from tammes.tensors import check_tensors
+from tests.compared import same_end
 
+CHECKPOINTS = ("checkpoint.safetensors", "previous.safetensors")
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
 
 
@@ -62,33 +65,52 @@ def whole(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def same_end(run: Path, whole: Path) -> bool:
-    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, whole))
-    return all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+FULL = "No space left on device. Free some room and do it again; what was reported as saved is safe.\n"
 
 
-@pytest.mark.parametrize("left", [5_000, 700_000, 2_000_000])
+@pytest.mark.parametrize(
+    ("checkpoints", "more", "epochs"), [(0, 5_000, 0), (0.5, 0, 0), (1.5, 0, 1), (2.5, 0, 2)], ids=str
+)
 def test_a_disk_that_fills_up_in_training(
-    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str], left: int
+    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str], checkpoints: float, more: int, epochs: int
 ) -> None:
-    """Before the first checkpoint, between two, and late."""
-    filling, out = fill(disk, left), disk / "run"
-    code, said = ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)
+    """As the folder is made, and in the first checkpoint, the second, the third: two are kept while one is written."""
+    out = disk / "run"
+    filling = fill(disk, int(checkpoints * (whole / "checkpoint.safetensors").stat().st_size) + more)
+    words = ["train", str(waves), "--out", str(out), "--epochs", "4", *SMALL]
+    code, said = ended(capsys, *words)
     assert code == 2
-    assert "tammes: cannot write " in said
-    assert said.endswith(
-        ": No space left on device. Free some room and do it again; what was reported as saved is safe.\n"
-    )
-    said_done = said.count("\nepoch ")
+    begun = (out / "environment.json").exists()
+    assert begun == (checkpoints > 0), "one that was given too little room has not begun"
+    file = f"{out}/.checkpoint.safetensors.new" if begun else f"{out}/[a-z]+.json"
+    assert re.fullmatch(f"tammes: cannot write {file}: {re.escape(FULL)}", said.splitlines(keepends=True)[-1]), said
+    assert said.count("\nepoch ") == epochs
+    assert len([name for name in CHECKPOINTS if (out / name).exists() and check_tensors(out / name)]) == epochs
+    assert not [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
     filling.unlink()
-    assert not list(out.glob(".*.safetensors.*"))  # nothing half written takes the room
-    if (out / "environment.json").exists():
-        assert said_done == 0 or check_tensors(out / "checkpoint.safetensors")
-        assert ended(capsys, "train", "--resume", str(out))[0] == 0
-    else:
-        assert said_done == 0
-        shutil.rmtree(out)
-        assert ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)[0] == 0
+    assert ended(capsys, *(["train", "--resume", str(out)] if begun else words))[0] == 0
+    assert same_end(out, whole)
+
+
+def test_a_disk_that_fills_up_after_the_last_epoch(
+    whole: Path, waves: Path, disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trained network is smaller than the third checkpoint was: only what others write can take its room."""
+    out, save, filling = disk / "run", Embedder.save, []
+
+    def crowded(self: Embedder, folder: Path) -> None:
+        filling.append(fill(disk, 100_000))
+        save(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "save", crowded)
+        code, said = ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)
+    assert code == 2
+    assert said.endswith(f"tammes: cannot write {out}/embedder.safetensors: {FULL}")
+    assert said.count("\nepoch ") == 4
+    assert not (out / "embedder.safetensors").exists()
+    filling[0].unlink()
+    assert ended(capsys, "train", "--resume", str(out))[0] == 0
     assert same_end(out, whole)
 
 
@@ -176,36 +198,65 @@ def test_a_disk_that_fills_up_under_a_benchmark(
     assert not list((disk / "out").rglob(f"*{PARTIAL}"))
 
 
+@pytest.fixture(scope="module")
+def longer(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with more epochs: time to be killed in."""
+    out = tmp_path_factory.mktemp("runs") / "longer"
+    main(["train", str(waves), "--out", str(out), "--epochs", "20", *SMALL])
+    return out
+
+
+def half_written(out: Path) -> list[Path]:
+    """The checkpoint that has no name yet, if one is being written."""
+    return list(out.glob("..checkpoint.safetensors.new.*"))
+
+
+def stopped_in_writing(process: BaseProcess, out: Path, wanted: int) -> bool:
+    """Stop a process, as it is, in the so manyth checkpoint that it is seen to write when it has written two."""
+    assert process.pid is not None
+    seen, writing, deadline = 0, True, time.monotonic() + 120
+    while process.is_alive() and time.monotonic() < deadline:
+        before, writing = writing, bool(half_written(out))
+        if not writing or before or not (out / "previous.safetensors").exists():
+            continue
+        seen += 1
+        if seen >= wanted:
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.01)  # it takes the signal at its next step into the system or out of it
+            if half_written(out):
+                return True
+            os.kill(process.pid, signal.SIGCONT)  # it was faster than we; then in the next one
+    return False
+
+
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_kill_while_a_checkpoint_is_written_leaves_a_whole_one(
-    started: Callable[[list[str], Path], BaseProcess], waves: Path, tmp_path: Path, kills: int
+def test_a_kill_while_a_checkpoint_is_written_leaves_whole_ones(
+    started: Callable[[list[str], Path], BaseProcess], waves: Path, longer: Path, tmp_path: Path, kills: int
 ) -> None:
-    out, rng, inside = tmp_path / "run", np.random.default_rng(0), 0
+    rng, sizes = np.random.default_rng(0), []
     for number in range(kills):
-        (tmp_path / "said").unlink(missing_ok=True)
-        shutil.rmtree(out, ignore_errors=True)
-        process = started(["train", str(waves), "--out", str(out), "--epochs", "500", *SMALL], tmp_path / "said")
-        fresh = out / ".checkpoint.safetensors.new"
-        wanted = int(rng.integers(1, 4))
-        deadline = time.monotonic() + 120
-        while wanted and process.is_alive() and time.monotonic() < deadline:
-            if fresh.exists() or list(out.glob("..checkpoint*")):  # it is being written at this moment
-                wanted -= 1
-        process.kill()
-        process.join()
-        inside += bool(fresh.exists() or list(out.glob("..checkpoint*")))
-        run = open_run(out)
-        if run.state == "interrupted":
-            names = [name for name in ("checkpoint", "previous") if (out / f"{name}.safetensors").exists()]
-            for name in names:
-                check_tensors(out / f"{name}.safetensors")
-        reported = (tmp_path / "said").read_text().count("\nepoch ")
-        assert reported == 0 or run.state == "interrupted", number
+        out, said = tmp_path / f"run {number}", tmp_path / f"said {number}"
+        process = started(["train", str(waves), "--out", str(out), "--epochs", "20", *SMALL], said)
+        try:
+            assert stopped_in_writing(process, out, int(rng.integers(1, 4))), said.read_text()
+        finally:
+            process.kill()
+            process.join()
+        (left,) = half_written(out)
+        sizes.append(left.stat().st_size)
+        assert open_run(out).state == "interrupted"
+        epochs = [json.loads(check_tensors(out / name)["state"])["position"]["epoch"] - 1 for name in CHECKPOINTS]
+        assert epochs[0] == epochs[1] + 1
+        assert epochs[0] >= said.read_text().count("\nepoch ") >= 2, "what was reported is there"
         with held(out):  # as who goes on with it does
             assert not [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
-    print(f"{inside} of {kills} kills left a checkpoint half written")
-    assert kills < 20 or inside > 0
+        main(["train", "--resume", str(out)])
+        assert same_end(out, longer)
+    whole = (longer / "checkpoint.safetensors").stat().st_size
+    print(
+        f"of {kills} files left half written, {sum(size < whole // 2 for size in sizes)} were less than half: {sizes}"
+    )
 
 
 @pytest.mark.xdist_group("processes")

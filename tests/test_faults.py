@@ -25,6 +25,7 @@ from tammes.loading import Decoded, decode
 from tammes.runs import held, open_run
 from tammes.runtime import PARTIAL, remove_partial, write_atomically
 from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
+from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
 
@@ -62,11 +63,6 @@ def stopped(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def part(stopped: tuple[Path, Path], tmp_path: Path) -> Path:
     """A copy of the run that has not finished."""
     return Path(shutil.copytree(stopped[1], tmp_path / "run"))
-
-
-def same_end(run: Path, whole: Path) -> bool:
-    ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, whole))
-    return all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:

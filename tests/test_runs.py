@@ -10,7 +10,7 @@ from torch import nn
 from tammes import UserError
 from tammes.checkpoints import load_checkpoint, load_frozen, save_checkpoint, save_frozen
 from tammes.runs import Run, create, listed, open_run
-from tammes.runtime import environment, write_atomically
+from tammes.runtime import environment, errors_name, write_atomically
 from tammes.training import Position
 
 
@@ -83,6 +83,54 @@ def test_a_folder_that_is_not_a_run_is_never_removed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists and is not a run. Please choose another --out.$"):
         create(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.doc").exists()
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_folder_that_only_looks_like_the_beginning_of_a_run_is_not_touched(tmp_path: Path, lock: bool) -> None:
+    """Other programs have a config.json too: without our lock, or with anything else, it is theirs."""
+    (tmp_path / "config.json").write_text("theirs")
+    if lock:
+        (tmp_path / ".lock").touch()
+        (tmp_path / "thesis.doc").touch()
+    with pytest.raises(UserError, match="exists and is not a run. Please choose another --out.$"):
+        create(tmp_path, overwrite=True)
+    assert (tmp_path / "config.json").read_text() == "theirs"
+
+
+def test_an_old_run_that_is_half_removed_can_be_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever replaces a run may be stopped as they remove the old one."""
+    run, names, unlink = (
+        create(tmp_path / "run"),
+        ("images", "config", "classes", "environment", "results"),
+        Path.unlink,
+    )
+    for allowed in range(len(names)):
+        for name in names:
+            run.write(name, {})
+        left = [allowed]
+
+        def stopped(self: Path, missing_ok: bool = False, left: list[int] = left) -> None:
+            if self.suffix == ".json":
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+            unlink(self, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                create(run.folder, overwrite=True)
+        create(run.folder, overwrite=True)
+        assert [each.name for each in run.folder.iterdir()] == [".lock"]
+
+
+def test_an_error_names_the_file_that_a_disk_was_full_for(tmp_path: Path) -> None:
+    """Also where it comes when the file is closed, and is tried again."""
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as full:  # noqa: SIM117 - what is outside counts
+        with errors_name(tmp_path / "full"), (tmp_path / "full").open("a") as file:
+            file.write("some")
+    assert full.value.filename == str(tmp_path / "full")
 
 
 def test_metrics_survive_a_line_cut_short_and_forget_what_is_trained_again(tmp_path: Path) -> None:

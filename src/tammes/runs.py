@@ -28,11 +28,13 @@ from tammes.errors import UserError, unknown_name
 from tammes.processes import is_first
 from tammes.records import checked, read_json
 from tammes.run_files import SHAPES, Line, Places
-from tammes.runtime import lock, remove_partial, write_atomically
+from tammes.runtime import PARTIAL, errors_name, lock, remove_partial, write_atomically
 
 _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 FRESH = f".{NEWEST}.new"
+# What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
+_FIRST = ("images.json", "config.json", "classes.json", "frozen.safetensors")
 # What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
 _OWN = frozenset(
     f"{name}.json"
@@ -99,7 +101,8 @@ class Run:
         """Add a line to metrics.jsonl."""
         if not is_first():
             return
-        with (self.folder / "metrics.jsonl").open("a") as file:
+        place = self.folder / "metrics.jsonl"
+        with errors_name(place), place.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def epochs(self) -> list[dict[str, Any]]:
@@ -143,18 +146,20 @@ class Run:
 def create(folder: Path, *, overwrite: bool = False) -> Run:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
 
-    Of that only what a run writes is removed: somebody may keep images in there.
+    Of that only what a run writes is removed: somebody may keep images in there. A folder that a process was stopped
+    in before it was a run is as good as an empty one.
     """
     if not is_first():
         return Run(folder)
-    if folder.exists() and any(each.name != _LOCK for each in (folder.iterdir() if folder.is_dir() else [folder])):
+    if folder.exists():
         ours = is_run(folder)
-        if not overwrite or not ours:
+        if not (_is_begun(folder) or (ours and overwrite)):
             what = "is a run already" if ours else "exists and is not a run"
             hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
             raise UserError(f"{folder} {what}. {hint} choose another --out.")
-        with held(folder):
-            _remove_own(folder)
+        if ours or (folder / _LOCK).exists():
+            with held(folder):
+                _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return Run(folder)
 
@@ -170,8 +175,20 @@ def remove(folder: Path) -> list[str]:
     return left
 
 
+def _is_begun(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what a process may have left that was stopped as it made a run of it."""
+    if not folder.is_dir():
+        return False
+    names = {each.name for each in folder.iterdir()} - {_LOCK}
+    begun = tuple(f".{name}." for name in (*_FIRST, "environment.json"))
+    halves = {name for name in names if name.startswith(begun) and name.endswith(PARTIAL)}
+    return not names or ((folder / _LOCK).is_file() and names <= {*_FIRST, *halves})
+
+
 def _remove_own(folder: Path) -> None:
-    for each in folder.iterdir():
+    # Last what makes it a run, and what one begins with: if this is stopped, it can be done again.
+    order = ("environment.json", *_FIRST)
+    for each in sorted(folder.iterdir(), key=lambda each: order.index(each.name) + 1 if each.name in order else 0):
         if each.name in _OWN:
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
 
@@ -215,6 +232,11 @@ def _remove_what_is_left(folder: Path) -> None:
 def open_run(folder: Path) -> Run:
     """A run folder that is there."""
     if not is_run(folder):
+        if (folder / _LOCK).exists() and _is_begun(folder):
+            raise UserError(
+                f"{folder} was stopped before there was anything to go on from. Start it again: tammes train DATA"
+                f" --out {folder}"
+            )
         raise UserError(
             f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
         )

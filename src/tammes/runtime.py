@@ -87,18 +87,28 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
     What processes that were killed left of the same file is removed.
     """
     remove_partial(file.parent, f".{glob.escape(file.name)}.*")
-    with new_partial(file.parent, f".{file.name}.") as temporary:
+    # Outermost, as what could not be written is tried again when the file is closed, which is an error of its own.
+    with errors_name(file), new_partial(file.parent, f".{file.name}.") as temporary:
         try:
             yield temporary
             temporary.flush()
             os.fsync(temporary.fileno())
             Path(temporary.name).replace(file)
-        except BaseException as error:
+        except BaseException:
             Path(temporary.name).unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                error.filename = str(file)  # the system does not say which file a disk was full for
             raise
     synchronise(file.parent)
+
+
+@contextmanager
+def errors_name(file: Path) -> Iterator[None]:
+    """Have errors in here say which file they are about: the system does not where a disk was full for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(file)
+        raise
 
 
 def new_partial(folder: Path, prefix: str) -> IO[bytes]:

@@ -12,6 +12,7 @@ import tyro
 
 from tammes.errors import UserError
 from tammes.processes import is_first, number
+from tammes.runtime import errors_name
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ def say(text: str, log: Path | None = None) -> None:
     if not _quiet[0]:
         print(text, file=sys.stderr, flush=True)
     if log is not None:
-        with log.open("a") as file:
+        with errors_name(log), log.open("a") as file:
             file.write(text + "\n")
 
 

@@ -323,10 +323,10 @@ def _new_run(config: Train, data: Data, embedder: Embedder, until_done: ExitStac
         until_done.enter_context(held(run.folder))
     run.write("images", {"digest": data.images.digest})
     run.write("config", asdict(config))
-    run.write("environment", environment())
     run.write("classes", data.classes() | ({} if data.places is None else {"places": asdict(data.places)}))
     if data.kept is not None:
         save_frozen(run, embedder)
+    run.write("environment", environment())  # last: with it, it is a run that can go on
     return run
 
 

@@ -298,8 +298,8 @@ def _new_run(config: Train, data: VectorData, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     until_done.enter_context(held(run.folder))
     run.write("config", asdict(config))
-    run.write("environment", environment())
     run.write("classes", data.classes())
+    run.write("environment", environment())  # last: with it, it is a run that can go on
     return run
 
 
