@@ -539,23 +539,34 @@ def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
     assert found["a checkpoint"] >= kills / 3
 
 
-@pytest.mark.parametrize("left", [(), ("images",), ("images", "config"), ("images", "config", "classes")])
+@pytest.mark.parametrize("at", ["images", "config", "classes", "environment"])
 def test_a_run_killed_before_it_had_begun_is_started_again(
-    trained: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], left: tuple[str, ...]
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """There is nothing to lose yet, and nobody has to remove what is there."""
-    out = tmp_path / "run"
-    out.mkdir()
-    for name in (".lock", *(f"{each}.json" for each in left)):
-        shutil.copy(trained / name, out / name)
-    (out / ".environment.json.x1y2.partial").touch()
+    out, write = tmp_path / "run", Run.write
+    words = ["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL]
+
+    def stopped(self: Run, name: str, content: Any) -> None:
+        if name == at:
+            (out / f".{name}.json.x1y2.partial").touch()
+            raise KeyboardInterrupt
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "write", stopped)
+        with pytest.raises(SystemExit):
+            main([*words, "--train", "head"])
+    capsys.readouterr()
     assert refused(capsys, "train", "--resume", str(out)) == (
         f"tammes: {out} was stopped before there was anything to go on from. Start it again: tammes train DATA --out"
         f" {out}\n"
     )
-    main(["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL])
+    main(words)
     assert "R@1" in printed(capsys, "evaluate", str(out))
-    assert not list(out.glob("*.partial"))
+    names = {file.name for file in out.iterdir()}
+    assert "classes.json" in names
+    assert not {name for name in names if name.endswith(".partial")} | names & {"frozen.safetensors"}
 
 
 @pytest.mark.xdist_group("processes")
