@@ -20,7 +20,7 @@ With `--debug`, before or after a command, an error is preceded by where in the 
 | exit code | meaning |
 |---:|---|
 | 0 | done |
-| 1 | problems were found: `tammes doctor` says that training would fail |
+| 1 | problems were found: `doctor`: training would fail; `benchmark`: cells failed; `runs`: some cannot be read |
 | 2 | wrong use: one of the errors below, or options that are not understood |
 | 3 | a fault of tammes: please report it with what the same command says with `--debug` |
 | 130 | interrupted by Ctrl-C or a polite kill; what was reported as saved is safe |

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -463,6 +464,12 @@ def test_the_page_of_errors_is_what_the_code_says() -> None:
     text = (ROOT / "docs" / "errors.md").read_text()
     assert text == errors_page(), "docs/errors.md is not what the code says: run `make results`."
     assert "- `{folder} is being trained by another process{…}. Wait until it has ended, or stop it; a new run" in text
+
+
+def test_the_page_names_every_command_that_ends_with_1() -> None:
+    (row,) = (line for line in errors_page().splitlines() if line.startswith("| 1 |"))
+    files = [file for file in (ROOT / "src" / "tammes" / "cli").glob("*.py") if "SystemExit(1)" in file.read_text()]
+    assert {file.stem for file in files} == set(re.findall(r"`(\w+)`", row))
 
 
 def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from hashlib import sha256
 from inspect import getsource
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from PIL import Image
 
 import tammes.loading.decoded
 from tammes.cache import cached, clear
+from tammes.cli import job, main
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import folder
 from tammes.errors import UserError
@@ -603,8 +605,7 @@ def test_a_walk_that_is_forgotten_leaves_no_thread() -> None:
     assert batch_threads() == 0
 
 
-def test_an_error_in_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_epoch = epoch_of(some_labels([9, 9]))
+def fail_at_the_third_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made, original = [0], Batches._made
 
     def failing(self: Batches, turn: Any) -> Any:
@@ -614,10 +615,43 @@ def test_an_error_in_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPat
         return original(self, turn)
 
     monkeypatch.setattr(Batches, "_made", failing)
+
+
+def test_an_error_in_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_epoch = epoch_of(some_labels([9, 9]))
+    fail_at_the_third_batch(monkeypatch)
     walk = iter(one_epoch)
     assert len([next(walk), next(walk)]) == 2
     with pytest.raises(RuntimeError, match="the disk is gone"):
         next(walk)
+    assert batch_threads() == 0
+
+
+def test_an_error_in_the_thread_ends_the_command(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing waits for a batch that never comes."""
+    ends: list[SystemExit | None] = []
+    words = ["train", str(waves), "--out", str(tmp_path / "run"), "--epochs", "3", "--batch-size", "8"]
+
+    def command() -> None:
+        try:
+            main([*words, "--backbone", "conv4", "--dim", "8"])
+            ends.append(None)
+        except SystemExit as stopped:
+            ends.append(stopped)
+
+    fail_at_the_third_batch(monkeypatch)
+    monkeypatch.setattr(job, "stop_on_signal", lambda: nullcontext(lambda: False))  # signals are for the first thread
+    waiting = threading.Thread(target=command, daemon=True)  # one that waits for ever does not keep the tests waiting
+    waiting.start()
+    waiting.join(timeout=120)
+    assert not waiting.is_alive()
+    (stopped,) = ends
+    assert stopped is not None
+    assert stopped.code == 3
+    said = capsys.readouterr().err
+    assert "tammes: this is a fault of tammes (RuntimeError: the disk is gone). Please report it" in said
     assert batch_threads() == 0
 
 
