@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import threading
 import time
@@ -25,6 +26,7 @@ from numpy import ndarray
 
 from tammes.errors import UserError
 from tammes.gallery import About, Row, Store, lance, lance_tables, open_gallery, qdrant, rebuild
+from tammes.gallery.duplicates import duplicates
 from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
 from tammes.gallery.store import FORMAT, Hit, as_it_was, storable
 from tammes.neighbours import search
@@ -166,7 +168,7 @@ def test_strange_names_are_names(store: Store) -> None:
 @given(st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\ue000")))
 def test_every_text_can_be_stored_and_comes_back(text: str) -> None:
     storable(text).encode()  # raises no error
-    assert as_it_was(storable(text)) == text
+    assert as_it_was(storable(text), "g") == text
 
 
 @given(st.lists(st.text(st.sampled_from("\ue000\udce9dce9"), max_size=6), min_size=2, max_size=2, unique=True))
@@ -176,7 +178,24 @@ def test_no_two_texts_are_stored_alike(texts: list[str]) -> None:
 
 def test_names_from_the_file_system_come_back_as_bytes() -> None:
     name = b"caf\xe9 \xff.jpg"
-    assert os.fsencode(as_it_was(storable(os.fsdecode(name)))) == name
+    assert os.fsencode(as_it_was(storable(os.fsdecode(name)), "g")) == name
+
+
+@given(st.text(st.sampled_from("\ue000d80ef")))
+def test_a_stored_text_is_one_that_can_be_stored_or_is_refused(stored: str) -> None:
+    with suppress(UserError):
+        assert storable(as_it_was(stored, "g")) == stored
+
+
+def test_a_name_that_nothing_of_ours_stores_is_refused(folder: str) -> None:
+    import pyarrow
+
+    strange_items(folder, path=(pyarrow.string(), ["\ue000ffff\ue000d800"], False))
+    name = re.escape(r"'\ue000ffff\ue000d800'")
+    store = open_gallery(folder)
+    for action in (store.fingerprints, lambda: store.search(unit(1), 1), lambda: list(store.rows(5))):
+        with pytest.raises(UserError, match=f"gallery {folder} holds a name that is none: {name}. Make it anew: "):
+            action()
 
 
 SETS = {
@@ -558,19 +577,69 @@ def test_vectors_of_a_strangers_gallery_are_as_long_as_it_says(folder: str, dim:
         open_gallery(folder)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_vectors_of_a_strangers_gallery_are_finite(folder: str, number: float) -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38, -1e19, 1e15])
+def test_vectors_of_a_strangers_gallery_are_finite_and_not_too_large(folder: str, number: float) -> None:
     strange_items(folder)
     (file,) = Path(folder).glob("items-*.lance/data/*")  # LanceDB itself would not write them
     before, after = (np.full(DIM, each, np.float32).tobytes() for each in (0.5, number))
     assert before in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(before, after))
-    with pytest.raises(UserError, match="holds vectors that are not finite numbers. Make it anew: tammes index"):
+    wrong = f"the gallery {folder} holds vectors that are not finite numbers below 1e\\+15. Make it anew: tammes index"
+    with pytest.raises(UserError, match=wrong):
         open_gallery(folder).search(unit(20), 1)
     with suppress(UserError):
         assert open_gallery(folder).search(unit(1), 1) == [[]]  # LanceDB leaves out what has no distance
-    with pytest.raises(UserError, match="holds vectors that are not finite numbers."):
+    with pytest.raises(UserError, match=wrong):
         list(open_gallery(folder).rows(10))
+
+
+def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
+    strange_items(
+        folder,
+        **{name: (lance_tables.schema_of(DIM).field(name).type, [value] * 3, False) for name, value in {
+            "path": "a.jpg", "vector": [0.5] * DIM, "label": "x", "width": 1, "height": 1, "fingerprint": "f",
+            "thumbnail": b"",
+        }.items()},
+    )  # fmt: skip
+    with pytest.raises(
+        UserError, match=f"the gallery {folder} holds 3 images with 1 paths: each must have its own. Make"
+    ):
+        open_gallery(folder).fingerprints()
+
+
+@pytest.mark.parametrize("fingerprint", ["", "abc"])
+def test_a_strangers_fingerprints_make_no_files_the_same(store: Store, fingerprint: str) -> None:
+    store.upsert([row(name, unit(1)[0], fingerprint=fingerprint) for name in "ab"])
+    (group,) = duplicates(store, 0.1)
+    assert (group.paths, group.identical) == (("a", "b"), False)
+
+
+@pytest.mark.parametrize("path", ["\0", "/photos/\0", "\ud800", ""])
+@pytest.mark.parametrize("name", ["roots", "run"])
+def test_a_strangers_folders_may_be_folders(folder: str, name: str, path: str) -> None:
+    strange = replace(ABOUT, roots=("/photos", path)) if name == "roots" else replace(ABOUT, run=path)
+    said(folder, about=strange.to_json())
+    with pytest.raises(UserError, match="does not say what made it. Make it anew"):
+        open_gallery(folder)
+
+
+def test_a_gallery_whose_items_are_missing_says_how_to_make_it_anew(folder: str) -> None:
+    said(folder, items="items-nowhere")
+    with pytest.raises(
+        UserError, match=f"{folder} is not whole: its table items-nowhere is not there. Make it anew: tammes index"
+    ):
+        open_gallery(folder)
+    rebuild(folder, ABOUT).swap()
+    assert open_gallery(folder).count() == 0
+
+
+def test_a_gallery_that_goes_away_while_it_is_open_is_said_to_be_gone(folder: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
+    filled(store, unit(3))
+    shutil.rmtree(folder)
+    for action in (lambda: store.get(["00000.jpg"]), lambda: store.search(unit(1), 1), store.count):
+        with pytest.raises(UserError, match=f"there is no gallery {folder}"):
+            action()
 
 
 def said(folder: str, **changes: str) -> None:

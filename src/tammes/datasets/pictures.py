@@ -247,6 +247,18 @@ def small(image: Image.Image, longer_side: int, *, effort: int = 4) -> bytes:
     return content.getvalue()
 
 
+def open_small(content: bytes, longer_side: int) -> Image.Image | None:
+    """The picture in a file that `small` made; None for what is no such file, or holds a larger one.
+
+    Only the header is read: whoever takes the pixels knows that they are few.
+    """
+    try:
+        image = Image.open(BytesIO(content), formats=("WEBP",))
+    except (OSError, *_BROKEN, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return None
+    return image if max(image.size) <= longer_side else None
+
+
 def check_shape(image: Image.Image) -> None:
     """An error for a picture that is so long that it would not fit into memory when its shorter side is scaled up."""
     if max(image.size) > LONGEST * min(image.size):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tammes.gallery.store import Store
+from tammes.gallery.store import Store, content_of
 
 _BATCH = 4096  # queries of one pass over the gallery
 _NEIGHBOURS = 16  # looked at first; more where all of them are near, but not more than ...
@@ -30,6 +30,8 @@ class Group:
 
 def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, int], None] | None = None) -> list[Group]:
     """All groups of images no farther apart than the threshold, the largest first."""
+    # A fingerprint that does not tell the content, as a stranger's may be, is like no other.
+    contents = {path: content_of(fingerprint) or path for path, fingerprint in store.fingerprints().items()}
     total, done = store.count(), 0
     joined: dict[str, str] = {}
     near: dict[str, float] = defaultdict(float)
@@ -61,7 +63,6 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
     groups: dict[str, list[str]] = defaultdict(list)
     for path in joined:
         groups[head(path)].append(path)
-    contents = {path: fingerprint.split(":")[1] for path, fingerprint in store.fingerprints().items()}
     found_groups = [
         Group(
             paths=tuple(sorted(paths)),

@@ -18,10 +18,9 @@ from tammes.datasets.folder import images_below
 from tammes.datasets.pictures import ROOM, check_shape, open_picture, opened, small
 from tammes.embedder import Embedder
 from tammes.errors import UserError
-from tammes.gallery.store import Row, Store
+from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
-_THUMBNAIL = 160  # its longer side, in pixels
 
 
 @dataclass(frozen=True)
@@ -209,13 +208,13 @@ def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
     except OSError as error:
         return _Picture(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
     fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
-    if _digest(known.get(fspath(file), "")) == _digest(fingerprint):
+    if content_of(known.get(fspath(file), "")) == content_of(fingerprint):
         return _Picture(file, fingerprint, None)
     try:
         with ROOM.for_picture(BytesIO(content)):
             image = open_picture(BytesIO(content), name=fspath(file))
             check_shape(image)
-            return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, _THUMBNAIL))
+            return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, THUMBNAIL))
     except (OSError, UserError) as error:
         said = str(error)
         return _Picture(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
@@ -300,11 +299,6 @@ def _state(file: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
-
-
-def _digest(fingerprint: str) -> str:
-    """That of the content; of a path that is not known nothing, which no content has."""
-    return fingerprint.split(":")[1] if ":" in fingerprint else "?"
 
 
 def _label(fingerprint: str) -> str:

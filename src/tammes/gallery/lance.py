@@ -43,8 +43,10 @@ from tammes.gallery.store import (
     Order,
     Row,
     as_it_was,
+    check_keys,
     check_queries,
     check_rows,
+    check_stored,
     how_to_remake,
     missing_paths,
     no_gallery,
@@ -165,7 +167,7 @@ class LanceGallery:
     def get(self, paths: Sequence[str]) -> list[Row]:
         found: dict[str, Row] = {}
         for condition in _among(paths):
-            table = self._do(self._items.search().where(condition).to_arrow)
+            table = self._do(lambda only=condition: self._items.search().where(only).to_arrow())
             found |= {row.path: row for row in self._rows(table)}
         missing = [path for path in paths if path not in found]
         if missing:
@@ -177,7 +179,9 @@ class LanceGallery:
 
     def fingerprints(self) -> dict[str, str]:
         table = self._do(lambda: self._items.search().select(["path", "fingerprint"]).to_arrow())
-        return dict(zip(_texts(table, "path"), _texts(table, "fingerprint"), strict=True))
+        found = dict(zip(self._texts(table, "path"), self._texts(table, "fingerprint"), strict=True))
+        check_keys(found, len(table), self.uri)
+        return found
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
         columns = [name for name in schema_of(self._about.dim).names if thumbnails or name != "thumbnail"]
@@ -201,7 +205,8 @@ class LanceGallery:
 
     def labels(self) -> dict[str, int]:
         table = self._do(lambda: self._items.search().select(["label"]).to_arrow())
-        return {as_it_was(each["values"]): each["counts"] for each in table.column("label").value_counts().to_pylist()}
+        counts = table.column("label").value_counts().to_pylist()
+        return {as_it_was(each["values"], self.uri): each["counts"] for each in counts}
 
     def describe(self, about: About) -> None:
         if about.dim != self._about.dim:
@@ -249,7 +254,7 @@ class LanceGallery:
         return False
 
     def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Found]:
-        def fetch(number: int) -> Found:
+        def rows(number: int) -> Any:
             asked = self._items.search(query, vector_column_name="vector").distance_type("l2").limit(number)
             asked = asked.select(["path", "label", "vector", "_distance"])
             if label is not None:
@@ -258,7 +263,10 @@ class LanceGallery:
                 asked = asked.bypass_vector_index()
             else:
                 asked = asked.nprobes(_PROBES if label is None else _PROBES_OF_A_CLASS).refine_factor(_REFINE)
-            found = self._do(asked.to_arrow)
+            return asked.to_arrow()
+
+        def fetch(number: int) -> Found:
+            found = self._do(rows, number)
             squared = found.column("_distance").to_numpy()
             return Found(self._block(found), float(np.sqrt(squared.max(initial=0), dtype=np.float64)))
 
@@ -273,21 +281,19 @@ class LanceGallery:
             yield self._block(batch)
 
     def _block(self, table: Any) -> Block:
-        return Block(_texts(table, "path"), _texts(table, "label"), self._vectors(table))
+        return Block(self._texts(table, "path"), self._texts(table, "label"), self._vectors(table))
 
     def _vectors(self, table: Any) -> Float32[ndarray, "rows dim"]:
-        vectors = _vectors(table, self._about.dim)
-        if not np.isfinite(vectors).all():  # nothing of ours writes such: a stranger's, or damaged
-            raise UserError(
-                f"the gallery {self.uri} holds vectors that are not finite numbers. {how_to_remake(self.uri)}"
-            )
-        return vectors
+        return check_stored(_vectors(table, self._about.dim), self.uri)
+
+    def _texts(self, table: Any, name: str) -> list[str]:
+        return [as_it_was(text, self.uri) for text in table.column(name).to_pylist()]
 
     def _rows(self, table: Any) -> list[Row]:
         sizes = (table.column(name).to_pylist() for name in ("width", "height"))
         asked = "thumbnail" in table.schema.names
         thumbnails = table.column("thumbnail").to_pylist() if asked else [b""] * len(table)
-        paths, labels, fingerprints = (_texts(table, name) for name in ("path", "label", "fingerprint"))
+        paths, labels, fingerprints = (self._texts(table, name) for name in ("path", "label", "fingerprint"))
         every = zip(paths, self._vectors(table), labels, *sizes, fingerprints, thumbnails, strict=True)
         return [Row(*each) for each in every]
 
@@ -331,7 +337,7 @@ class LanceGallery:
     def _recall(self, rows: int) -> float:
         drawn = np.random.default_rng(0).choice(rows, min(rows, _QUERIES), replace=False)
         table = self._do(lambda: self._items.take_offsets(sorted(drawn.tolist())).select(["path", "vector"]).to_arrow())
-        vectors, paths = _vectors(table, self._about.dim), _texts(table, "path")
+        vectors, paths = self._vectors(table), self._texts(table, "path")
         answers = [self.search(vectors, 10, exact=exact, leave_out=paths) for exact in (False, True)]
         return recall_at_10(*answers)
 
@@ -381,6 +387,13 @@ class LanceGallery:
 
     def _wrong(self, error: BaseException) -> UserError:
         if self._gone():
+            if ABOUT not in table_names(self.uri):
+                return no_gallery(self.uri)
+            if not self.replaced():
+                return UserError(
+                    f"the gallery {self.uri} is not whole: its table {self._name} is not there."
+                    f" {how_to_remake(self.uri)}"
+                )
             return UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.")
         return damaged(self.uri, error)
 
@@ -408,10 +421,6 @@ def _vectors(table: Any, dim: int) -> Float32[ndarray, "rows dim"]:
     chunks = getattr(column, "chunks", [column])  # of a table; a batch has one
     parts = [chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim) for chunk in chunks]
     return np.concatenate(parts) if parts else np.zeros((0, dim), dtype=np.float32)
-
-
-def _texts(table: Any, name: str) -> list[str]:
-    return [as_it_was(text) for text in table.column(name).to_pylist()]
 
 
 def _is_label(label: str) -> str:

@@ -10,7 +10,7 @@ import json
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from importlib import import_module
@@ -33,8 +33,10 @@ from tammes.gallery.store import (
     Order,
     Row,
     as_it_was,
+    check_keys,
     check_queries,
     check_rows,
+    check_stored,
     how_to_remake,
     missing_paths,
     no_gallery,
@@ -148,7 +150,7 @@ class QdrantGallery:
         for part in _some([_id(path) for path in paths]):
             whole = partial(self._client.retrieve, with_payload=True, with_vectors=True)
             points = self._do(whole, self._collection, part)
-            found |= {row.path: row for row in map(_row, points)}
+            found |= {row.path: row for row in self._rows(points)}
         missing = [path for path in paths if path not in found]
         if missing:
             raise missing_paths(self.uri, missing)
@@ -159,18 +161,20 @@ class QdrantGallery:
 
     def fingerprints(self) -> dict[str, str]:
         pages = self._pages(_PAGE, ["path", "fingerprint"])
-        every = (point.payload for page in pages for point in page)
-        return {as_it_was(each["path"]): as_it_was(each["fingerprint"]) for each in every}
+        every = [point.payload for page in pages for point in page]
+        found = {self._text(each, "path"): self._text(each, "fingerprint") for each in every}
+        check_keys(found, len(every), self.uri)
+        return found
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
         """All rows, some at a time; what others write meanwhile may be among them or not."""
         wanted = ["path", "label", "width", "height", "fingerprint", *(["thumbnail"] if thumbnails else [])]
         for page in self._pages(batch, wanted, vectors=True):
-            yield [_row(point) for point in page]
+            yield self._rows(page)
 
     def labels(self) -> dict[str, int]:
         pages = self._pages(_PAGE, ["label"])
-        return dict(Counter(as_it_was(point.payload["label"]) for page in pages for point in page))
+        return dict(Counter(self._text(point.payload, "label") for page in pages for point in page))
 
     def describe(self, about: About) -> None:
         if about.dim != self._about.dim:
@@ -228,13 +232,34 @@ class QdrantGallery:
                 )
             ).points
             block = Block(
-                [as_it_was(point.payload["path"]) for point in points],
-                [as_it_was(point.payload["label"]) for point in points],
-                np.array([point.vector for point in points], dtype=np.float32).reshape(len(points), len(query)),
+                [self._text(point.payload, "path") for point in points],
+                [self._text(point.payload, "label") for point in points],
+                self._vectors(points),
             )
             return Found(block, max((float(point.score) for point in points), default=0.0))
 
         return fetch
+
+    def _rows(self, points: Sequence[Any]) -> list[Row]:
+        return [
+            Row(
+                path=self._text(point.payload, "path"),
+                vector=vector,
+                label=self._text(point.payload, "label"),
+                width=int(point.payload["width"]),
+                height=int(point.payload["height"]),
+                fingerprint=self._text(point.payload, "fingerprint"),
+                thumbnail=b64decode(point.payload.get("thumbnail", "")),
+            )
+            for point, vector in zip(points, self._vectors(points), strict=True)
+        ]
+
+    def _text(self, payload: Mapping[str, Any], name: str) -> str:
+        return as_it_was(payload[name], self.uri)
+
+    def _vectors(self, points: Sequence[Any]) -> Float32[ndarray, "points dim"]:
+        vectors = np.array([point.vector for point in points], dtype=np.float32)
+        return check_stored(vectors.reshape(len(points), self._about.dim), self.uri)
 
     def _pages(self, size: int, words: Sequence[str], *, vectors: bool = False) -> Iterator[list[Any]]:
         """All points, some at a time, in the order of their ids."""
@@ -261,8 +286,7 @@ class QdrantGallery:
                 with_vectors=True,
             )
         ).points
-        vectors = np.array([point.vector for point in points], dtype=np.float32)
-        paths = [as_it_was(point.payload["path"]) for point in points]
+        vectors, paths = self._vectors(points), [self._text(point.payload, "path") for point in points]
         answers = [self.search(vectors, 10, exact=exact, leave_out=paths) for exact in (False, True)]
         return recall_at_10(*answers)
 
@@ -369,19 +393,6 @@ def _said(client: Any, collection: str) -> dict[str, str]:
 
 def _id(path: str) -> str:
     return str(uuid5(_PATHS, storable(path)))
-
-
-def _row(point: Any) -> Row:
-    payload = point.payload
-    return Row(
-        path=as_it_was(payload["path"]),
-        vector=np.array(point.vector, dtype=np.float32),
-        label=as_it_was(payload["label"]),
-        width=int(payload["width"]),
-        height=int(payload["height"]),
-        fingerprint=as_it_was(payload["fingerprint"]),
-        thumbnail=b64decode(payload.get("thumbnail", "")),
-    )
 
 
 def _some(items: Sequence[T]) -> Iterator[list[T]]:

@@ -1,8 +1,9 @@
 """What a gallery holds and what can be asked of it: plain data, and the protocol that all other code knows."""
 
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
@@ -11,12 +12,13 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from tammes.errors import UserError
+from tammes.errors import UserError, shown
 from tammes.neighbours import checked_vectors
 
 FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
 REST = timedelta(hours=1)  # what was replaced, or was never finished, stays so long for those who still use it
+THUMBNAIL = 160  # the longer side of a small picture, in pixels
 
 _LARGEST = 1e15  # the stores square in float32
 _ESCAPE = "\ue000"  # a character for private use; should it be in a name, it is escaped as well
@@ -32,7 +34,7 @@ class Row:
         label: its class, empty where it has none.
         width, height: of the image, in pixels.
         fingerprint: what changes when the file does.
-        thumbnail: a small picture of it, as a file; empty where it was not asked for.
+        thumbnail: a small picture of it, as a WebP file; empty where it was not asked for.
     """
 
     path: str
@@ -88,6 +90,8 @@ class About:
             texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"])
             if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
                 raise TypeError
+            if not all(map(_may_be_a_path, (said["run"], *said["roots"]))):
+                raise ValueError
             return cls(**{**said, "roots": tuple(said["roots"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, UserError):
@@ -195,6 +199,14 @@ class Rebuild(Store, Protocol):
         """Let it take its place, in one step: who opens the gallery before finds the old one, after it the new one."""
 
 
+def _may_be_a_path(text: str) -> bool:
+    """Whether it can be the name of a file or folder at all, there or not."""
+    try:
+        return bool(text) and "\0" not in text and bool(os.fsencode(text))
+    except UnicodeEncodeError:  # half a character that stands for no byte
+        return False
+
+
 def no_gallery(where: str) -> UserError:
     return UserError(f"there is no gallery {where}. Make it: tammes index RUN FOLDER --gallery {where}")
 
@@ -206,6 +218,19 @@ def how_to_remake(where: str) -> str:
 def missing_paths(where: str, missing: Sequence[str]) -> UserError:
     named = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
     return UserError(f"the gallery {where} has no {named} ({len(missing)} of the paths asked for).")
+
+
+def check_keys(paths: Collection[str], rows: int, where: str) -> None:
+    """Refuse a gallery in which several rows have the same path: the key of one row.
+
+    Args:
+        paths: those of all rows, each once.
+    """
+    if len(paths) < rows:
+        raise UserError(
+            f"the gallery {where} holds {rows:,} images with {len(paths):,} paths: each must have its own."
+            f" {how_to_remake(where)}"
+        )
 
 
 def storable(text: str) -> str:
@@ -220,15 +245,29 @@ def storable(text: str) -> str:
     return re.sub(f"[\ud800-\udfff{_ESCAPE}]", lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
 
 
-def as_it_was(stored: str) -> str:
+def as_it_was(stored: str, where: str) -> str:
     r"""The text that `storable` was given.
 
-    >>> ascii(as_it_was(storable("caf\udce9")))
+    Args:
+        where: the gallery that it is stored in.
+
+    Raises:
+        UserError: `storable` has not written this: what it was would not be found again by its name.
+
+    >>> ascii(as_it_was(storable("caf\udce9"), "gallery"))
     "'caf\\udce9'"
     """
-    if stored.isascii():
+    if _ESCAPE not in stored:
         return stored
-    return re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
+    text = re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
+    if storable(text) != stored:
+        raise UserError(f"the gallery {where} holds a name that is none: {shown(stored)}. {how_to_remake(where)}")
+    return text
+
+
+def content_of(fingerprint: str) -> str | None:
+    """What a fingerprint tells of a file's content, the same for the same content; None where it tells nothing."""
+    return fingerprint.split(":")[1] if ":" in fingerprint else None
 
 
 def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
@@ -247,6 +286,16 @@ def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
     if not fine.all():
         wrong = rows[int(np.argmin(fine))].path
         raise UserError(f"vectors must be finite numbers below {_LARGEST:g}: that of {wrong!r} is not.")
+    return vectors
+
+
+def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[ndarray, "rows dim"]:
+    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are a stranger's, or
+    damaged."""
+    if vectors.size and not max(-vectors.min(), vectors.max()) < _LARGEST:  # nor is NaN
+        raise UserError(
+            f"the gallery {where} holds vectors that are not finite numbers below {_LARGEST:g}. {how_to_remake(where)}"
+        )
     return vectors
 
 
