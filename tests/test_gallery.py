@@ -17,13 +17,15 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
+from tammes.cli.label import _table
 from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.gallery.indexing import difference, label_of
-from tammes.gallery.proposals import threshold_for
+from tammes.gallery.proposals import Proposal, threshold_for
 from tammes.metrics import evaluate
 from tammes.neighbours import search
+from tammes.report.contact import contact_sheet
 
 pytest.importorskip("lancedb")
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--shift", "2", "--epochs", "4")
@@ -379,6 +381,31 @@ def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, caps
     main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
     said = answer(capsys, "label", str(tmp_path / "g"), str(tmp_path / "loose"), "--threshold", "1")
     assert said["images"][0]["label"] == "novel"
+
+
+def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tmp_path: Path) -> None:
+    def webp(side: int) -> bytes:
+        content = io.BytesIO()
+        Image.new("RGB", (side, side), "blue").save(content, "WEBP")
+        return content.getvalue()
+
+    sheet, png = tmp_path / "sheet.png", io.BytesIO()
+    Image.new("RGB", (8, 8), "blue").save(png, "PNG")
+    strange = [webp(160), b"", b"<script>alert(1)</script>", webp(161), png.getvalue(), webp(160)[:60]]
+    hits = [(each, "0.5 " + "\ud800 L" * 50_000, None) for each in strange]
+    began = time.monotonic()
+    contact_sheet(sheet, [Image.new("RGB", (8, 8), "red")], [hits])
+    assert time.monotonic() - began < 5  # a name of 150,000 characters is cut before it is measured
+    drawn = np.asarray(Image.open(sheet))
+    middles = [drawn[76, place].tolist() for place in range(24 + 144 + 68, drawn.shape[1], 144)]
+    assert middles[0] == pytest.approx([0, 0, 255], abs=3)
+    assert middles[1:] == [[255] * 3] * 5
+
+
+def test_halves_of_characters_go_into_a_table(tmp_path: Path) -> None:
+    proposal = Proposal("b\udce9", 0.5, "/photos/\ud800\udfff\udce9", 0.25, "")
+    line = _table([tmp_path / "\udcff.png"], [proposal]).splitlines()[1]
+    assert line == os.fsencode(tmp_path) + b"/\xff.png,b\xe9,0.5000,0.250000,/photos/\\ud800\\udfff\xe9,"
 
 
 def test_what_is_refused(

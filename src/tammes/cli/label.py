@@ -1,6 +1,7 @@
 """`tammes label`: a class for each image of a folder, from its neighbours in a gallery."""
 
 import csv
+import re
 import sys
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -131,7 +132,9 @@ def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
     for path, each in zip(paths, proposals, strict=True):
         distance = "" if each.distance is None else f"{each.distance:.6f}"
         writer.writerow([str(path), each.label, f"{each.confidence:.4f}", distance, each.nearest, each.runner_up])
-    return content.getvalue().encode(errors="surrogateescape")
+    # Bytes of a file's name that are no characters go out as they are; other halves of characters stand for no byte.
+    text = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda half: ascii(half[0])[1:-1], content.getvalue())
+    return text.encode(errors="surrogateescape")
 
 
 def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None") -> None:

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from tammes.datasets.pictures import open_small
 from tammes.errors import UserError
 from tammes.gallery import Hit, Row, open_gallery
 from tammes.gallery.opened import Opened
+from tammes.gallery.store import THUMBNAIL
 from tammes.web.catalogue import Catalogue, shown
 from tammes.web.decoding import View
 from tammes.web.embedding import Embedding
@@ -104,7 +106,9 @@ class Gallery:
         except UserError:  # one of them is gone since: each for itself
             rows = [row for path in missing for row in self._one(path)]
         for row in rows:
-            self._thumbnails.put(missing[row.path], row.thumbnail)
+            # A stranger's may be anything: what is no small picture would be decoded by whoever looks at the page.
+            fine = open_small(row.thumbnail, THUMBNAIL) is not None
+            self._thumbnails.put(missing[row.path], row.thumbnail if fine else b"")
 
     def _one(self, path: str) -> list[Row]:
         try:
@@ -125,7 +129,7 @@ class Gallery:
                 raise RefusedError(403, "the file of this item lies outside the folders that were indexed.")
             with file.open("rb") as content:
                 kind = _kind(content.read(32))
-        except (OSError, RuntimeError):  # the latter is what a link in a circle raises
+        except (OSError, RuntimeError, ValueError):  # a link in a circle raises the second, what is no name the third
             raise gone from None
         if kind is None:
             raise RefusedError(415, "the file of this item is of a kind that browsers do not show; its thumbnail is.")
