@@ -6,6 +6,7 @@ import pytest
 
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published, published_table
+from tammes.cli import main
 from tammes.cli.train import Train
 from tammes.errors import UserError
 
@@ -78,6 +79,15 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         ('data = "glyphs"\n[[method]]\npush = 0.1\n', "[[method]] name is missing: a text."),
         ("seeds = 3\n" + SHORTEST, "seeds must be a list of one value or more, got 3."),
         ("seeds = [1, 1]\n" + SHORTEST, "seeds has a value twice"),
+        ("seeds = [-1]\n" + SHORTEST, "each of seeds must be a whole number from 0 to 18446744073709551615, got -1."),
+        (f"seeds = [{10**26}]\n" + SHORTEST, f"seeds is too large: {10**26}. A whole number must be from -2**63"),
+        ("seeds = [0x" + 5000 * "f" + "]\n" + SHORTEST, "seeds is too large: a number of thousands of digits."),
+        ("seeds = [" + 5000 * "9" + "]\n" + SHORTEST, "holds a number of thousands of digits. A whole number must be"),
+        (SHORTEST + f"[train]\nepochs = {10**26}\n", f"train epochs is too large: {10**26}."),
+        (SHORTEST + "[search]\nrate = [1]\nseed = -1\n", "[search] seed must be a whole number from 0"),
+        ('data = "glyphs"\n[[method]]\nname = ""\n', "name of a [[method]] must be a line of up to 200 letters"),
+        ('data = "glyphs"\n[[method]]\nname = "\\u0000"\n', "as it is that of a folder too; got '\\x00'."),
+        ('data = "glyphs"\n[[method]]\nname = "' + 201 * "x" + '"\n', "the name of a [[method]] must be a line"),
         ("seeds = [true]\n" + SHORTEST, "seeds must be a whole number, got True."),
         ('presets = ["best"]\n' + SHORTEST, "presets must be one of default, paper, got 'best'."),
         ('layers = ["first"]\n' + SHORTEST, "layers must be one of penultimate, last, got 'first'."),
@@ -205,3 +215,21 @@ def test_options_of_a_loss_stand_beside_those_of_train(tmp_path: Path) -> None:
     method = read_plan(tmp_path / "plan.toml", Train).methods[0]
     assert method.options == {"loss": "triplet", "loss_options": ("form=margin",)}
     assert method.search == {"margin": (0.1, 0.2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SHORTEST + "[train]\nrate = nan\n", "plan.toml: method 'one': --rate must be a finite number, got nan."),
+        (SHORTEST + "[train]\nepochs = 0\n", "plan.toml: method 'one': --epochs must be at least 1, got 0."),
+        (SHORTEST + "[search]\nrate = [0.1, -1]\n", "plan.toml: method 'one': --rate must not be negative, got -1.0."),
+    ],
+)
+def test_a_plan_is_refused_for_what_train_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["benchmark", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--dry-run"])
+    assert (ended.value.code, said in capsys.readouterr().err.replace("\n", " ")) == (2, True)
+    assert not (tmp_path / "out").exists()

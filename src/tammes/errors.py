@@ -21,7 +21,10 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
 
 def shown(value: Any) -> str:
     """A value that may be anything, in a few words on one line."""
-    return " ".join(repr(value).split())[:80]
+    try:
+        return " ".join(repr(value).split())[:80]
+    except ValueError:  # Python writes no whole number of more than a few thousand digits
+        return "a number of thousands of digits"
 
 
 def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) -> None:
@@ -29,15 +32,15 @@ def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) 
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{what} must be a whole number, got {shown(value)}.")
     if int(value) < least:
-        raise UserError(f"{what} must be at least {least}, got {value}.")
+        raise UserError(f"{what} must be at least {least}, got {shown(value)}.")
     if most is not None and int(value) > most:
-        raise UserError(f"{what} must be at most {most}, got {value}.")
+        raise UserError(f"{what} must be at most {most}, got {shown(value)}.")
 
 
 def check_distance(what: str, value: float) -> None:
     """Refuse what cannot be a distance."""
     if not 0 <= value < inf:
-        raise UserError(f"{what} must be a finite number, 0 or more, got {value}.")
+        raise UserError(f"{what} must be a finite number, 0 or more, got {shown(value)}.")
 
 
 def check_seed(what: str, value: Any, bits: int = 32) -> None:

@@ -13,9 +13,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tammes.benchmark.published import published_table
-from tammes.errors import UserError
+from tammes.errors import UserError, check_seed, shown
 from tammes.losses import Method as Loss
 from tammes.objectives import METHODS, find_method, find_miner
+
+_MOST = 2**63  # what a whole number of TOML must be below
+_RANGE = "A whole number must be from -2**63 to 2**63 - 1, as TOML has it."
+_LONGEST_NAME = 200  # bytes of a folder: those of file systems end at 255, with what is put before and behind it
 
 LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
@@ -151,7 +155,22 @@ def read_plan(file: Path, train: type) -> Plan:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}.") from None
+    except ValueError:  # Python reads no whole number of more than a few thousand digits
+        raise UserError(f"{file} holds a number of thousands of digits. {_RANGE}") from None
+    _check_numbers(file, given)
     return _Reader(file, get_type_hints(train), {field.name: field.default for field in fields(train)}).plan(given)
+
+
+def _check_numbers(file: Path, given: Any, name: str = "") -> None:
+    """Refuse whole numbers that no option can be, wherever they stand, before anything is done with them."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            _check_numbers(file, value, f"{name} {key}".strip())
+    elif isinstance(given, list):
+        for value in given:
+            _check_numbers(file, value, name)
+    elif isinstance(given, int) and not -_MOST <= given < _MOST:
+        raise UserError(f"{file}: {name} is too large: {shown(given)}. {_RANGE}")
 
 
 @dataclass(frozen=True)
@@ -183,12 +202,15 @@ class _Reader:
                     raise UserError(
                         f"{self.file}: the methods {other.name!r} and {method.name!r} would share a folder. Rename one."
                     )
+        seeds = self.listed(given, "seeds", int, (0, 1, 2))
+        for seed in seeds:
+            self.seed("each of seeds", seed)
         return Plan(
             file=self.file,
             title=self.of(given, "title", str, default=self.file.stem),
             data=data,
             presets=self.listed(given, "presets", self.kinds["preset"], ("default",)),
-            seeds=self.listed(given, "seeds", int, (0, 1, 2)),
+            seeds=seeds,
             layers=layers,
             train=train,
             methods=methods,
@@ -205,10 +227,12 @@ class _Reader:
             raise UserError(
                 f"{self.file}: rate is given in [train] and searched for in [search]. Leave out one of them."
             )
+        seed = self.of(table, "seed", int, default=0, where="[search] ")
+        self.seed("[search] seed", seed)
         return Search(
             rate=self.listed(table, "rate", float, MISSING, "[search] "),
             quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
-            seed=self.of(table, "seed", int, default=0, where="[search] "),
+            seed=seed,
         )
 
     def method(
@@ -220,6 +244,11 @@ class _Reader:
         rows: Mapping[str, Any] | None,
     ) -> Method:
         name = self.of(table, "name", str, default=MISSING, where="[[method]] ")
+        if not name.strip() or not name.isprintable() or len(slug(name).encode()) > _LONGEST_NAME:
+            raise UserError(
+                f"{self.file}: the name of a [[method]] must be a line of up to {_LONGEST_NAME} letters that can be"
+                f" printed, as it is that of a folder too; got {shown(name)}."
+            )
         where = f"method {name!r}: "
         own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
         # The options of a loss that is not there yet cannot be known either.
@@ -368,6 +397,9 @@ class _Reader:
             return fitting(value, kind)
         except TypeError:
             raise UserError(f"{self.file}: {where}{key} must be {_in_words(kind)}, got {value!r}.") from None
+
+    def seed(self, what: str, value: int) -> None:
+        self.named(lambda: check_seed(what, value, bits=64))
 
     def named(self, find: Any, where: str = "") -> Any:
         """The same error, with the name of the file."""

@@ -65,7 +65,7 @@ def benchmark(config: Benchmark) -> None:
             raise UserError(f"{flag} must be at least 1, got {value}.")
     from tammes.benchmark.cells import FAILED, begin
     from tammes.benchmark.plan import read_plan
-    from tammes.cli.benchmark_job import all_cells, work
+    from tammes.cli.benchmark_job import all_cells, check_options, work
     from tammes.cli.benchmark_watch import Watch
     from tammes.cli.train import Train
 
@@ -77,6 +77,7 @@ def benchmark(config: Benchmark) -> None:
     if not cells:
         names = ", ".join(method.name for method in plan.methods)
         raise UserError(f"--only {' '.join(config.only)} is in the name of no cell. The methods: {names}.")
+    check_options(plan, cells, data)
     if config.dry_run:
         _show_plan(config, plan, cells, data)
         return

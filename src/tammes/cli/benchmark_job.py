@@ -18,6 +18,7 @@ from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell
 from tammes.benchmark.choose import chosen, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
+from tammes.cli.checks import check
 from tammes.cli.feeding import VIEWS, Data, keep, load_data, training_batches
 from tammes.cli.job import run_job
 from tammes.cli.making import make_loss
@@ -48,6 +49,17 @@ def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:
     methods = dict.fromkeys((cell.preset, cell.method.name) for cell in table)
     by_name = {method.name: method for method in plan.methods}
     return [cell for preset, name in methods for cell in trials(plan, out, preset, by_name[name])] + table
+
+
+def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
+    """Refuse what `tammes train` would refuse of a cell's options, before the first of them runs."""
+    for cell in cells:
+        if cell.method.missing is None:
+            try:
+                with _silenced():
+                    check(options_of(plan, cell, data, cell.changes))
+            except UserError as error:
+                raise UserError(f"{plan.file}: method {cell.method.name!r}: {error}") from None
 
 
 def work(plan: Plan, cells: Sequence[Cell], data: str, on_change: Callable[[], None]) -> None:
