@@ -63,6 +63,22 @@ WRONG_KINDS = {
     " layout torch.sparse_coo.",
     "evaluate(V, torch.tensor(L).to('meta'))": "labels must be a tensor that holds all of its numbers, got a meta"
     " tensor.",
+    "evaluate(V, L, ties=None)": "unknown ties 'None'. Known: expected, index.",
+    "evaluate(torch.quantize_per_tensor(torch.tensor(V).float(), 0.1, 0, torch.qint8), L)": "vectors must be a"
+    " tensor of numbers that NumPy knows, got torch.qint8. Use vectors.dequantize(), or vectors.float().",
+    "evaluate(np.ma.masked_greater(V, 2.5), L)": "vectors has a mask that hides 3 of its entries. Fill them in:"
+    " vectors.filled(…), or leave their rows out.",
+    "evaluate([[1.0], [1.0, 2.0]], [0, 0])": "vectors must be a table or a list of one kind: its rows are not of one"
+    " length.",
+    "evaluate(V, [None, 'a'] * 24)": "labels must be all integers or all strings, got NoneType and str.",
+    "recall_at_k([[0, 1], [1, 0]], [0, 1], 1.0)": "k must be a whole number, got 1.0.",
+    "recall_at_k([[0, 1], [1, 0]], [0, 1], True)": "k must be a whole number, got True.",
+    "recall_at_k([[0, 1], [1, 0]], [0, 1], 1, [[0.0, 0.5], [0, 0]])": "groups must be whole numbers, the same for tied"
+    " items, got float64.",
+    "map_at_r([[0, 1], [1, 0]], [0, 1], [1, 1, 1])": "relevant must be 2 whole numbers, how many items of its class"
+    " each query could find; got int64 of shape (3,).",
+    "r_precision([[0, 1], [1, 0]], [0, 1], [1.5, 1])": "relevant must be 2 whole numbers, how many items of its class"
+    " each query could find; got float64 of shape (2,).",
     "place(2.5, 3)": "num_classes must be a whole number, got 2.5.",
     "place('3', 3)": "num_classes must be a whole number, got '3'.",
     "place(40, 3, generator=3)": "generator must be such as torch.Generator().manual_seed(0), got 3.",
@@ -94,6 +110,9 @@ def test_wrong_kinds_of_values(tmp_path: Path) -> None:
         "from tammes.embedder import Embedder, EmbedderConfig\n"
         "from tammes.embeddings import embed\n"
         "from tammes.centroids import place\n"
+        "from tammes.metrics import map_at_r, r_precision, recall_at_k\n"
+        "assert recall_at_k([[0, 1], [1, 0]], [0, 1], 1) == map_at_r([[0, 1], [1, 0]], [0, 1], [1, 1]) == 1\n"
+        "assert evaluate(torch.eye(4).to(torch.float8_e5m2), [0, 0, 1, 1], ks=[1], clustering=False)['gallery'] == 4\n"
         "V, L, said = np.random.default_rng(0).normal(size=(48, 8)), np.arange(48) % 6, {}\n"
         "for line in json.loads(sys.argv[1]):\n"
         "    try:\n"

@@ -388,12 +388,17 @@ def bad(**changes: Any) -> dict[str, Any]:
     [
         (bad(labels=np.arange(11)), "labels must be 12, one for each vector, got shape (11,)."),
         (bad(labels=np.zeros(12)), "labels must be integers or strings, got float64."),
-        (bad(labels=["a"] * 6 + [1] * 6), "labels must be all integers or all strings, got both."),
+        (bad(labels=["a"] * 6 + [1] * 6), "labels must be all integers or all strings, got int and str."),
         (bad(labels=np.arange(12)), "no query has another item of its class to find: there is nothing to measure."),
         (
             bad(labels=np.zeros(12, int)),
             "NMI needs at least 2 classes, got 1. Pass clustering=False for the other metrics.",
         ),
+        (
+            bad(labels=np.ma.masked_equal(np.arange(12) % 3, 2)),
+            "labels has a mask that hides 4 of its entries. Fill them in: labels.filled(…), or leave their rows out.",
+        ),
+        (bad(query=[]), "query names no vectors."),
         (bad(sequence=[1, 2]), "sequence must be 12, one for each vector, got shape (2,)."),
         (bad(vectors=np.zeros((0, 2))), "vectors are empty: got shape (0, 2)."),
         (
@@ -442,6 +447,24 @@ def test_errors_of_ranked_labels() -> None:
     with pytest.raises(UserError) as error:
         recall_at_k(RANKED, QUERIES, 1, np.array([[0, 1, 0]] * 3))
     assert str(error.value) == "groups must have the shape of ranked, and must not decrease along a row."
+
+
+def test_labels_that_differ_stay_different() -> None:
+    vectors, labels = clustered(12, 3, 2, seed=17)
+    expected = evaluate(vectors, labels, ks=(1,), clustering=False, bootstrap=0)
+    for names in (["a", "a\0", "a\0b"], [2**63, -1, 2**63 + 1]):
+        found = evaluate(vectors, [names[label] for label in labels], ks=(1,), clustering=False, bootstrap=0)
+        assert found == expected
+    other_order = labels.astype(np.dtype(labels.dtype).newbyteorder())
+    assert evaluate(vectors.astype(">f4"), other_order, ks=(1,), clustering=False, bootstrap=0) == expected
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-160, 1e-165, 1e-290])
+def test_tiny_vectors_are_told_apart(scale: float) -> None:
+    vectors, labels = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 6
+    power = 2.0 ** round(np.log2(scale))
+    options: dict[str, Any] = {"bootstrap": 0, "clustering": False}
+    assert evaluate(vectors * power, labels, **options) == evaluate(vectors, labels, **options)
 
 
 def megabytes_beyond_the_vectors(items: int, dim: int) -> float:

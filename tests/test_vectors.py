@@ -281,6 +281,7 @@ def test_parquet_of_many_rows(columns: Path) -> None:
             },
             "`vectors` of {file} has the shape (0, 0). Expected one row of numbers for each item.",
         ),
+        ({"labels": ["a", "a\0"]}, "`labels` of {file} ends in the character NUL in row 1: 'a\\x00'. Rename it."),
     ],
 )
 def test_columns_that_cannot_be_used(changed: dict[str, object], said: str, columns: Path) -> None:
@@ -291,6 +292,19 @@ def test_columns_that_cannot_be_used(changed: dict[str, object], said: str, colu
 def test_vectors_whose_length_changes_between_batches(columns: Path) -> None:
     pq(columns, vectors=[[1.0, 2.0]] * 4096 + [[1.0, 2.0, 3.0]] * 3, labels=np.arange(4099))
     assert refused(columns) == f"vector 4096 of {columns} has 3 numbers, those before it 2."
+
+
+def test_parquet_with_a_name_twice(columns: Path) -> None:
+    twice = pyarrow.table([VECTORS.tolist(), LABELS, LABELS], names=["vectors", "labels", "labels"])
+    parquet.write_table(twice, columns)
+    assert refused(columns) == f"{columns} has two columns `labels`. Rename one, or leave it out."
+
+
+def test_numbers_in_the_other_order_of_bytes(file: Path) -> None:
+    found = vectors(npz(file, vectors=VECTORS.astype(">f4"), labels=np.array([3, 1, 3, 2], ">i8")))
+    assert (found.vectors.dtype.str, found.labels.dtype.str) == (np.dtype("f4").str, np.dtype("i8").str)
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+    assert found.labels.tolist() == [3, 1, 3, 2]
 
 
 def test_no_parquet_file(columns: Path) -> None:

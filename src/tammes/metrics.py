@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tammes.clustering import kmeans
 from tammes.errors import UserError, check_seed, check_whole, shown, unknown_name
-from tammes.neighbours import Search, check_k, checked_vectors, dense
+from tammes.neighbours import Search, as_array, check_k, checked_vectors
 
+# What a function may be given for an array is made one, or refused, in it.
 Labels = Sequence[int] | Sequence[str] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 Members = Sequence[int] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 Ranked = Shaped[np.ndarray, "queries depth"]
@@ -50,8 +51,9 @@ def recall_at_k(ranked: Ranked, labels: Shaped[np.ndarray, " queries"], k: int, 
     0.5
     """
     hits = _hits(ranked, labels)
-    check_k(k, ranked.shape[1])
-    return float(_recall(_first_hits(hits, _checked_groups(ranked, groups)), k).mean())
+    check_whole("k", k)
+    check_k(k, hits.shape[1])
+    return float(_recall(_first_hits(hits, _checked_groups(hits, groups)), k).mean())
 
 
 def r_precision(
@@ -94,13 +96,15 @@ def mean_reciprocal_rank(
 
     Arguments as for `map_at_r`; the ranking must be deep enough to hold that item.
     """
+    hits = _hits(ranked, labels)
+    relevant = _checked_relevant(relevant, len(hits))
     found = _some(relevant > 0)
-    first = _first_hits(_hits(ranked, labels), _checked_groups(ranked, groups))
+    first = _first_hits(hits, _checked_groups(hits, groups))
     missing = found & (first.relevant == 0)
     if missing.any():
         query = int(np.argmax(missing))
         raise UserError(
-            f"query {query} has {relevant[query]} items of its class, but none among the {ranked.shape[1]} ranked."
+            f"query {query} has {relevant[query]} items of its class, but none among the {hits.shape[1]} ranked."
             " Rank more items."
         )
     return float(_reciprocal_rank(first)[found].mean())
@@ -338,13 +342,15 @@ def _over_r(
     relevant: Integer[np.ndarray, " queries"],
     groups: Groups | None,
 ) -> tuple[float, float]:
+    hits = _hits(ranked, labels)
+    relevant = _checked_relevant(relevant, len(hits))
     found = _some(relevant > 0)
-    if relevant.max() > ranked.shape[1]:
+    if relevant.max() > hits.shape[1]:
         raise UserError(
-            f"query {relevant.argmax()} has {relevant.max()} items of its class, but only {ranked.shape[1]} are ranked."
+            f"query {relevant.argmax()} has {relevant.max()} items of its class, but only {hits.shape[1]} are ranked."
             " Rank more items."
         )
-    precision, average = _precisions(_hits(ranked, labels), _checked_groups(ranked, groups), relevant)
+    precision, average = _precisions(hits, _checked_groups(hits, groups), relevant)
     return float(precision[found].mean()), float(average[found].mean())
 
 
@@ -471,6 +477,7 @@ def _mean(values: Float64[np.ndarray, " queries"]) -> float:
 
 
 def _hits(ranked: Ranked, labels: Shaped[np.ndarray, " queries"]) -> Bool[np.ndarray, "queries depth"]:
+    ranked, labels = as_array(ranked, "ranked"), as_array(labels, "labels")
     if ranked.ndim != 2 or labels.shape != ranked.shape[:1]:
         raise UserError(
             f"ranked must have shape (queries, depth) and labels (queries,), got {ranked.shape} and {labels.shape}."
@@ -480,12 +487,25 @@ def _hits(ranked: Ranked, labels: Shaped[np.ndarray, " queries"]) -> Bool[np.nda
     return np.asarray(ranked == labels[:, None])
 
 
-def _checked_groups(ranked: Ranked, groups: Groups | None) -> Groups:
+def _checked_groups(hits: Bool[np.ndarray, "queries depth"], groups: Groups | None) -> Groups:
     if groups is None:
-        return np.broadcast_to(np.arange(ranked.shape[1]), ranked.shape)
-    if groups.shape != ranked.shape or (groups[:, 1:] < groups[:, :-1]).any():
+        return np.broadcast_to(np.arange(hits.shape[1]), hits.shape)
+    groups = as_array(groups, "groups")
+    if groups.dtype.kind not in "iu":
+        raise UserError(f"groups must be whole numbers, the same for tied items, got {groups.dtype}.")
+    if groups.shape != hits.shape or (groups[:, 1:] < groups[:, :-1]).any():
         raise UserError("groups must have the shape of ranked, and must not decrease along a row.")
     return groups
+
+
+def _checked_relevant(relevant: Any, queries: int) -> Integer[np.ndarray, " queries"]:
+    relevant = as_array(relevant, "relevant")
+    if relevant.dtype.kind not in "iu" or relevant.shape != (queries,):
+        raise UserError(
+            f"relevant must be {queries} whole numbers, how many items of its class each query could find; got"
+            f" {relevant.dtype} of shape {relevant.shape}."
+        )
+    return relevant
 
 
 def _some(found: Bool[np.ndarray, " queries"]) -> Bool[np.ndarray, " queries"]:
@@ -501,9 +521,7 @@ def _two_labellings(labels: Labels, clusters: Labels) -> tuple[Int64[np.ndarray,
 
 def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndarray, " items"]:
     """The labels numbered from 0, whatever they are: strings, negative, with gaps, or too large for a float."""
-    if isinstance(labels, (list, tuple)) and 0 < sum(isinstance(label, str) for label in labels) < len(labels):
-        raise UserError(f"{what} must be all integers or all strings, got both.")
-    array = dense(labels, what) if isinstance(labels, Tensor) else np.asarray(labels)
+    array = label_array(labels, what)
     if array.ndim != 1 or (items is not None and len(array) != items):
         wanted = "one-dimensional" if items is None else f"{items}, one for each vector"
         raise UserError(f"{what} must be {wanted}, got shape {array.shape}.")
@@ -512,6 +530,20 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
     if array.dtype.kind not in "iuUS" and not (array.dtype.kind == "T" or _all_alike(array)):
         raise UserError(f"{what} must be integers or strings, got {array.dtype}.")
     return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def label_array(labels: Labels, what: str) -> Shaped[np.ndarray, "..."]:
+    """Labels as an array in which those that differ stay different."""
+    if not isinstance(labels, list | tuple):
+        return as_array(labels, what)
+    if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise UserError(f"{what} must be all integers or all strings, got {' and '.join(kinds)}.")
+    # NumPy's texts have no end but the last character that is not NUL, and it rounds whole numbers that do not fit.
+    kept_apart = any(isinstance(label, str) and label.endswith("\0") for label in labels)
+    array = as_array(labels, what)
+    whole = array.ndim == 1 and array.dtype.kind == "f" and all(type(label) is int for label in labels)
+    return np.array(labels, dtype=object) if kept_apart or whole else array
 
 
 def _several(what: str, given: Any) -> list[Any]:
@@ -530,7 +562,9 @@ def _members(which: Members | None, what: str, items: int) -> Int64[np.ndarray, 
     """A mask or numbers as numbers; all without."""
     if which is None:
         return np.arange(items)
-    array = dense(which, what) if isinstance(which, Tensor) else np.asarray(which)
+    array = as_array(which, what)
+    if array.shape == (0,):
+        raise UserError(f"{what} names no vectors.")
     if array.dtype == bool:
         if array.shape != (items,):
             raise UserError(f"{what} as a mask must have shape ({items},), got {array.shape}.")
@@ -548,5 +582,5 @@ def _members(which: Members | None, what: str, items: int) -> Int64[np.ndarray, 
 
 
 def _check_name(what: str, got: str, known: Sequence[str]) -> None:
-    if got not in known:
-        raise unknown_name(what, got, known)
+    if not isinstance(got, str) or got not in known:
+        raise unknown_name(what, str(got), known)

@@ -30,6 +30,7 @@ _SQUARE = 3 << 10  # items with each of which as many others are compared at onc
 _TRIED = 256  # queries by which it is tried before all are compared with all
 _HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
 _LARGEST = 1e150  # the square of anything larger overflows
+_SMALL = 2.0**-400  # the squares of differences between vectors that are all smaller may be lost
 
 _Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floating[Any]]]
 _Candidates = Callable[[NDArray[np.int64], NDArray[np.float64], int], _Found]
@@ -89,7 +90,7 @@ def search(
         cut[ranking.rows] = (ranking.ids[:, width:] >= 0).sum(1)
     row, place = np.nonzero(ids >= 0)
     distances = np.full((count, k), np.inf)
-    distances[row, place] = np.sqrt(problem.squared_distances(row, ids[row, place]))
+    distances[row, place] = np.ldexp(np.sqrt(problem.squares(row, ids[row, place])), -problem.doubled)
     return Neighbours(distances, ids, cut)
 
 
@@ -126,18 +127,38 @@ class Search:
             )
         self.itself = None if itself is None else np.asarray(itself, dtype=np.int64)
         self.query_groups, self.gallery_groups = query_groups, gallery_groups
+        self.doubled = 0  # how often all vectors were
         # Distances do not change with the origin, but the error of a product grows with the distance from it.
-        self.centre = self.gallery.mean(axis=0, dtype=np.float64)  # (dim,)
-        longest = max(np.linalg.norm(self.queries[part] - self.centre, axis=1).max() for part in parts(self.queries))
-        if self.queries is not self.gallery:
-            longest = max(
-                longest,
-                *(np.linalg.norm(self.gallery[part] - self.centre, axis=1).max() for part in parts(self.gallery)),
-            )
-        self.scale = float(longest) or 1.0
+        self.centre, longest = self._extent()
+        if longest < _SMALL:
+            self._double()
+            self.centre, longest = self._extent()
+        self.scale = longest or 1.0
         self.products = Products(self.gallery, self.centred, np.float32)
         self.half_helps = True
         self._of_all: Smallest | None = None
+
+    def _extent(self) -> tuple[Float64[np.ndarray, " dim"], float]:
+        """The gallery's mean, and how far from it vectors reach."""
+        centre = self.gallery.mean(axis=0, dtype=np.float64)
+        longest = max(np.linalg.norm(self.queries[part] - centre, axis=1).max() for part in parts(self.queries))
+        if self.queries is not self.gallery:
+            longest = max(
+                longest,
+                *(np.linalg.norm(self.gallery[part] - centre, axis=1).max() for part in parts(self.gallery)),
+            )
+        return centre, float(longest)
+
+    def _double(self) -> None:
+        """Double tiny vectors until the largest number is near 1: exact, so that what is tied stays tied."""
+        largest, alone = (
+            max(float(np.abs(each).max()) for each in (self.queries, self.gallery)),
+            self.queries is self.gallery,
+        )
+        if 0 < largest < _SMALL:
+            self.doubled = -int(np.frexp(largest)[1])
+            self.gallery = np.ldexp(self.gallery, self.doubled)
+            self.queries = self.gallery if alone else np.ldexp(self.queries, self.doubled)
 
     def centred(self, vectors: Numbers) -> Float64[np.ndarray, "rows dim"]:
         """The vectors about the gallery's mean, none longer than 1, right to the last digits of float64."""
@@ -163,7 +184,16 @@ class Search:
     def squared_distances(
         self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
-        """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company."""
+        """Those of pairs of a query and an item; 0 where a square is too small for float64."""
+        return np.asarray(np.ldexp(self.squares(rows, ids), -2 * self.doubled))
+
+    def squares(
+        self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company.
+
+        Of the vectors as they are here, doubled as often as `doubled` says: what the order goes by.
+        """
         result = np.empty(len(rows))
         size = max(1, NUMBERS_AT_ONCE // self.gallery.shape[1])
         for start in range(0, len(rows), size):
@@ -264,7 +294,7 @@ class Search:
         same = np.zeros(near.shape, dtype=bool)
         row, place = np.nonzero(np.pad(near, ((0, 0), (1, 0))) | np.pad(near, ((0, 0), (0, 1))))
         if len(row):
-            exact = self.squared_distances(rows[row], ids[row, place])
+            exact = self.squares(rows[row], ids[row, place])
             run = runs[row, place]
             # The members of a run stand side by side: sorted, they go back to the places they came from.
             order = np.lexsort((ids[row, place], exact, run, row))
@@ -397,7 +427,7 @@ class Search:
         first[inverse[::-1]] = np.arange(len(inverse))[::-1]
         exact = products  # its own values are no longer needed
         pair_row, pair_item = np.nonzero(wanted)
-        exact[pair_row, pair_item] = self.squared_distances(rows[pair_row], first[pair_item])
+        exact[pair_row, pair_item] = self.squares(rows[pair_row], first[pair_item])
         counts = np.bincount(row, minlength=len(rows))
         place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         width = max(1, int(counts.max()))
@@ -420,7 +450,7 @@ class Search:
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             some = rows[part]
-            squared = self.squared_distances(np.repeat(some, len(items)), np.tile(items, len(some)))
+            squared = self.squares(np.repeat(some, len(items)), np.tile(items, len(some)))
             squared = squared.reshape(len(some), len(items))
             away = self.excluded(some, items)
             if away is not None:
@@ -438,7 +468,7 @@ class Search:
         in the gallery.
         """
         closer, tied, before = (np.zeros(len(rows), dtype=np.int64) for _ in range(3))
-        bars = self.squared_distances(rows, ids)
+        bars = self.squares(rows, ids)
         columns = min(len(self.gallery), _GALLERY_AT_ONCE)
         size = max(1, min(4096, _AT_ONCE // columns))
         for first in range(0, len(rows), size):
@@ -456,7 +486,7 @@ class Search:
                 closer[part] += certain.sum(dim=1).numpy()
                 row, item = ((block <= high.float()) & ~certain).nonzero().numpy().T
                 row, item = row + first, item + start
-                exact = self.squared_distances(rows[row], item)
+                exact = self.squares(rows[row], item)
                 np.add.at(closer, row[exact < bars[row]], 1)
                 np.add.at(tied, row[exact == bars[row]], 1)
                 np.add.at(before, row[(exact == bars[row]) & (item < ids[row])], 1)
@@ -500,14 +530,40 @@ def dense(tensor: Tensor, what: str) -> NDArray[Any]:
         kind = "a meta tensor" if tensor.is_meta else f"one of layout {tensor.layout}"
         raise UserError(f"{what} must be a tensor that holds all of its numbers, got {kind}.")
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    known = not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.float32, torch.float64)
+    try:
+        return (tensor if known else tensor.float()).numpy()
+    except TypeError:
+        raise UserError(
+            f"{what} must be a tensor of numbers that NumPy knows, got {tensor.dtype}. Use {what}.dequantize(), or"
+            f" {what}.float()."
+        ) from None
+
+
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """Anything as a NumPy array in this machine's order of bytes, or an error if not all of it is there."""
+    if isinstance(given, Tensor):
+        return dense(given, what)
+    check_not_masked(given, what)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise UserError(f"{what} must be a table or a list of one kind: its rows are not of one length.") from None
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def check_not_masked(given: Any, what: str) -> None:
+    """Refuse an array some of whose entries are hidden by a mask, which NumPy would uncover without a word."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise UserError(
+            f"{what} has a mask that hides {np.ma.count_masked(given)} of its entries. Fill them in: {what}.filled(…),"
+            " or leave their rows out."
+        )
 
 
 def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
     """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
-    if isinstance(vectors, Tensor):
-        vectors = dense(vectors, what)
-    array = np.asarray(vectors)
+    array = as_array(vectors, what)
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise UserError(f"{what} must be floating point, got {array.dtype}.")
     if array.ndim != 2:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy import ndarray
 
-from tammes.errors import UserError
+from tammes.errors import UserError, shown
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,6 +28,9 @@ def parquet_arrays(file: Path) -> dict[str, ndarray]:
     try:
         with parquet.ParquetFile(file, memory_map=True) as source:
             names, num_rows = source.schema_arrow.names, source.metadata.num_rows
+            twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+            if twice is not None:
+                raise UserError(f"{file} has two columns `{twice}`. Rename one, or leave it out.")
             numbered = sorted((name for name in names if re.fullmatch(r"0|[1-9][0-9]*", name)), key=int)
             columns = ["vectors"] if "vectors" in names else numbered
             if not columns or "labels" not in names:
@@ -93,5 +96,9 @@ def _column(column: "pyarrow.ChunkedArray", name: str, file: Path) -> ndarray:
     """A column of numbers, truth values or text."""
     if column.null_count:
         raise UserError(f"`{name}` of {file} is empty in {column.null_count} rows. Fill it in.")
-    array = np.array(column.to_pylist())
+    values = column.to_pylist()
+    row = next((row for row, value in enumerate(values) if isinstance(value, str) and value.endswith("\0")), None)
+    if row is not None:  # NumPy would drop it, and take two labels for one
+        raise UserError(f"`{name}` of {file} ends in the character NUL in row {row}: {shown(values[row])}. Rename it.")
+    array = np.array(values)
     return array if len(array) else np.empty(0, np.int64)

@@ -92,7 +92,7 @@ def _names(file: Path, name: str, array: ndarray, num_items: int) -> Shaped[ndar
             raise UserError(f"`{name}` of {file} is not a text in UTF-8.") from None
     if array.dtype.kind not in "iuU":
         raise UserError(f"`{name}` of {file} holds {array.dtype}. Expected whole numbers or text.")
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _mask(file: Path, name: str, array: ndarray, num_items: int) -> Bool[ndarray, " items"]:
