@@ -216,6 +216,7 @@ def stopped_in_writing(process: BaseProcess, out: Path, wanted: int) -> bool:
     assert process.pid is not None
     seen, writing, deadline = 0, True, time.monotonic() + 120
     while process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.0005)  # it may have the same core
         before, writing = writing, bool(half_written(out))
         if not writing or before or not (out / "previous.safetensors").exists():
             continue

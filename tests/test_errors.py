@@ -1,5 +1,6 @@
 """Every kind of mistake on the command line: one line that says what was wrong, what is right and what to type."""
 
+import ast
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from PIL import Image
 
 from benchmarks.errors import ERRORS, errors_page, in_words
 from tammes.cli import COMMANDS, main
-from tests.every_error import ELSEWHERE, sites, stands_in, words_of_tests
+from tests.every_error import ELSEWHERE, SKIPPABLE, literals, literals_of_tests, name_of, not_caused, sites, stands_in
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -473,8 +474,6 @@ def test_the_page_names_every_command_that_ends_with_1() -> None:
 
 
 def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) -> None:
-    import ast
-
     (tmp_path / "a.py").write_text(
         'raise UserError(f"{file.name!r} has {len(rows):,}" " of " + kind)\n'
         'raise unknown_name("loss", got, LOSSES)\nraise UserError(str(error))\nraise ValueError("no")\n'
@@ -488,14 +487,45 @@ def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) ->
 
 def test_an_error_that_no_test_causes_is_noticed() -> None:
     """What `pytest --every-error` looks at: the errors of the code, and the words of tests for those it cannot see."""
-    found = sites()
+    found, tests = sites(), literals_of_tests()
     assert len(found) > 600
     assert all(Path(file).is_file() and line > 0 for file, line, _ in found)
-    words = 'match="^cannot fetch anna/tired from the hub: "'
+    texts = {text for _, _, text in found}
+    assert set(ELSEWHERE) | set(SKIPPABLE) <= texts
+    everywhere = {(file, line) for file, line, _ in found}
+    assert not_caused(found, everywhere, tests, set()) == []
+    for text, test in ELSEWHERE.items():
+        places = {(file, line) for file, line, said in found if said == text}
+        assert not_caused(found, everywhere - places, tests, set()) == [], f"{text} does not stand in {test}"
+        assert len(not_caused(found, everywhere - places, tests | {test: ["other words"]}, set())) == len(places)
+    # Words that stand in some test do not count: comments and texts are written about what nobody causes.
+    text = "{folder} is a gallery already, and this is another kind. Choose another --gallery."
+    assert not_caused([("a.py", 1, text)], set(), {"test_other": [text]}, set()) == [f"a.py:1: {text}"]
+
+
+def test_a_skipped_test_excuses_only_the_errors_that_it_alone_causes() -> None:
+    names = set(literals_of_tests())
+    for text, tests in SKIPPABLE.items():
+        assert names.issuperset(tests)
+        found = [("a.py", 1, text), ("a.py", 2, "another error")]
+        assert not_caused(found, set(), {}, set()) == [f"a.py:1: {text}", "a.py:2: another error"]
+        assert not_caused(found, set(), {}, {tests[0]}) == ["a.py:2: another error"]
+    assert name_of("tests/test_disks.py::test_a_full_disk[a[0]@b]@processes") == "test_a_full_disk"
+    assert name_of("tests/web/test_browser.py::test_a_page@browser") == "test_a_page"
+
+
+def test_words_of_an_error_are_looked_for_in_texts_of_a_test() -> None:
+    words = ["^cannot fetch anna/tired from the hub: "]
     assert stands_in("cannot fetch {name} from the hub: {error}", words)
     assert not stands_in("cannot push {name} to the hub: {error}", words)
     assert not stands_in("{error}", words)
+    assert not stands_in("cannot fetch {name} from the hub: {error}", ["cannot fetch", "from the hub"])
     assert stands_in("cannot fetch {name} from the hub: `{error}` .", words), "signs need not be there"
-    assert set(ELSEWHERE) <= {text for _, _, text in found}
-    over_two_lines = ("so chunk_classes and", "sample_classes save nothing")
-    assert " ".join(over_two_lines) in words_of_tests()
+
+
+def test_neither_comments_nor_docstrings_are_texts_of_a_test() -> None:
+    code = 'def test_a() -> None:\n    """Said of it."""\n    f(f"a {b}"\n      " c", r"d\\.e")  # said of it\n'
+    (test,) = ast.parse(code).body
+    assert isinstance(test, ast.FunctionDef)
+    assert {"a {b} c", "d.e"} <= set(literals(test))
+    assert not [text for text in literals(test) if "aid of it" in text]
