@@ -17,12 +17,12 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.label import _table
+from tammes.cli.label import _say, _table
 from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.gallery.indexing import difference, label_of
-from tammes.gallery.proposals import Proposal, threshold_for
+from tammes.gallery.proposals import Proposal, Threshold, _keeping, threshold_for
 from tammes.metrics import evaluate
 from tammes.neighbours import search
 from tammes.report.contact import contact_sheet
@@ -292,7 +292,29 @@ def test_a_class_of_one_image_says_nothing_about_how_many_are_rejected(run: Path
     assert found.classes == 15
     assert 0 <= found.rejected < 1
     # The copies are at distance 0 from another class, and are seven of the 71; with their originals fourteen.
-    assert threshold_for(open_gallery(str(tmp_path / "g")), 0.1).distance == pytest.approx(0, abs=1e-3)
+    same = threshold_for(open_gallery(str(tmp_path / "g")), 0.1)
+    assert same.distance == pytest.approx(0, abs=1e-3)
+    assert same.rate == 14 / 71  # more than was asked for: there is no smaller distance
+
+
+@pytest.mark.parametrize(("distances", "rate", "distance"), [
+    ([3, 1, 2, 4], 0.5, 2), ([3, 1, 2, 4], 0.74, 2), ([1, 2, 2, 3], 0.5, 1), ([1] * 19 + [2], 0.97, 1),
+    ([1, 2, 3], 0.05, np.nextafter(1, 0)), ([2, 2, 2], 0.5, np.nextafter(2, 0)), ([0, 0, 1], 0.5, 0),
+    ([np.inf, np.inf], 0.5, np.finfo(float).max),
+])  # fmt: skip
+def test_a_threshold_keeps_the_rate_that_was_asked_for(distances: list[float], rate: float, distance: float) -> None:
+    found = _keeping(np.array(distances, dtype=float), rate)
+    assert found == distance
+    assert np.mean(np.array(distances) <= found) <= rate or found == 0
+
+
+def test_a_rate_that_no_threshold_keeps_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    _say([], 0.0, Threshold(0.0, 14 / 71, 0.5, 71, 15, unseen=False), 0.1)
+    said = capsys.readouterr().err
+    assert "19.7 % of the images of unknown classes are no farther" in said
+    assert "No distance keeps to --unknown-rate 0.1: more images than that are the same to the model" in said
+    _say([], 0.5, Threshold(0.5, 0.09, 0.5, 71, 15, unseen=False), 0.1)
+    assert "No distance" not in capsys.readouterr().err
 
 
 def test_fewer_images_with_a_class_than_votes(

@@ -121,7 +121,7 @@ def label(config: Label) -> None:
     else:
         write_atomically(out, _table(paths, proposals))
         print(f"{len(paths)} images in {config.out}")
-    _say(proposals, distance, found_on)
+    _say(proposals, distance, found_on, config.unknown_rate)
 
 
 def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
@@ -137,7 +137,7 @@ def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None") -> None:
+def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None", asked: float) -> None:
     """What the threshold means, for who reads the list."""
     from tammes.gallery.proposals import UNKNOWN
 
@@ -147,6 +147,11 @@ def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | No
         which = "none of which trained" if found_on.unseen else "some of which trained, and lie better than others"
         say(
             f"By {found_on.items} images of {found_on.classes} classes of the gallery, {which}:"
-            f" {100 * found_on.rate:g} % of the images of unknown classes are nearer, and"
+            f" {100 * found_on.rate:.3g} % of the images of unknown classes are no farther, and"
             f" {100 * found_on.rejected:.1f} % of those of known classes have none of their own class so near."
         )
+        if found_on.rate > asked:
+            say(
+                f"No distance keeps to --unknown-rate {asked:g}: more images than that are the same to the model as one"
+                " of another class. `tammes duplicates` lists them."
+            )

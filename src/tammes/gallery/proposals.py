@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from tammes.errors import UserError
@@ -41,7 +41,8 @@ class Threshold:
     """From which distance of the nearest neighbour on an image is taken for one of no class of the gallery.
 
     Attributes:
-        rate: the share of images of unknown classes that are nearer than that, and are given a class by mistake.
+        rate: the share of images of unknown classes that are no farther, and are given a class by mistake: no more
+            than was asked for, unless more than that lie at the very place of an image of another class.
         rejected: the share of the images of known classes that have none of their own class so near.
         items, classes: what it was found on.
         unseen: whether these are classes that the model was not trained on.
@@ -56,7 +57,8 @@ class Threshold:
 
 
 def threshold_for(store: Store, rate: float, trained_on: Collection[str] = (), *, seed: int = 0) -> Threshold:
-    """The distance at which a share `rate` of the images of unknown classes would be given a class of this gallery.
+    """The distance at which a share `rate` of the images of unknown classes, or the most below it that there is, would
+    be given a class of this gallery.
 
     For labelled items, drawn at random, the nearest item of another class is looked up: what each would find if its
     own class were not there. Items of classes that the model was trained on lie farther from others than unknown ones
@@ -80,15 +82,25 @@ def threshold_for(store: Store, rate: float, trained_on: Collection[str] = (), *
         if sizes[label] > 1:  # farther than all that was looked at, where it was not among them
             farthest = hits[-1].distance if hits else np.inf
             own.append(min((hit.distance for hit in hits if hit.label == label), default=farthest))
-    distance = float(np.quantile(other, rate, method="lower"))
+    distance = _keeping(np.asarray(other), rate)
     return Threshold(
         distance=distance,
-        rate=rate,
+        rate=float(np.mean(np.asarray(other) <= distance)),
         rejected=float(np.mean(np.asarray(own) > distance)) if own else 0.0,
         items=len(paths),
         classes=len(set(labels)),
         unseen=chosen == set(unseen),
     )
+
+
+def _keeping(distances: Float64[ndarray, " items"], rate: float) -> float:
+    """The largest of the distances that no more than this share of them do not exceed.
+
+    Where even the smallest is shared by more, just below it; 0 where there is no such distance.
+    """
+    values, counts = np.unique(distances, return_counts=True)
+    kept = np.flatnonzero(np.cumsum(counts) <= rate * len(distances))
+    return float(values[kept[-1]] if len(kept) else max(0.0, np.nextafter(values[0], -1)))
 
 
 def _sample(
