@@ -5,8 +5,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from PIL import Image
 
 from benchmarks.errors import ERRORS, errors_page, in_words
 from tammes.cli import COMMANDS, main
+from tammes.runtime import kill_as_interrupt
 from tests.every_error import ELSEWHERE, SKIPPABLE, literals, literals_of_tests, name_of, not_caused, sites, stands_in
 from tests.test_architecture import ROOT
 
@@ -446,6 +450,80 @@ def test_what_interrupts_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "glyphs"])
     assert stopped.value.code == 130
+
+
+def test_a_polite_kill_ends_every_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tammes.datasets.open_dataset", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "glyphs"])
+    assert stopped.value.code == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_polite_kill_is_left_to_those_who_have_arranged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> object:
+        with kill_as_interrupt():
+            return signal.getsignal(signal.SIGTERM)
+
+    assert callable(ask())
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(ask).result() == signal.SIG_DFL
+    with monkeypatch.context() as launcher:
+        launcher.setenv("RANK", "0")
+        launcher.setenv("WORLD_SIZE", "2")
+        assert ask() == signal.SIG_DFL
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert ask() == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def ended_by(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_process_that_was_forked_ends_by_the_signal() -> None:
+    done = ended_by(
+        "import os, signal, time\nfrom tammes.runtime import kill_as_interrupt\n"
+        "ready, begun = os.pipe()\n"
+        "with kill_as_interrupt():\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.write(begun, b'x')\n"
+        "        time.sleep(30)\n"
+        "        os._exit(0)\n"
+        "    os.read(ready, 1)\n"
+        "    os.kill(child, signal.SIGTERM)\n"
+        "    print(os.WTERMSIG(os.waitpid(child, 0)[1]))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "15\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["tammes.runtime", "tyro", "tammes.cli.train"])
+def test_an_interrupt_while_the_commands_are_imported_shows_no_traceback(number: signal.Signals, module: str) -> None:
+    """The signal comes at the moment in which this module is looked for."""
+    done = ended_by(
+        "import os, sys, signal\n"
+        "class Look:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Look())\n"
+        "sys.argv = ['tammes', '--version']\n"
+        "from tammes.__main__ import main\n"
+        "main()"
+    )
+    # A kill before there is anybody to hear it ends the process as it ends any.
+    code = -number if (number, module) == (signal.SIGTERM, "tammes.runtime") else 130
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_what_is_installed_is_what_can_be_interrupted() -> None:
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["tammes"] == "tammes.__main__:main"
+    )
 
 
 def test_problems_that_were_found_end_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,19 @@
-"""`python -m tammes` is `tammes`; launchers of several processes start it so."""
+"""`tammes` as it is typed; `python -m tammes` is the same, and launchers of several processes start it so."""
 
-from tammes.cli import main
+
+def main() -> None:
+    """Run the command. Ctrl-C and a polite kill end it without a traceback from its first moment on."""
+    try:
+        # The commands take a moment to import: whoever interrupts meanwhile is not shown where.
+        from tammes.runtime import kill_as_interrupt
+
+        with kill_as_interrupt():
+            from tammes.cli import main as run
+
+            run()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 import glob
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -214,3 +217,29 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@contextmanager
+def kill_as_interrupt() -> Iterator[None]:
+    """Have a polite kill (SIGTERM) raise KeyboardInterrupt, as Ctrl-C does.
+
+    Not where whoever calls us has arranged something else, nor in a thread, which is not told of signals. And not in
+    one of several processes that train together: it may wait for the others in a place where Python hears of nothing.
+    """
+    together = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if together or current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    here = os.getpid()
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # a process that was forked from this one ends as it would without us
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

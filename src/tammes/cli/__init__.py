@@ -38,7 +38,7 @@ from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, out_of_memory, unknown_name
-from tammes.runtime import colours
+from tammes.runtime import colours, kill_as_interrupt
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, train),
@@ -120,8 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # what it warns of is refused, or harmless
     logging.getLogger("PIL").addHandler(logging.NullHandler())  # likewise
     try:
-        _run(given)
-        sys.stdout.flush()
+        with kill_as_interrupt():
+            _run(given)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
