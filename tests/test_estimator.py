@@ -532,8 +532,138 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
     learner = MetricLearner(learning_rate=1e30, epochs=20, random_state=0, loss="softmax", start="random")
     assert refused(learner) == (
         "the loss is not a finite number. The likely cause is a learning rate that is too high (now 1e+30):"
-        " try a tenth."
+        " try a tenth, by learning_rate in Python or --rate of tammes train; or a weight decay that is (now 0.0005)."
     )
+
+
+def test_weights_that_the_last_step_lost_are_an_error() -> None:
+    assert refused(MetricLearner(learning_rate=1e300, epochs=1, random_state=0)).startswith(
+        "the weights are no finite numbers. The likely cause is a learning rate that is too high (now 1e+300): try a"
+    )
+
+
+def test_a_network_that_no_machine_has_memory_for_is_not_made() -> None:
+    for option in ("dim", "hidden", "centroid_dim"):
+        text = refused(MetricLearner(epochs=1).set_params(**{option: 10**13}))
+        assert text.endswith("is more than this machine has memory for. Lower dim, hidden or centroid_dim.")
+    assert refused(MetricLearner(method="ridge", dim=10**13)).startswith(
+        "a network of 8 -> 10000000000000 -> 6 numbers"
+    )
+
+
+def test_memory_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tammes.estimator.network.memory", lambda: 1 << 60)
+    assert refused(MetricLearner(dim=10**12)) == (
+        "out of memory: the network or a batch does not fit. Lower dim, hidden, centroid_dim or batch_size."
+    )
+
+
+@pytest.mark.parametrize("method", ["gradient", "ridge"])
+def test_vectors_far_beyond_those_that_were_learned_from(method: Any) -> None:
+    vectors, labels = blobs()
+    learner = MetricLearner(method=method, epochs=1, random_state=0).partial_fit(vectors, labels)
+    before = learner.transform(vectors)
+    beyond = vectors.astype(np.float64)
+    beyond[3] *= 1e300
+    for work in (
+        learner.transform,
+        lambda far: learner.score(far, labels),
+        lambda far: learner.partial_fit(far, labels),
+    ):
+        with pytest.raises(UserError) as refusal:
+            work(beyond)
+        assert str(refusal.value) == (
+            "the numbers in row 3 of X are so much larger than those that were learned from that their squares"
+            " overflow. Scale X as it was then."
+        )
+    np.testing.assert_array_equal(learner.transform(vectors), before)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "text"),
+    [
+        (np.ones((12, 3)), {}, "all vectors in X are the same: there is nothing to learn from them. Add others."),
+        (
+            2**62 + np.arange(36).reshape(12, 3),
+            {},
+            "all vectors in X are the same (whole numbers above 2**53 are rounded: take from them what they have in"
+            " common first): there is nothing to learn from them. Add others.",
+        ),
+        (
+            1e-170 * np.arange(36.0).reshape(12, 3),
+            {},
+            "the numbers in X differ by so little that their squares vanish. Scale X up.",
+        ),
+        (
+            np.array([1, 1e-170, 1]) * np.arange(36.0).reshape(12, 3),
+            {"scale": "columns"},
+            "the numbers in column 1 of X differ by so little that their squares vanish. Scale X up.",
+        ),
+    ],
+    ids=["same", "rounded", "tiny", "tiny column"],
+)
+def test_vectors_that_say_nothing(vectors: Any, options: dict[str, Any], text: str) -> None:
+    for method in ("gradient", "ridge"):
+        with pytest.raises(UserError) as refusal:
+            MetricLearner(method=method, epochs=1, **options).fit(vectors, np.arange(12) % 3)
+        assert str(refusal.value) == text
+
+
+def test_the_strongest_regularisation_leaves_unit_vectors() -> None:
+    vectors, labels = blobs()
+    strong, stronger = (
+        MetricLearner(method="ridge", regularisation=most, random_state=0).fit(vectors, labels).transform(vectors)
+        for most in (1e6, 1e308)
+    )
+    np.testing.assert_allclose(strong, stronger, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(stronger, axis=1), 1, atol=1e-6)
+
+
+def test_whatever_evaluate_takes_is_learned_from() -> None:
+    vectors, labels = blobs(classes=3)
+    plain = MetricLearner(epochs=1, random_state=0).fit(vectors, labels)
+    expected, names = plain.transform(vectors), ["a", "a\0", "a\0b"]
+    for X, y in (
+        (torch.tensor(vectors, requires_grad=True), torch.tensor(labels)),
+        (vectors.astype(">f8"), labels.astype(">i8")),
+        (vectors, [names[label] for label in labels]),
+    ):
+        learner = MetricLearner(epochs=1, random_state=0).fit(X, y)
+        np.testing.assert_array_equal(learner.transform(X).astype(expected.dtype), expected)
+        assert learner.score(X, y) == plain.score(vectors, labels)
+    assert learner.classes_.tolist() == names
+    rough = torch.tensor(vectors).bfloat16()
+    np.testing.assert_array_equal(
+        clone(plain).fit(rough, labels).transform(rough),
+        clone(plain).fit(rough.float(), labels).transform(rough.float()),
+    )
+
+
+def test_what_is_no_class() -> None:
+    vectors, labels = blobs(classes=3)
+    learner, none = MetricLearner(epochs=1, random_state=0).fit(vectors, labels), [None] * len(vectors)
+    for work, text in (
+        (lambda: learner.score(vectors, none), "y must be whole numbers or text, a class each. Unknown label type"),
+        (lambda: clone(learner).fit(vectors, none), "y must be whole numbers or text, a class each. Unknown label"),
+        (lambda: clone(learner).partial_fit(vectors, labels, [None] * 3), "classes must be whole numbers or text, a"),
+        (
+            lambda: clone(learner).partial_fit(vectors, labels, [[0, 1], [2, 3]]),
+            "classes must be a list, one of each, got shape (2, 2).",
+        ),
+        (lambda: clone(learner).fit(vectors, [1, "a"] * (len(vectors) // 2)), "y must be all integers or all strings,"),
+        (
+            lambda: learner.transform(np.ma.masked_less(vectors, vectors.min() + 1e-6)),
+            "X has a mask that hides 1 of its entries. Fill them in: X.filled(…), or leave their rows out.",
+        ),
+        (lambda: clone(learner).fit(vectors, np.ma.masked_equal(labels, 2)), "y has a mask that hides"),
+        (
+            lambda: clone(learner).set_params(learning_rate=10**400).fit(vectors, labels),
+            "learning_rate must be a number above 0, got 1000000000",
+        ),
+    ):
+        with pytest.raises(UserError) as refusal:
+            work()
+        assert str(refusal.value).startswith(text)
 
 
 # --- a guest among scikit-learn, pandas and polars
@@ -737,10 +867,6 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
         ),
         ({"regularisation": 1.0}, "regularisation is for method='ridge' or start='ridge': leave it out."),
         ({"random_state": -1}, "random_state must be a whole number from 0 to 4294967295, got -1."),
-        (
-            {"dim": 10**12},
-            "out of memory: the network or a batch does not fit. Lower dim, hidden, centroid_dim or batch_size.",
-        ),
         (
             {"loss": "softmax", "centroid_dim": 3},
             "loss='softmax' needs a class layer with one output for each of 6 classes. "

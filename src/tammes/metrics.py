@@ -499,13 +499,13 @@ def _checked_groups(hits: Bool[np.ndarray, "queries depth"], groups: Groups | No
 
 
 def _checked_relevant(relevant: Any, queries: int) -> Integer[np.ndarray, " queries"]:
-    relevant = as_array(relevant, "relevant")
-    if relevant.dtype.kind not in "iu" or relevant.shape != (queries,):
+    found = as_array(relevant, "relevant")
+    if found.dtype.kind not in "iu" or found.shape != (queries,):
         raise UserError(
             f"relevant must be {queries} whole numbers, how many items of its class each query could find; got"
-            f" {relevant.dtype} of shape {relevant.shape}."
+            f" {found.dtype} of shape {found.shape}."
         )
-    return relevant
+    return found
 
 
 def _some(found: Bool[np.ndarray, " queries"]) -> Bool[np.ndarray, " queries"]:
@@ -532,7 +532,7 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
     return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def label_array(labels: Labels, what: str) -> Shaped[np.ndarray, "..."]:
+def label_array(labels: Any, what: str) -> Shaped[np.ndarray, "..."]:
     """Labels as an array in which those that differ stay different."""
     if not isinstance(labels, list | tuple):
         return as_array(labels, what)

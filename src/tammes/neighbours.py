@@ -556,7 +556,7 @@ def check_not_masked(given: Any, what: str) -> None:
     """Refuse an array some of whose entries are hidden by a mask, which NumPy would uncover without a word."""
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
         raise UserError(
-            f"{what} has a mask that hides {np.ma.count_masked(given)} of its entries. Fill them in: {what}.filled(…),"
+            f"{what} has a mask that hides {int(given.mask.sum())} of its entries. Fill them in: {what}.filled(…),"
             " or leave their rows out."
         )
 

@@ -179,6 +179,14 @@ def images_at_once(numbers: int, device: "torch.device") -> int:
     return max(1, min(1024, most // max(1, numbers)))
 
 
+def memory() -> int:
+    """Bytes that this machine has; where it does not say, more than any has: torch fails in many ways beyond that."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 47
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine and commit: what a result was made with."""
     versions = {}

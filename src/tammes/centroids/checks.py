@@ -1,18 +1,9 @@
 """What every generator asks of its sizes."""
 
-import os
-
 import torch
 
 from tammes.errors import UserError, check_whole, shown
-
-
-def _memory() -> int:
-    """Bytes that this machine has; where it does not say, more than any has: torch fails in many ways beyond that."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 47
+from tammes.runtime import memory
 
 
 def checked_sizes(
@@ -24,7 +15,7 @@ def checked_sizes(
     if dtype not in (torch.float32, torch.float64):
         raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
     # Before they are made: a system that promises memory which it has not kills the process later.
-    if num_classes * dim * dtype.itemsize > _memory():
+    if num_classes * dim * dtype.itemsize > memory():
         raise UserError(
             f"{num_classes} centroids of {dim} numbers are more than this machine has memory for. Lower dim, or the"
             " number of classes."

@@ -16,12 +16,22 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.loss import placed
-from tammes.estimator.network import MOST_DIMENSIONS, Network
-from tammes.estimator.options import Method, Start, check_classes, check_labels, check_options, fitting_in_memory
+from tammes.estimator.network import MOST_DIMENSIONS, Network, check_fits
+from tammes.estimator.options import (
+    Method,
+    Start,
+    check_classes,
+    check_labels,
+    check_options,
+    classes_given,
+    fitting_in_memory,
+    labels_given,
+    vectors_given,
+)
 from tammes.estimator.ridge import REGULARISATIONS, Ridge, Sums
 from tammes.estimator.saved import read_learner, write_learner
 from tammes.estimator.start import make
-from tammes.estimator.streams import Rows, Scale, blocks, check_finite, mean_and_variance, scales
+from tammes.estimator.streams import REACH, Rows, Scale, blocks, check_within_reach, mean_and_variance, scales
 from tammes.estimator.training import Position, Randomness, epochs, new_optimizer, one_pass
 from tammes.geometry import normalise
 
@@ -142,6 +152,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def fit(self, X: Any, y: Any) -> "MetricLearner":  # noqa: N803
         """Learn from vectors (N, columns), an array or a data frame, and their labels (N,), numbers or text."""
         check_options(self)
+        X, y = vectors_given(X), labels_given(y)
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric")
         check_labels(y)
         with fitting_in_memory():
@@ -163,16 +174,18 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 "a learner that was loaded does not learn on, as not all of it is saved. Begin anew with fit."
             )
         first = not hasattr(self, "_loss" if self.method == "gradient" else "_sums")
+        X, y = vectors_given(X), labels_given(y)
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric", reset=first)
         check_labels(y)
+        named = None if classes is None else classes_given(classes)
         if first:
-            self.classes_ = np.unique(y if classes is None else np.asarray(classes))
+            self.classes_ = np.unique(y) if named is None else named
             check_classes(self.classes_)
             self._begin(X)
             self.held_out_classes_ = self.classes_[:0]
         else:
-            check_finite(X)
-            if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+            check_within_reach(X, self.mean_, self.scale_)
+            if named is not None and not np.array_equal(named, self.classes_):
                 raise UserError("classes are not those of the first call: leave them out, or begin anew with fit.")
         codes = self._codes(y)
         random = np.random.default_rng([self._seed, self.n_iter_])
@@ -196,9 +209,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Unit vectors (N, dim): float64 for float64, or else float32. Each depends on its own row alone."""
         check_is_fitted(self)
-        X = validate_data(self, X, ensure_all_finite=False, dtype="numeric", reset=False)
-        check_finite(X)
-        dtype = np.float32 if X.dtype in (np.float16, np.float32) else np.float64
+        X = validate_data(self, vectors_given(X), ensure_all_finite=False, dtype="numeric", reset=False)
+        dtype = np.float32 if X.dtype.newbyteorder("=") in (np.float16, np.float32) else np.float64
         return self._embedded(X, None, dtype)
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
@@ -207,8 +219,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         The classes need not be those of `fit`: measure on others to see how good the metric is.
         """
         check_is_fitted(self)
+        X, y = vectors_given(X), labels_given(y)
         X, y = validate_data(self, X, y, ensure_all_finite=False, dtype="numeric", reset=False)
-        check_finite(X)
+        check_labels(y)
         codes = np.unique(y, return_inverse=True)[1].reshape(-1).astype(np.int64)
         return held_out.recall(self._embedded(X, None, np.float32), codes)
 
@@ -246,7 +259,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         for name in ("_loss", "_loaded", "_optimizer", "_sums", "_targets", "network_"):
             self.__dict__.pop(name, None)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.mean_, variance = mean_and_variance(X)
+        self.mean_, variance = mean_and_variance(X, self.scale)
         self.scale_ = scales(variance, self.scale)
         self._first = self.mean_, self.scale_  # what ridge adds up in, and then corrects
         self.n_iter_, self.history_ = 0, list[dict[str, Any]]()
@@ -290,6 +303,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if not hasattr(self, "_targets"):
             classes = len(self.classes_)
             dim = int(self.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
+            check_fits(len(self.mean_), dim, classes)
             self._targets = placed(self.centroids, classes, dim, self._seed)
         return Ridge(sums, self._targets, self.scale)
 
@@ -329,7 +343,10 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """Unit vectors, some at a time. In float64, so that it does not matter what else is in a block."""
         network = deepcopy(self.network_).double().eval()
         for part in blocks(len(X) if rows is None else len(rows), X.shape[1]):
-            inputs = self._standardised(X, part if rows is None else rows[part])
+            with np.errstate(over="ignore"):
+                inputs = self._standardised(X, part if rows is None else rows[part])
+            if not (np.abs(inputs) <= REACH).all():
+                check_within_reach(X if rows is None else Rows(X, rows), self.mean_, self.scale_)
             with torch.no_grad():
                 yield part, normalise(network.body(torch.from_numpy(inputs))).numpy()
 

@@ -1,5 +1,6 @@
 """The network that a learner is: a linear map, or one with hidden layers."""
 
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -8,9 +9,25 @@ from jaxtyping import Float, Float64
 from numpy import ndarray
 from torch import Tensor, nn
 
+from tammes.errors import UserError
 from tammes.estimator.ridge import Ridge
+from tammes.runtime import memory
+
+_COPIES = 4  # of each number while a network trains: weight, gradient and two of the optimizer
 
 MOST_DIMENSIONS = 256  # of an embedding, where it is not said; the paper's
+
+
+def check_fits(*sizes: int) -> None:
+    """Refuse layers from each size to the next that this machine has no memory for.
+
+    Before they are made: a system that promises memory which it has not kills the process later.
+    """
+    if 4 * _COPIES * sum((before + 1) * after for before, after in pairwise(sizes)) > memory():
+        raise UserError(
+            f"a network of {' -> '.join(map(str, sizes))} numbers is more than this machine has memory for. Lower dim,"
+            " hidden or centroid_dim."
+        )
 
 
 class Network(nn.Module):
@@ -20,6 +37,7 @@ class Network(nn.Module):
         self, columns: int, hidden: tuple[int, ...], dim: int, outputs: int | None, dropout: float = 0.0
     ) -> None:
         super().__init__()
+        check_fits(columns, *hidden, dim, *(() if outputs is None else (outputs,)))
         self.dim = dim
         self.dropout = nn.Dropout(dropout)
         layers: list[nn.Module] = []

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from numbers import Integral, Real
+from sys import float_info
 from types import NoneType
 from typing import Any, Literal, get_args
 from warnings import catch_warnings, filterwarnings
 
-from numpy import bool_, ndarray
+from numpy import bool_, ndarray, unique
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, out_of_memory, shown, unknown_name
 from tammes.estimator.streams import Scale
 from tammes.losses import OF_CLASS_LAYER
+from tammes.metrics import label_array
+from tammes.neighbours import check_not_masked, dense
 
 Method = Literal["gradient", "ridge"]
 Start = Literal["auto", "whiten", "pca", "ridge", "random"]
@@ -83,12 +86,35 @@ def fitting_in_memory() -> Iterator[None]:
         ) from error
 
 
-def check_labels(y: ndarray) -> None:
+def vectors_given(X: Any) -> Any:  # noqa: N803
+    """Vectors as scikit-learn can look at them: any tensor as an array, and nothing hidden by a mask."""
+    check_not_masked(X, "X")
+    return dense(X, "X") if isinstance(X, Tensor) else X
+
+
+def labels_given(y: Any) -> Any:
+    """Labels as scikit-learn can look at them, in which those that differ stay different."""
+    return label_array(y, "y") if isinstance(y, list | tuple | ndarray | Tensor) else y
+
+
+def classes_given(classes: Any) -> ndarray:
+    """The different ones of a list of classes, sorted."""
+    found = label_array(classes, "classes")
+    if found.ndim != 1:
+        raise UserError(f"classes must be a list, one of each, got shape {found.shape}.")
+    check_labels(found, "classes")
+    return unique(found)
+
+
+def check_labels(y: ndarray, what: str = "y") -> None:
     """Refuse labels that are no classes."""
     with catch_warnings():
         # That few vectors of a class look like a regression to it: here two of a class are enough.
         filterwarnings("ignore", "The number of unique classes is greater than 50%", UserWarning)
-        check_classification_targets(y)
+        try:
+            check_classification_targets(y)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{what} must be whole numbers or text, a class each. {error}") from None
 
 
 def check_classes(classes: ndarray) -> None:
@@ -103,14 +129,19 @@ def _check_number(option: str, value: Any, *, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise UserError(f"{option} must be a whole number from 1 up{', or None' * optional}, got {value!r}.")
+        raise UserError(f"{option} must be a whole number from 1 up{', or None' * optional}, got {shown(value)}.")
 
 
 def _check_share(option: str, value: Any, least: float | None, below: float | None) -> None:
     """Refuse what is no number, below `least` (or, without one, not above 0), or not below `below`."""
-    good = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    good = good and (value > 0 if least is None else value >= least) and (below is None or value < below)
+    good = isinstance(value, Real) and not isinstance(value, bool)
+    good = (
+        good
+        and abs(value) <= float_info.max
+        and (value > 0 if least is None else value >= least)
+        and (below is None or value < below)
+    )
     if not good:
         lower = "above 0" if least is None else f"{least:g} or more"
         upper = "" if below is None else f" and below {below:g}"
-        raise UserError(f"{option} must be a number {lower}{upper}, got {value!r}.")
+        raise UserError(f"{option} must be a number {lower}{upper}, got {shown(value)}.")

@@ -9,6 +9,7 @@ from torch import Tensor
 from tammes.estimator.streams import Rows, Scale, blocks, scales
 
 REGULARISATIONS: tuple[float, ...] = tuple(10.0 ** (n / 2) for n in range(-6, 7))  # those that are tried
+_STRONG = 1e6  # regularisation from which all directions are damped nearly alike
 
 
 class Sums:
@@ -57,8 +58,11 @@ class Ridge:
         self.spread = float(sums.counts @ np.square(centred).sum(axis=1))
 
     def map(self, regularisation: float) -> Float64[ndarray, "columns dim"]:
-        """W for λ = regularisation × vectors."""
-        return np.asarray(self.vectors @ (self.projected / (self.values + regularisation * self.count)[:, None]))
+        """W for λ = regularisation × vectors; from `_STRONG` on only as to its directions, or it would vanish."""
+        damped = self.values + regularisation * self.count  # (columns,)
+        if regularisation > _STRONG:
+            damped = (self.values / (regularisation * self.count) + 1) * _STRONG * self.count
+        return np.asarray(self.vectors @ (self.projected / damped[:, None]))
 
     def best_by_cross_validation(self) -> float:
         """The regularisation with the least error of vectors left out, all leverages being taken as their mean.

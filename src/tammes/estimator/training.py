@@ -286,11 +286,17 @@ def one_pass(
             complete = False
             break
     network.eval()
-    if not isfinite(at.total):
-        raise UserError(
-            f"the loss is not a finite number. The likely cause is a learning rate that is too high (now "
-            f"{learner.learning_rate:g}): try a tenth."
-        )
+    # The last step may have lost the weights without the loss having shown it.
+    for what, finite in (
+        ("loss is not a finite number", isfinite(at.total)),
+        ("weights are no finite numbers", all(bool(each.isfinite().all()) for each in network.parameters())),
+    ):
+        if not finite:
+            raise UserError(
+                f"the {what}. The likely cause is a learning rate that is too high (now {learner.learning_rate:g}): try"
+                " a tenth, by learning_rate in Python or --rate of tammes train; or a weight decay that is (now"
+                f" {learner.weight_decay:g})."
+            )
     return complete
 
 
