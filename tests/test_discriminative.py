@@ -303,6 +303,26 @@ def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
     assert len(set(values[1])) == 3
 
 
+@pytest.mark.parametrize("loss_of", [DiscriminativeLoss, HardDiscriminativeLoss])
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize(("dtype", "power"), [(torch.float32, 126), (torch.float64, 1020)])
+def test_embeddings_whose_squares_overflow_have_the_loss_of_their_directions(
+    loss_of: type[DiscriminativeLoss] | type[HardDiscriminativeLoss], one_hot: bool, dtype: torch.dtype, power: int
+) -> None:
+    loss = loss_of(5 if one_hot else normalise(torch.randn(5, 5, generator=torch.Generator().manual_seed(0))))
+    points = torch.randn(8, 5, generator=torch.Generator().manual_seed(1), dtype=dtype).clamp(-2, 2)
+    labels = torch.arange(8) % 5
+    small, large = points.clone().requires_grad_(), (points * 2.0**power).requires_grad_()
+    values = [loss(small, labels), loss(large, labels)]
+    for value in values:
+        value.backward()
+    assert small.grad is not None
+    assert large.grad is not None
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(large.grad * 2.0**power, small.grad, atol=1e-5, rtol=1e-3)
+    assert torch.isnan(loss(large * float("inf"), labels))
+
+
 def test_logits_are_negative_distances() -> None:
     embeddings, labels, centroids = case(8, 5, 5)
     logits = DiscriminativeLoss(centroids).get_logits(embeddings)

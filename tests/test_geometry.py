@@ -174,3 +174,14 @@ def test_centroids_stay_in_the_precision_that_they_came_in_but_not_below_float32
         assert checked is not None
         assert checked.dtype == kept
     assert checked_centroids(5) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_unit_centroids_of_half_precision_are_unit_centroids(dtype: torch.dtype) -> None:
+    given = unit_points(20, 16, seed=0).to(dtype)
+    found = checked_centroids(given)
+    assert found is not None
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(torch.linalg.vector_norm(found, dim=1), torch.ones(20))
+    with pytest.raises(UserError, match="centroids must have unit length; that of class 0 has length 1.0"):
+        checked_centroids(given * 1.05)

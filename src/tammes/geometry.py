@@ -38,6 +38,20 @@ def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
     return points * torch.where(lengths.isinf(), float("nan"), scale)
 
 
+def shortening(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows 1"] | None:
+    """A power of two to multiply points by whose squares would overflow, and 1 for the others; None: there are none.
+
+    Only the direction of a point counts to a loss of unit points, so that it may be shortened first.
+    """
+    least, most = torch.aminmax(points.detach())
+    half = 64 if points.dtype == torch.float32 else 512  # the exponent from which a square overflows
+    longest = 2.0 ** (half - 9)  # a sum of squares of numbers up to this does not
+    if not max(-least.item(), most.item()) > longest:
+        return None
+    too_long = points.detach().abs().amax(1, keepdim=True) > longest  # (rows, 1)
+    return torch.where(too_long, points.new_tensor(2.0 ** -(half + 12)), points.new_tensor(1.0))
+
+
 def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows columns"]:
     """Euclidean distances, within 1e-6 of float64 for unit points, in float32 or better.
 
@@ -196,9 +210,11 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
             f"centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
             f" got {centroids.dtype} of shape {tuple(centroids.shape)}."
         )
+    # Half precision cannot come closer to unit length than its own rounding; here they are kept in float32.
+    rounding = max(1e-4, torch.finfo(centroids.dtype).eps)
     centroids = full_precision(centroids.detach())
     lengths = torch.linalg.vector_norm(centroids, dim=1)  # (classes,)
-    wrong = ((lengths - 1).abs() < 1e-4).logical_not().nonzero().flatten()
+    wrong = ((lengths - 1).abs() < rounding).logical_not().nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
         raise UserError(

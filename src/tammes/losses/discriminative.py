@@ -24,6 +24,7 @@ from tammes.geometry import (
     normalise,
     parts,
     refuse_second_derivative,
+    shortening,
     some_rows,
 )
 from tammes.losses.method import Method
@@ -277,9 +278,17 @@ def _value_and_gradient(
         uniform_push if push is None else push[labels, None].to(dtype),  # (batch, 1)
         None if class_weights is None else class_weights.to(dtype),  # (classes,)
     )
-    if centroids is None:
-        return _against_axes(embeddings, labels, *weights)
-    return _against_centroids(embeddings, labels, centroids, classes, *weights, block)
+    try:
+        if centroids is None:
+            return _against_axes(embeddings, labels, *weights)
+        return _against_centroids(embeddings, labels, centroids, classes, *weights, block)
+    except _TooLongError:
+        factor = shortening(embeddings)
+        assert factor is not None
+        loss, gradient = _value_and_gradient(
+            embeddings * factor, labels, centroids, classes, pull, push, class_weights, uniform_push, block
+        )
+        return loss, gradient * factor
 
 
 # torch.compile looks into an autograd.Function and stops where the number of close pairs decides what to do next.
@@ -304,11 +313,17 @@ def _scale_gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, .
 _compiled.register_autograd(_scale_gradient, setup_context=_keep_gradient)
 
 
+class _TooLongError(Exception):
+    """Embeddings must be shortened first. Said where lengths are looked at anyway, it costs all others nothing."""
+
+
 def _lengths(embeddings: Tensor) -> tuple[Tensor, Tensor | float]:
     """|z|, (batch, 1), and 1 + |x|²: an embedding without a direction is the zero vector and stays there."""
     length = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
     shortest, longest = torch.aminmax(length)
     if longest.item() == float("inf"):  # squares that overflow must not pass for a loss without a gradient
+        if bool(embeddings.isfinite().all()):
+            raise _TooLongError
         length = torch.where(length.isinf(), float("nan"), length)
     if not shortest.item() <= NO_LENGTH:
         return length, 2.0

@@ -19,6 +19,7 @@ from tammes.geometry import (
     distances_to_axes,
     keep_full_precision,
     normalise,
+    shortening,
     some_rows,
 )
 from tammes.losses.method import Method
@@ -74,6 +75,8 @@ class HardDiscriminativeLoss(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels, self.dim)
         check_range(labels, self.num_classes)
+        factor = shortening(embeddings)
+        embeddings = embeddings if factor is None else embeddings * factor
         to_centroid = self._distances(normalise(embeddings))  # (batch, classes)
         own = to_centroid.gather(1, labels[:, None])  # (batch, 1)
         per_image = (own - self.push * self._soft_minimum(to_centroid, labels))[:, 0]  # (batch,)
