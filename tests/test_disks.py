@@ -255,9 +255,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_whole_ones(
         main(["train", "--resume", str(out)])
         assert same_end(out, longer)
     whole = (longer / "checkpoint.safetensors").stat().st_size
-    print(
-        f"of {kills} files left half written, {sum(size < whole // 2 for size in sizes)} were less than half: {sizes}"
-    )
+    print(f"{len(sizes)} files left without a name, of {whole} bytes there were {sizes}")
 
 
 @pytest.mark.xdist_group("processes")

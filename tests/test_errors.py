@@ -603,7 +603,9 @@ def test_words_of_an_error_are_looked_for_in_texts_of_a_test() -> None:
 
 def test_neither_comments_nor_docstrings_are_texts_of_a_test() -> None:
     code = 'def test_a() -> None:\n    """Said of it."""\n    f(f"a {b}"\n      " c", r"d\\.e")  # said of it\n'
-    (test,) = ast.parse(code).body
+    module = ast.parse(f'b = ["of a table"]\nother = "of another"\n{code}')
+    test = module.body[-1]
     assert isinstance(test, ast.FunctionDef)
-    assert {"a {b} c", "d.e"} <= set(literals(test))
-    assert not [text for text in literals(test) if "aid of it" in text]
+    found = set(literals(test, module))
+    assert {"a {b} c", "d.e", "of a table"} <= found
+    assert not [text for text in found if "aid of it" in text or text == "of another"]
