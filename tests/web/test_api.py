@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -291,6 +292,62 @@ def test_a_vector_that_is_none(server: Server, what: str) -> None:
 def test_a_body_that_is_no_request_for_a_search_by_vector(server: Server, body: bytes, status: int) -> None:
     answer = server.post("/api/search/vector", content=body, headers={"Content-Type": "application/json"})
     assert len(refused(answer, status)) < 500
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ('{"vector": [1], "k": true}', "k: Input should be a valid integer, got True."),
+    ('{"vector": [1], "k": "3"}', "k: Input should be a valid integer, got '3'."),
+    ('{"vector": [1], "exact": "yes"}', "exact: Input should be a valid boolean, got 'yes'."),
+    ('{"vector": [1], "kk": 3}', "kk: Extra inputs are not permitted, got 3."),
+    ('{"k": 3}', "vector: Field required."),
+    ('{"vector": [1,], ', "the body is no JSON: "),
+    ('[1]', "the body: Input should be a valid dictionary"),
+    (f'{{"vector": [1], "k": "{"9" * 1000}"}}', "k: Input should be a valid integer."),
+])  # fmt: skip
+def test_what_is_wrong_with_a_body_is_said_with_its_value(server: Server, body: str, message: str) -> None:
+    answer = server.post("/api/search/vector", content=body, headers={"Content-Type": "application/json"})
+    assert refused(answer, 422).startswith(message)
+
+
+def test_parameters_that_an_address_does_not_know(server: Server, items: list[dict[str, Any]]) -> None:
+    where = f"/api/items/{items[0]['id']}"
+    told = refused(server.get(f"{where}/neighbours", params={"k": "3", "labels": "plain"}), 422)
+    assert told == "unknown parameter 'labels'. Did you mean 'label'? Known: exact, k, label."
+    assert refused(server.get(where, params={"k": "3"}), 422) == "this address takes no parameters."
+    assert server.get("/api/health", params={"now": "1"}).status_code == 200
+    assert refused(server.get(f"{where}/neighbours", params={"k": "many"}), 422).endswith(", got 'many'.")
+
+
+def test_a_thumbnail_that_is_none_is_not_served(made: Callable[..., Inside], tmp_path: Path) -> None:
+    here = made([(str(tmp_path / f"{number}.png"), unit(4)[number], "") for number in range(4)])
+    large, store = BytesIO(), here.site.gallery.opened.store
+    Image.new("RGB", (161, 8), "red").save(large, "WEBP")
+    rows = store.get(here.site.gallery.catalogue.paths)
+    for row, content in zip(rows, (small(), b"", b"<script>alert(1)</script>", large.getvalue()), strict=True):
+        store.upsert([replace(row, thumbnail=content)])
+    answers = [here.get(f"/api/items/{each}/thumbnail") for each in here.site.gallery.catalogue.ids]
+    assert [each.status_code for each in answers] == [200, 404, 404, 404]
+
+
+@pytest.mark.parametrize("path", ["/photos/\0", "/photos/\ud800"])
+def test_a_path_that_is_none_has_no_file(made: Callable[..., Inside], path: str) -> None:
+    here = made([(path, unit(1)[0], "")])
+    told = refused(here.get(f"/api/items/{here.site.gallery.catalogue.ids[0]}/image"), 404)
+    assert told == "the file of this item is not there any more; its thumbnail is."
+
+
+def test_a_gallery_that_goes_away_is_said_to_be_out_of_reach(
+    made: Callable[..., Inside], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tammes.web.catalogue.MAPPED", 1)
+    here = made([(str(tmp_path / f"{number}.png"), unit(4)[number], "") for number in range(4)])
+    here.site.gallery.catalogue = Catalogue(here.site.gallery.opened.store, exact_up_to=3)  # the others are not kept
+    shutil.rmtree(tmp_path / "gallery0")
+    wanted = "the gallery cannot be read at the moment; the server's log says why."
+    item = here.site.gallery.catalogue.ids[0]
+    assert refused(here.get(f"/api/items/{item}/neighbours"), 503) == wanted
+    assert refused(here.post("/api/search/vector", json={"vector": [1.0] * 16}), 503) == wanted
+    assert here.get(f"/api/items/{item}/thumbnail").status_code == 404
 
 
 def test_items_come_in_natural_order_page_by_page(server: Server, items: list[dict[str, Any]]) -> None:

@@ -436,6 +436,22 @@ def answer_to(connection: socket.socket) -> tuple[int, dict[str, str], dict[str,
     return response.status, {name.lower(): value for name, value in response.getheaders()}, json.loads(content)
 
 
+@pytest.mark.parametrize(("target", "host", "status"), [
+    ("http://localhost/api/health", "localhost", 200), ("HTTP://127.0.0.1:80/api/count?x", "localhost", 422),
+    ("http://localhost/api/health", "evil.example", 200), ("http://evil.example/api/health", "localhost", 421),
+    ("http://localhost@evil.example/api/health", "localhost", 421), ("http://localhost", "localhost", 200),
+    ("http://localhost/api/items/%2e%2e/x", "localhost", 404), ("http:///api/health", "localhost", 404),
+    ("ftp://localhost/api/health", "localhost", 404),
+])  # fmt: skip
+def test_a_target_may_be_a_whole_address(server: Server, target: str, host: str, status: int) -> None:
+    address = server.address.removeprefix("http://").rsplit(":", 1)
+    with socket.create_connection((address[0], int(address[1])), timeout=15) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == status
+
+
 POST = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
 

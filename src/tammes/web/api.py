@@ -9,6 +9,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from tammes import __version__
+from tammes.errors import unknown_name
 from tammes.web.catalogue import Item
 from tammes.web.gallery import Gallery, unit
 from tammes.web.map import Map
@@ -69,9 +70,9 @@ class SearchModel(BaseModel):
 class VectorModel(BaseModel):
     """A vector to search with."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)  # true is no number, and "3" is none either
 
-    vector: list[Annotated[float, Field(strict=True)]] = Field(
+    vector: list[float] = Field(
         description="As many numbers as the gallery's vectors have; brought to length 1.",
         min_length=1,
         max_length=65536,
@@ -192,7 +193,8 @@ def thumbnail_address(item: Item) -> str:
 def routes(site: Site) -> APIRouter:
     """The routes below /api."""
     # The guard looks at the token; this tells the document, so that programs made from it send one.
-    api = APIRouter(dependencies=[] if site.token is None else [Depends(HTTPBearer(auto_error=False))])
+    token = [] if site.token is None else [Depends(HTTPBearer(auto_error=False))]
+    api = APIRouter(dependencies=[Depends(_check_parameters), *token])
 
     @api.get("/api/health", tags=["server"], responses=wrong())
     async def health() -> HealthModel:
@@ -343,6 +345,19 @@ def classes_with(site: Site, text: str) -> list[tuple[str, int]]:
     """The classes whose names hold a text, and how many items they have."""
     wanted = text.strip().lower()
     return [(name, number) for name, number in site.gallery.catalogue.classes.items() if wanted in name.lower()]
+
+
+async def _check_parameters(request: Request) -> None:
+    """Refuse parameters that an address does not know: whoever misspells one would take the answer for another.
+
+    Not of what watches the server, which may add some of its own.
+    """
+    route = request.scope["route"]
+    known = {field.alias for field in route.dependant.query_params}
+    for name in () if "server" in route.tags else request.query_params:
+        if name not in known:
+            takes = str(unknown_name("parameter", name[:100], known)) if known else "this address takes no parameters."
+            raise RefusedError(422, takes)
 
 
 def _check_label(site: Site, label: str) -> None:

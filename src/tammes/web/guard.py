@@ -6,6 +6,7 @@ a body before anything of it is read, bounds the time, and turns whatever goes w
 
 import asyncio
 import hmac
+import re
 import sys
 import traceback
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import ceil
 from time import monotonic, perf_counter
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -38,6 +39,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
+_WHOLE_ADDRESS = re.compile(rb"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 _CHEAP = ("/static/", "/api/health")  # and pictures: a page shows many of them
 _CHEAP_COST = 0.05
 _CLIENTS = 10_000  # whose requests are counted
@@ -245,10 +247,19 @@ class _Body:
 
 
 def _simplified(scope: Scope) -> Scope:
-    """A request as the routes know it: HEAD is GET whose answer is left out, and an answer is always whole."""
+    """A request as the routes know it: HEAD is GET whose answer is left out, and an answer is always whole.
+
+    A target that is a whole address, as a proxy may send (RFC 9112, 3.2.2), is its path; the host is the one it names.
+    """
     head = scope["method"] == "HEAD"
     headers = [each for each in scope["headers"] if each[0] != b"range"]
-    return {**scope, "method": "GET" if head else scope["method"], "headers": headers, "tammes.head": head}
+    simple = {**scope, "method": "GET" if head else scope["method"], "headers": headers, "tammes.head": head}
+    whole = _WHOLE_ADDRESS.fullmatch(scope.get("raw_path") or b"")
+    if whole is None:
+        return simple
+    host, path = whole[1], whole[2] or b"/"
+    headers = [(b"host", host), *(each for each in headers if each[0] != b"host")]
+    return {**simple, "headers": headers, "raw_path": path, "path": unquote(path.decode("ascii"))}
 
 
 def same_token(given: str, token: str) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tammes.errors import shown
+
 # What each status is called in the JSON answer.
 CODES = {
     400: "bad_request",
@@ -22,6 +24,9 @@ CODES = {
     503: "busy",
     504: "took_too_long",
 }
+
+
+_LONGEST = 80  # characters of a value that is said back
 
 
 class RefusedError(Exception):
@@ -71,6 +76,12 @@ def in_words(errors: Any) -> str:
     """What pydantic found wrong with a request, in one sentence."""
     said = []
     for error in errors[:5]:
+        if error["type"] == "json_invalid":
+            said.append(f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}")
+            continue
         where = ".".join(str(part)[:100] for part in error["loc"] if part not in ("query", "body", "path"))
-        said.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
+        given = error.get("input")
+        # What is long is not said back; what is missing has for its value all that is there instead.
+        got = f", got {shown(given)}" if isinstance(given, str | int | float) and len(str(given)) <= _LONGEST else ""
+        said.append(f"{where or 'the body'}: {error['msg']}{got}")
     return "; ".join(said).encode(errors="backslashreplace").decode() + "."
