@@ -467,28 +467,30 @@ def long_run(photos: Path, out: Path) -> list[str]:
     return ["train", str(photos), "--out", str(out), "--epochs", "30", "--seed", "5", *SMALL]
 
 
-@pytest.fixture(scope="module")
-def measured(
-    started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, float]:
-    """The run that nobody stops, and how many seconds it took in a process of its own."""
-    folder = tmp_path_factory.mktemp("whole")
-    process, begun = started(long_run(photos, folder / "run"), folder / "said.txt"), time.monotonic()
-    process.join(timeout=300)
-    assert process.exitcode == 0, (folder / "said.txt").read_text()
-    return folder / "run", time.monotonic() - begun
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(measured: tuple[Path, float]) -> Path:
-    return measured[0]
-
-
 def wait_for_checkpoint(process: BaseProcess, out: Path, delay: float) -> None:
     deadline = time.monotonic() + 120
     while not (out / "checkpoint.safetensors").exists() and time.monotonic() < deadline and process.is_alive():
         time.sleep(0.002)
     time.sleep(delay)
+
+
+@pytest.fixture(scope="module")
+def measured(
+    started: Callable[[list[str], Path], BaseProcess], photos: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, float, float]:
+    """The run that nobody stops, and how many seconds it took to its first checkpoint, and from there to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    process, begun = started(long_run(photos, folder / "run"), folder / "said.txt"), time.monotonic()
+    wait_for_checkpoint(process, folder / "run", 0)
+    first = time.monotonic()
+    process.join(timeout=300)
+    assert process.exitcode == 0, (folder / "said.txt").read_text()
+    return folder / "run", first - begun, time.monotonic() - first
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(measured: tuple[Path, float, float]) -> Path:
+    return measured[0]
 
 
 def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path) -> str:
@@ -510,25 +512,33 @@ def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
-    measured: tuple[Path, float],
+    measured: tuple[Path, float, float],
     started: Callable[[list[str], Path], BaseProcess],
     photos: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     kills: int,
 ) -> None:
-    """At a random moment of each third, or fiftieth, of the time that a run takes."""
-    (whole, seconds), rng, found, faster = measured, random.Random(0), Counter[str](), 0
+    """At a random moment of each third, or fiftieth, of the time that a run takes.
+
+    What comes after the first checkpoint is counted from there: a machine that is busy takes longer to begin.
+    """
+    (whole, before, after), rng, found, faster = measured, random.Random(0), Counter[str](), 0
+    share = before / (before + after)
     results = json.loads((whole / "results.json").read_text())["trained"]
     while (killed := found.total()) < kills:
         out, said = tmp_path / f"run {killed} {faster}", tmp_path / "said.txt"
         process = started(long_run(photos, out), said)
-        time.sleep((killed + rng.random()) / kills * seconds)
+        moment = (killed + rng.random()) / kills
+        if moment < share:
+            time.sleep(moment / share * before)
+        else:
+            wait_for_checkpoint(process, out, (moment - share) / (1 - share) * after)
         process.kill()
         process.join(timeout=300)
         if process.exitcode == 0:  # it had ended: the machine was busier when the time was taken
-            faster, seconds = faster + 1, 0.9 * seconds
-            assert faster <= max(4, kills // 2), "most have ended before they were killed"
+            faster, before, after = faster + 1, 0.7 * before, 0.7 * after
+            assert faster <= max(6, kills // 2), "most have ended before they were killed"
             continue
         assert process.exitcode == -signal.SIGKILL, said.read_text()
         found[gone_on_with(capsys, long_run(photos, out), out)] += 1
@@ -536,7 +546,8 @@ def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
         assert json.loads((out / "results.json").read_text())["trained"] == results
     with capsys.disabled():
         print(f"\n{kills} killed, {faster} had ended before; there was {dict(found)}")
-    assert found["a checkpoint"] >= kills / 3
+    assert found["a checkpoint"] + found["all"] >= (1 - share) * kills - 1, "of those that came late enough"
+    assert found["a checkpoint"] > 0
 
 
 @pytest.mark.parametrize("at", ["images", "config", "classes", "environment"])
