@@ -36,6 +36,11 @@ _ELSEWHERE = {
         "{name} must be a tensor, got {name}: torch.as_tensor({name}) makes one.",
         "{what} must be a list of whole numbers, such as {what}=[1, 2], got {given}.",
         "{what} must be a tensor that holds all of its numbers, got {kind}.",
+        "{what} must be a tensor of numbers that NumPy knows, got {dtype}. Use {what}.dequantize(), or {what}.float().",
+        "{what} must be a table or a list of one kind: its rows are not of one length.",
+        "groups must be whole numbers, the same for tied items, got {dtype}.",
+        "relevant must be {queries} whole numbers, how many items of its class each query could find; got {dtype} of"
+        " shape {shape}.",
     ),
     "test_a_folder_that_is_no_more": ("the folder that this was started in is no more. Go to another one: cd FOLDER",),
     "test_what_all_find_wrong_is_said_once": (

@@ -142,7 +142,7 @@ COMMAND_LINES = [
     ("serve nowhere", "there is no gallery nowhere. Make it: tammes index RUN FOLDER --gallery nowhere\n"),
     ("centroids 0 3", "num_classes must be at least 1, got 0.\n"),
     ("centroids 3 0", "dim must be at least 1, got 0.\n"),
-    ("centroids 10000000 100000", "out of memory: this needs more than there is. Give it less at a time.\n"),
+    ("centroids 10000000 100000", "10000000 centroids of 100000 numbers are more than this machine has memory for."),
     ("losses tripplet", "unknown loss 'tripplet'. Did you mean 'triplet'? Known: angular, "),
     ("data cubs --to x", "unknown data set 'cubs'. Did you mean 'cub'? Known: cars196, cub, glyphs, inshop,"),
     ("cache --remove x", "unknown cache entry 'x'."),
@@ -160,6 +160,17 @@ def test_what_cannot_be_done_is_said(here: Path, capsys: pytest.CaptureFixture[s
     code, said = ended(capsys, *line.split(" "), *more)
     assert code == 2, said
     assert f"tammes: {text.format(here=here)}" in said
+
+
+def test_a_command_that_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def too_much(_given: list[str]) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tammes.cli._run", too_much)
+    with pytest.raises(SystemExit) as left:
+        main(["losses"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "tammes: out of memory: this needs more than there is. Give it less at a time.\n"
 
 
 @pytest.fixture(scope="module")

@@ -610,7 +610,7 @@ def fail_at_the_third_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def failing(self: Batches, turn: Any) -> Any:
         made[0] += 1
-        if made[0] == 3:
+        if made[0] >= 3:  # each that follows too: one that was made ahead may be wanted by nobody
             raise RuntimeError("the disk is gone")
         return original(self, turn)
 
