@@ -26,7 +26,7 @@ CODES = {
 }
 
 
-_LONGEST = 80  # characters of a value that is said back
+_LONGEST = 80  # characters from which on a value is not said back
 
 
 class RefusedError(Exception):
@@ -82,6 +82,7 @@ def in_words(errors: Any) -> str:
         where = ".".join(str(part)[:100] for part in error["loc"] if part not in ("query", "body", "path"))
         given = error.get("input")
         # What is long is not said back; what is missing has for its value all that is there instead.
-        got = f", got {shown(given)}" if isinstance(given, str | int | float) and len(str(given)) <= _LONGEST else ""
+        told = shown(given) if isinstance(given, str | int | float) else ""
+        got = f", got {told}" if told and len(told) < _LONGEST else ""
         said.append(f"{where or 'the body'}: {error['msg']}{got}")
     return "; ".join(said).encode(errors="backslashreplace").decode() + "."
