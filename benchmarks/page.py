@@ -574,17 +574,11 @@ def _sides(row: Mapping[str, Any]) -> dict[str, list[str]]:
         if "failed" not in side:
             said = side["said"] or {}
             told = [f"{name} {_plain(value)}" for name, value in said.items() if not isinstance(value, list)]
-            told += (
-                [f"best R@1 {side['best']:.4f}, {side.get('epoch_seconds', 0):.2f} s an epoch"]
-                if "best" in side
-                else []
-            )
+            told += [f"best R@1 {side['best']:.4f}, {side['epoch_seconds']:.2f} s an epoch"] if "best" in side else []
             ratio = "" if side["ratio"] is None else f"{side['ratio']:.2f}"
-            between = (
-                ""
-                if "best" in side or "from_to" not in side or side["counted"] < 2
-                else " .. ".join(map(_seconds, side["from_to"]))
-            )
+            # Rows that were measured before turns were kept have none; seeds are not turns of the same.
+            kept = "from_to" in side and "best" not in side and side["counted"] > 1
+            between = " .. ".join(map(_seconds, side["from_to"])) if kept else ""
             cells = [side["name"], _seconds(side["seconds"]), between, ratio, f"{side['mb']:,.0f}"]
             cells += [str(side["counted"]), ", ".join(told)]
         for title, cell in zip(shown, cells, strict=True):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import page as pages
 from benchmarks import store as stores
 from benchmarks.page import (
+    FORMS_OF,
     IN_README,
     METHOD,
     PAGE,
@@ -28,6 +29,7 @@ from benchmarks.page import (
     served,
     tables_page,
 )
+from benchmarks.peers import ROWS
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
 from tammes.benchmark.tables import Figure, Row, as_json
@@ -103,6 +105,18 @@ def test_the_page_is_what_is_stored() -> None:
 
 def test_the_page_of_speeds_is_what_is_stored() -> None:
     assert PERFORMANCE.read_text() == performance_page(), STALE.format("docs/performance.md")
+
+
+def test_the_rows_beside_the_peers_are_of_one_commit_and_none_is_below_its_limit() -> None:
+    rows = json.loads((RESULTS / "peers.json").read_text())["rows"]
+    assert list(rows) == list(ROWS)
+    beside_peers = [row for name, row in rows.items() if not name.endswith(FORMS_OF)]
+    assert len({row["machine"]["commit"] for row in beside_peers}) == 1
+    for name, row in rows.items():
+        # What networks are compared with are products of another shape; and medians have their noise.
+        most = 1.1 if name.endswith(FORMS_OF) else 1.05
+        assert row["limit"]["ratio"] < most, name
+        assert "failed" not in row["sides"][0], name
 
 
 def test_the_tables_of_the_readme_are_what_is_stored() -> None:
