@@ -24,6 +24,7 @@ LINE = [
     "directions",
     "products",
     "smallest",
+    "arrays",
     "neighbours",
     "clustering",
     "metrics",

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tammes import UserError, neighbours, products
-from tammes.neighbours import Search, checked_vectors, search
+from tammes.arrays import checked_vectors
+from tammes.neighbours import Search, search
 
 Array = NDArray[np.floating]
 SIZES = ("_AT_ONCE", "_GALLERY_AT_ONCE", "_EXACT_AT_ONCE", "NUMBERS_AT_ONCE")

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from tammes.arrays import checked_vectors
 from tammes.errors import UserError
-from tammes.neighbours import checked_vectors
 
 _AT_ONCE = (
     1 << 23

@@ -13,12 +13,11 @@ from jaxtyping import Bool, Float, Float64, Int64, Integer, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tammes.arrays import Labels, as_array, checked_vectors, label_array
 from tammes.clustering import kmeans
 from tammes.errors import UserError, check_seed, check_whole, shown, unknown_name
-from tammes.neighbours import Search, as_array, check_k, checked_vectors
+from tammes.neighbours import Search, check_k
 
-# What a function may be given for an array is made one, or refused, in it.
-Labels = Sequence[int] | Sequence[str] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 Members = Sequence[int] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 Ranked = Shaped[np.ndarray, "queries depth"]
 Groups = Integer[np.ndarray, "queries depth"]
@@ -530,20 +529,6 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
     if array.dtype.kind not in "iuUS" and not (array.dtype.kind == "T" or _all_alike(array)):
         raise UserError(f"{what} must be integers or strings, got {array.dtype}.")
     return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def label_array(labels: Any, what: str) -> Shaped[np.ndarray, "..."]:
-    """Labels as an array in which those that differ stay different."""
-    if not isinstance(labels, list | tuple):
-        return as_array(labels, what)
-    if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
-        kinds = sorted({type(label).__name__ for label in labels})
-        raise UserError(f"{what} must be all integers or all strings, got {' and '.join(kinds)}.")
-    # NumPy's texts have no end but the last character that is not NUL, and it rounds whole numbers that do not fit.
-    kept_apart = any(isinstance(label, str) and label.endswith("\0") for label in labels)
-    array = as_array(labels, what)
-    whole = array.ndim == 1 and array.dtype.kind == "f" and all(type(label) is int for label in labels)
-    return np.array(labels, dtype=object) if kept_apart or whole else array
 
 
 def _several(what: str, given: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tammes.arrays import checked_vectors
 from tammes.errors import UserError
 from tammes.products import NUMBERS_AT_ONCE, BothWays, Numbers, Products, half_is_faster, parts
 from tammes.smallest import Smallest
@@ -29,7 +30,6 @@ _HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16
 _SQUARE = 3 << 10  # items with each of which as many others are compared at once, where all are compared with all
 _TRIED = 256  # queries by which it is tried before all are compared with all
 _HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
-_LARGEST = 1e150  # the square of anything larger overflows
 _SMALL = 2.0**-400  # the squares of differences between vectors that are all smaller may be lost
 
 _Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floating[Any]]]
@@ -151,10 +151,8 @@ class Search:
 
     def _double(self) -> None:
         """Double tiny vectors until the largest number is near 1: exact, so that what is tied stays tied."""
-        largest, alone = (
-            max(float(np.abs(each).max()) for each in (self.queries, self.gallery)),
-            self.queries is self.gallery,
-        )
+        alone = self.queries is self.gallery
+        largest = max(float(np.abs(each).max()) for each in (self.queries, self.gallery))
         if 0 < largest < _SMALL:
             self.doubled = -int(np.frexp(largest)[1])
             self.gallery = np.ldexp(self.gallery, self.doubled)
@@ -522,60 +520,3 @@ def check_k(k: int, others: int) -> None:
         raise UserError(f"k must be at least 1, got {k}.")
     if k > others:
         raise UserError(f"k = {k} neighbours were asked for, but a query has only {others} other items.")
-
-
-def dense(tensor: Tensor, what: str) -> NDArray[Any]:
-    """A tensor as a NumPy array, on whatever device it is, or an error if it does not hold its numbers."""
-    if tensor.layout != torch.strided or tensor.is_meta:
-        kind = "a meta tensor" if tensor.is_meta else f"one of layout {tensor.layout}"
-        raise UserError(f"{what} must be a tensor that holds all of its numbers, got {kind}.")
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    known = not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.float32, torch.float64)
-    try:
-        return (tensor if known else tensor.float()).numpy()
-    except TypeError:
-        raise UserError(
-            f"{what} must be a tensor of numbers that NumPy knows, got {tensor.dtype}. Use {what}.dequantize(), or"
-            f" {what}.float()."
-        ) from None
-
-
-def as_array(given: Any, what: str) -> NDArray[Any]:
-    """Anything as a NumPy array in this machine's order of bytes, or an error if not all of it is there."""
-    if isinstance(given, Tensor):
-        return dense(given, what)
-    check_not_masked(given, what)
-    try:
-        array = np.asarray(given)
-    except ValueError:
-        raise UserError(f"{what} must be a table or a list of one kind: its rows are not of one length.") from None
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def check_not_masked(given: Any, what: str) -> None:
-    """Refuse an array some of whose entries are hidden by a mask, which NumPy would uncover without a word."""
-    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
-        raise UserError(
-            f"{what} has a mask that hides {int(given.mask.sum())} of its entries. Fill them in: {what}.filled(…),"
-            " or leave their rows out."
-        )
-
-
-def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
-    """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
-    array = as_array(vectors, what)
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        raise UserError(f"{what} must be floating point, got {array.dtype}.")
-    if array.ndim != 2:
-        raise UserError(f"{what} must have shape (items, dim), got {array.shape}.")
-    if 0 in array.shape:
-        raise UserError(f"{what} are empty: got shape {array.shape}.")
-    array = array.astype(np.float32) if array.dtype == np.float16 else array
-    limit = array.dtype.type(min(_LARGEST, float(np.finfo(array.dtype).max)))
-    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in parts(array)])  # (items,)
-    if not fine.all():
-        raise UserError(
-            f"{what} must be finite numbers below {_LARGEST:g}: row {np.argmin(fine)} is not"
-            f" ({np.sum(~fine)} of {len(fine)} rows)."
-        )
-    return array

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Float64, Int64, Integer
 from torch import Tensor
 
+from tammes.arrays import Labels, checked_vectors
 from tammes.errors import UserError
 from tammes.geometry import distances
-from tammes.metrics import Labels, Members, _codes, _members
-from tammes.neighbours import checked_vectors
+from tammes.metrics import Members, _codes, _members
 from tammes.products import Numbers
 
 Interval = tuple[float, float]

@@ -12,12 +12,11 @@ from numpy import bool_, ndarray, unique
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from tammes.arrays import check_not_masked, dense, label_array
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, out_of_memory, shown, unknown_name
 from tammes.estimator.streams import Scale
 from tammes.losses import OF_CLASS_LAYER
-from tammes.metrics import label_array
-from tammes.neighbours import check_not_masked, dense
 
 Method = Literal["gradient", "ridge"]
 Start = Literal["auto", "whiten", "pca", "ridge", "random"]

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from tammes.arrays import checked_vectors
 from tammes.errors import UserError, shown
-from tammes.neighbours import checked_vectors
 
 FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second

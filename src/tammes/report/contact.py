@@ -28,7 +28,7 @@ def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Se
     sheet = Image.new("RGB", (_GAP + step * (most + 1) + 2 * _GAP, _GAP + row_height * len(queries)), "white")
     for row, (query, hits) in enumerate(zip(queries, found, strict=True)):
         top = _GAP + row * row_height
-        _paste(sheet, query, _GAP, top, BLUE, "query")
+        _paste(sheet, in_mode(query, "RGB"), _GAP, top, BLUE, "query")
         for column, (picture, text, same) in enumerate(hits, start=1):
             colour = _GREY if same is None else GREEN if same else RED
             _paste(sheet, _thumbnail(picture), 3 * _GAP + column * step, top, colour, text)
@@ -54,7 +54,7 @@ def _paste(
     if picture is None:
         sheet.paste("white", (*place, place[0] + _SIDE, place[1] + _SIDE))
     else:
-        sheet.paste(square(in_mode(picture, "RGB"), _SIDE), place)
+        sheet.paste(square(picture, _SIDE), place)
     font, text = ImageFont.load_default(12), " ".join(text[:_MOST_TEXT].split())
     while text and pen.textlength(text, font) > side:
         text = text[:-2] + "…" if len(text) > 2 else ""
