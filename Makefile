@@ -35,7 +35,7 @@ browser:
 		|| echo "No Chromium: tests that look at pages are skipped. To have them: apt-get install chromium"
 
 test: lint browser  ## set up, lint, check types, run the tests
-	$(BIN)/pytest -n auto --dist loadgroup -m "not slow and not gpu and not data" --every-error
+	$(BIN)/pytest -n auto --dist loadgroup -m "not slow and not gpu and not data"
 
 test-slow: $(INSTALLED)  ## the long tests, and those on real data (TAMMES_DATA=folder)
 	$(BIN)/pytest -m "slow or data"

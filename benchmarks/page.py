@@ -15,7 +15,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.errors import errors_page
 from benchmarks.peers import IN_SINGLE
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
@@ -28,7 +27,6 @@ from tammes.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
-ERRORS = ROOT / "docs" / "errors.md"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
@@ -75,7 +73,6 @@ def write_page() -> None:
     TABLES.write_text(tables_page(TABLES.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
     SCALE.write_text(scale_page(SCALE.read_text()))
-    ERRORS.write_text(errors_page())
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:

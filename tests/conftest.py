@@ -13,13 +13,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.every_error import (  # noqa: F401 - hooks of pytest
-    pytest_addoption,
-    pytest_configure,
-    pytest_sessionfinish,
-    pytest_testnodedown,
-)
-
 torch.set_num_threads(1)
 # A machine that is busy is no fault of the code, and whether a change is sound is no matter of luck: the same examples
 # each time. `make explore` draws others.

@@ -1,6 +1,5 @@
 """Every kind of mistake on the command line: one line that says what was wrong, what is right and what to type."""
 
-import ast
 import json
 import os
 import re
@@ -17,10 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.errors import ERRORS, errors_page, in_words
 from tammes.cli import COMMANDS, main
 from tammes.runtime import kill_as_interrupt
-from tests.every_error import ELSEWHERE, SKIPPABLE, literals, literals_of_tests, name_of, not_caused, sites, stands_in
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -550,73 +547,8 @@ def test_a_process_ends_with_the_code_and_the_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 
 
-def test_the_page_of_errors_is_what_the_code_says() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text()
-    assert text == errors_page(), "docs/errors.md is not what the code says: run `make results`."
-    assert "- `{folder} is being trained by another process{…}. Wait until it has ended, or stop it; a new run" in text
-
-
-def test_the_page_names_every_command_that_ends_with_1() -> None:
-    (row,) = (line for line in errors_page().splitlines() if line.startswith("| 1 |"))
+def test_the_documents_name_every_command_that_ends_with_1() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith("| 1 |"))
     files = [file for file in (ROOT / "src" / "tammes" / "cli").glob("*.py") if "SystemExit(1)" in file.read_text()]
     assert {file.stem for file in files} == set(re.findall(r"`(\w+)`", row))
-
-
-def test_an_error_is_shown_with_words_for_what_is_put_into_it(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        'raise UserError(f"{file.name!r} has {len(rows):,}" " of " + kind)\n'
-        'raise unknown_name("loss", got, LOSSES)\nraise UserError(str(error))\nraise ValueError("no")\n'
-    )
-    made = errors_page(tmp_path)
-    assert "## a.py\n\n- `unknown loss '{got}'. Did you mean '{nearest}'? Known: {all of them}.`\n" in made
-    assert made.endswith("- `{name} has {number of rows} of {kind}`\n")
-    assert in_words(ast.parse("f'{a if b else c}'", mode="eval").body) == "{…}"
-    assert ERRORS[0] == "UserError"
-
-
-def test_an_error_that_no_test_causes_is_noticed() -> None:
-    """What `pytest --every-error` looks at: the errors of the code, and the words of tests for those it cannot see."""
-    found, tests = sites(), literals_of_tests()
-    assert len(found) > 600
-    assert all(Path(file).is_file() and line > 0 for file, line, _ in found)
-    texts = {text for _, _, text in found}
-    assert set(ELSEWHERE) | set(SKIPPABLE) <= texts
-    everywhere = {(file, line) for file, line, _ in found}
-    assert not_caused(found, everywhere, tests, set()) == []
-    for text, test in ELSEWHERE.items():
-        places = {(file, line) for file, line, said in found if said == text}
-        assert not_caused(found, everywhere - places, tests, set()) == [], f"{text} does not stand in {test}"
-        assert len(not_caused(found, everywhere - places, tests | {test: ["other words"]}, set())) == len(places)
-    # Words that stand in some test do not count: comments and texts are written about what nobody causes.
-    text = "{folder} is a gallery already, and this is another kind. Choose another --gallery."
-    assert not_caused([("a.py", 1, text)], set(), {"test_other": [text]}, set()) == [f"a.py:1: {text}"]
-
-
-def test_a_skipped_test_excuses_only_the_errors_that_it_alone_causes() -> None:
-    names = set(literals_of_tests())
-    for text, tests in SKIPPABLE.items():
-        assert names.issuperset(tests)
-        found = [("a.py", 1, text), ("a.py", 2, "another error")]
-        assert not_caused(found, set(), {}, set()) == [f"a.py:1: {text}", "a.py:2: another error"]
-        assert not_caused(found, set(), {}, {tests[0]}) == ["a.py:2: another error"]
-    assert name_of("tests/test_disks.py::test_a_full_disk[a[0]@b]@processes") == "test_a_full_disk"
-    assert name_of("tests/web/test_browser.py::test_a_page@browser") == "test_a_page"
-
-
-def test_words_of_an_error_are_looked_for_in_texts_of_a_test() -> None:
-    words = ["^cannot fetch anna/tired from the hub: "]
-    assert stands_in("cannot fetch {name} from the hub: {error}", words)
-    assert not stands_in("cannot push {name} to the hub: {error}", words)
-    assert not stands_in("{error}", words)
-    assert not stands_in("cannot fetch {name} from the hub: {error}", ["cannot fetch", "from the hub"])
-    assert stands_in("cannot fetch {name} from the hub: `{error}` .", words), "signs need not be there"
-
-
-def test_neither_comments_nor_docstrings_are_texts_of_a_test() -> None:
-    code = 'def test_a() -> None:\n    """Said of it."""\n    f(f"a {b}"\n      " c", r"d\\.e")  # said of it\n'
-    module = ast.parse(f'b = ["of a table"]\nother = "of another"\n{code}')
-    test = module.body[-1]
-    assert isinstance(test, ast.FunctionDef)
-    found = set(literals(test, module))
-    assert {"a {b} c", "d.e", "of a table"} <= found
-    assert not [text for text in found if "aid of it" in text or text == "of another"]
