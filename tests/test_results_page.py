@@ -38,10 +38,7 @@ from tammes.errors import UserError
 from tammes.losses import METHODS
 
 STALE = "{} is not what benchmarks/results says: run `make results`."
-BLOCKS = (
-    "before\n<!-- results: cub -->\nold\n<!-- end -->\nbetween\n<!-- results: methods -->\n<!-- end -->\n"
-    "<!-- results: more -->\n<!-- end -->\n<!-- results: peers -->\n<!-- end -->\nafter\n"
-)
+BLOCKS = "before\n<!-- results: cub -->\nold\n<!-- end -->\nafter\n"
 TABLE_BLOCKS = "".join(f"<!-- results: {name} -->\n<!-- end -->\n" for name in ("methods", "more", "omniglot"))
 
 
@@ -154,7 +151,7 @@ def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) 
     before, before_readme = page(kept), readme(BLOCKS, kept)
     assert "| one-hot centroids, penultimate layer | 51.12 ± 0.50 |" in before
     assert "| `top`, one-hot centroids | 51.12 ± 0.50 | 52.12 | 54.12 | 58.12 | 90 |" in before_readme
-    assert "| untrained features, max pooling | 41.00 | 42.00 | 44.00 | 48.00 |  |" in before_readme
+    assert "| pretrained features, max pooling | 41.00 | 42.00 | 44.00 | 48.00 |  |" in before_readme
     file = kept / "plans" / "cub-centroids-top.json"
     stored = json.loads(file.read_text())
     stored["tables"]["default"][0]["measures"]["recall_at_1"]["mean"] = 77.7
@@ -178,27 +175,27 @@ def test_make_results_writes_both_files(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "text",
     [
-        BLOCKS.replace("<!-- results: peers -->\n", ""),
+        BLOCKS.replace("<!-- results: cub -->\n", ""),
         BLOCKS.replace("<!-- end -->\nafter", "after"),
-        BLOCKS + "<!-- results: peers -->\n<!-- end -->\n",
-        BLOCKS.replace("<!-- results: peers -->", "see <!-- results: peers --> here"),
+        BLOCKS + "<!-- results: cub -->\n<!-- end -->\n",
+        BLOCKS.replace("<!-- results: cub -->", "see <!-- results: cub --> here"),
     ],
     ids=["no beginning", "no end", "twice", "within a line"],
 )
 def test_a_readme_without_its_markers_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="README.md must have one block <!-- results: peers --> … <!-- end -->"):
+    with pytest.raises(UserError, match="README.md must have one block <!-- results: cub --> … <!-- end -->"):
         readme(text, tmp_path)
 
 
 def test_an_end_that_is_missing_does_not_swallow_what_follows(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="results: cub"):
-        readme(BLOCKS.replace("old\n<!-- end -->\n", "old\n"), tmp_path)
+    blocks = TABLE_BLOCKS.replace("<!-- results: methods -->\n<!-- end -->\n", "<!-- results: methods -->\n")
+    with pytest.raises(UserError, match="results: methods"):
+        tables_page(blocks, tmp_path)
 
 
 def test_what_stands_around_the_tables_stays(kept: Path) -> None:
     made = readme(BLOCKS, kept)
     assert made.startswith("before\n<!-- results: cub -->\nCUB-200-2011")
-    assert "<!-- end -->\nbetween\n<!-- results: methods -->\n" in made
     assert made.endswith("<!-- end -->\nafter\n")
     assert "old" not in made
     assert readme(made, kept) == made
@@ -227,22 +224,12 @@ def test_the_state_of_the_art_stands_among_the_tables_with_what_an_epoch_takes(k
     assert "| `top` | seconds an epoch, `top` |" in tables_page(TABLE_BLOCKS, kept)
 
 
-def test_the_readme_has_a_methods_two_bases_side_by_side(kept: Path) -> None:
-    assert "The state of the art was not compared yet." in readme(BLOCKS, kept)
-    rows = [
-        Row("HDC", "penultimate", "last", recalls(50.0), 2, paper={"R@1": 53.6}),
-        Row("HDC on discriminative", "penultimate", "last", recalls(40.0), 2),
-        Row("ArcFace", "penultimate", "last", recalls(45.0), 2),
-        Row("untrained backbone", "", "last", recalls(30.0), 2),
-    ]
-    stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
-    stored["tables"] = as_json({"default": rows})
-    (kept / "plans" / "cub-more-head.json").write_text(json.dumps(stored))
-    made = readme(BLOCKS, kept)
-    assert "| CUB-200-2011, R@1 | `head` | `head`, on discriminative | as published, every layer trained |" in made
-    assert "| HDC | 51.00 ± 0.50 | 41.00 ± 0.50 | 53.6 |\n| ArcFace | 46.00 ± 0.50 |  |  |\n\n<!-- end -->" in made
-    (kept / "plans" / "cub-more-top.json").write_text(json.dumps(stored))
-    assert "| `head`, on discriminative | `top` | `top`, on discriminative |" in readme(BLOCKS, kept)
+def test_a_row_in_which_nothing_moved_says_so() -> None:
+    text = TABLES.read_text()
+    for method in ("Proxy-Anchor", "multi-similarity", "ArcFace"):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {method} |"))
+        assert "did not move" in row
+    assert "closed-form whitening of the pretrained features, without any loss" in page()
 
 
 def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
@@ -376,8 +363,8 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     assert brief in readme(BLOCKS, tmp_path)
 
 
-def test_methods_stand_in_the_readme_beside_their_cost_and_the_papers_figures(tmp_path: Path) -> None:
-    assert "The methods were not compared yet." in readme(BLOCKS, tmp_path)
+def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) -> None:
+    assert "The methods were not compared yet." in tables_page(TABLE_BLOCKS, tmp_path)
     measures = recalls(50.0) | {"NMI": Figure(60.0, 1.0, 2)}
     rows = [
         Row("ours", "penultimate", "last", measures, 2, paper={"R@1": 51.43}),
@@ -392,8 +379,6 @@ def test_methods_stand_in_the_readme_beside_their_cost_and_the_papers_figures(tm
     store(tmp_path / "run", tmp_path / "plans")
     alone = {"rows": [{"loss": "discriminative", "ratio": 1.0}, {"loss": "lifted", "ratio": 6.21}]}
     (tmp_path / "training_time.json").write_text(json.dumps(alone))
-    assert "lifted structure" not in readme(BLOCKS, tmp_path)  # of which the paper has no figure
-    assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in readme(BLOCKS, tmp_path)
     text = tables_page(TABLE_BLOCKS, tmp_path)
     assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
