@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import peers
-from benchmarks.page import in_short, performance, readme_peers
+from benchmarks.page import in_short, performance
 from benchmarks.peer_work import WORK, measured
 from benchmarks.peers import ROWS, Options, Row, Side, time_to_goal
 from tammes import neighbours
@@ -184,23 +184,20 @@ def test_the_page_says_where_a_peer_is_faster() -> None:
     told = "| counting | 2.00 s | **0.50** (Swift) | 10 / 30 MB | 4.00 (the product) |"
     assert told in in_short({"rows": {"help": row}})
     assert told in text
-    assert told.replace("counting", "count") in readme_peers({"rows": {"help": row}})
     close = sides[1] | {"seconds": 1.9, "ratio": 0.95, "from_to": (1.8, 2.0)}
     level = row | {"sides": [sides[0], close]}
     told = "| counting | 2.00 s | level, **0.95** (Swift) | 10 / 30 MB |"
     assert told in "\n".join(in_short({"rows": {"help": level}}))
     assert "Swift is level: the fastest of its turns" in "\n".join(performance({"rows": {"help": level}}))
-    single = row | {"sides": [sides[0], sides[2] | {"name": peers.IN_SINGLE}, sides[1]]}
-    assert "without bfloat16 takes 4.0 times as long (count)." in " ".join(readme_peers({"rows": {"help": single}}))
     never = sides[1] | {"name": "Far", "seconds": None, "ratio": None, "best": 0.5}
     near = never | {"name": "Near", "best": 0.9}
     assert "| counting | 2.00 s | never there (Near) | 10 / 30 MB | 4.00 (the product) |" in in_short(
         {"rows": {"help": row | {"sides": [sides[0], never, near]}}}
     )
-    assert readme_peers({"rows": {"googlenet-training": row}}) == ["Not measured yet.", ""]
+    assert in_short({"rows": {"googlenet-training": row}}) == ["Not measured yet.", ""]
 
 
-def test_the_readme_tells_of_all_rows_that_have_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_short_table_has_all_rows_that_have_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUB_200_2011", "omniglot"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
@@ -210,8 +207,8 @@ def test_the_readme_tells_of_all_rows_that_have_a_peer(tmp_path: Path, monkeypat
         sides = [{"name": side.name, "seconds": 123.0, "ratio": 1.25, "mb": 9.0, "counted": 1} for side in row.sides]
         limit = {"name": row.limit.name, "seconds": 12.3, "ratio": 0.1}
         stored["rows"][name] = {"title": row.title, "short": row.short, "sides": sides, "limit": limit}
-    told = readme_peers(stored)
+    told = in_short(stored)
     without = ("help", "googlenet-training", "googlenet-inference", "resnet18-training", "resnet18-inference")
-    shorts = [row["short"] for name, row in stored["rows"].items() if name not in without]
-    assert [line.split(" | ")[0] for line in told if " | 123 s | " in line] == [f"| {short}" for short in shorts]
+    titles = [row["title"] for name, row in stored["rows"].items() if name not in without]
+    assert [line.split(" | ")[0] for line in told if " | 123 s | " in line] == [f"| {title}" for title in titles]
     assert all("| 10.00 (" in line for line in told if " | 123 s | " in line), "each says how far the limit is"
