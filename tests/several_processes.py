@@ -5,7 +5,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -183,6 +183,20 @@ def of_commands(
         codes["resumed"] = ended("train", "--resume", str(interrupted))
     assert processes.number() == 1
     (folder / f"codes {rank}").write_text(repr(codes))
+
+
+def commands_resumed(folder: Path, commands: Mapping[str, tuple[tuple[str, ...], bool]], steps: int) -> None:
+    """Each command to its end, and stopped after so many steps and resumed; with batch normalisation or without."""
+    from tammes import processes
+
+    with processes.joined():
+        for name, (words, batch_norm) in commands.items():
+            with nullcontext() if batch_norm else without_batch_norm():
+                whole, part = (str(folder / name / out) for out in ("whole", "part"))
+                assert exit_code(*words, "--out", whole) == 0
+                with stopped_after(steps, here=processes.rank() == 1):
+                    assert exit_code(*words, "--out", part) == 130
+                assert exit_code("train", "--resume", part) == 0
 
 
 def both(folder: Path, *given: Any) -> None:

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from tammes.errors import UserError
 from tammes.processes import is_first
 from tammes.records import checked, parsed
-from tammes.runs import FRESH, NEWEST, PREVIOUS, Run
+from tammes.runs import FRESH, FROZEN, NEWEST, PREVIOUS, Run
 from tammes.runtime import synchronise
-from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
+from tammes.tensors import DamagedError, check_tensors, read_tensors, write_tensors
 
-ANEW = "The run cannot go on: train anew, with --overwrite."
+ANEW = "The run cannot be resumed: start over with --overwrite."
 
 
 class State(TypedDict):
@@ -35,32 +35,41 @@ class State(TypedDict):
     without: NotRequired[list[int]]
 
 
-def save_frozen(run: Run, network: nn.Module) -> None:
-    """The weights that do not train, once: with them, checkpoints need not hold them."""
+def save_frozen(run: Run, objective: nn.Module) -> None:
+    """The weights that do not train, if there are any, once: checkpoints hold all others, and none of these."""
     if not is_first():
         return
-    frozen = _frozen(network)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items() if name in frozen}
-    write_tensors(run.folder / "frozen.safetensors", tensors)
+    frozen, own = _frozen(objective), objective.state_dict()
+    if frozen:
+        write_tensors(run.folder / FROZEN, {name: own[name].cpu().contiguous() for name in frozen})
 
 
-def load_frozen(run: Run, network: nn.Module) -> None:
-    """Put the weights that do not train back, if the run has any."""
-    file = run.folder / "frozen.safetensors"
-    if file.exists():
+def load_weights(run: Run, objective: nn.Module) -> None:
+    """Put all weights of an interrupted run back, before anything is computed with the network.
+
+    Those that do not train are in a file of their own. Statistics of batch normalisation are in the checkpoint, also
+    those of a part that does not train, on which its activations depend.
+    """
+    tensors, _ = read_tensors(run.checkpoint)
+    weights, frozen, own = _under("model/", tensors), _frozen(objective), objective.state_dict()
+    fixed: dict[str, Tensor] = {}
+    if frozen:
+        file = run.folder / FROZEN
+        if not file.exists():
+            raise UserError(f"{file} is missing, which holds the weights that do not train. {ANEW}")
         try:
-            tensors, _ = read_tensors(file)
+            fixed, _ = read_tensors(file)
         except DamagedError as error:
             raise UserError(f"{error} {ANEW}") from None
-        own = network.state_dict()
-        _check_alike({name: own[name] for name in tensors if name in own}, tensors, str(file))
-        network.load_state_dict(tensors, strict=False)
+        _check_alike({name: own[name] for name in frozen}, fixed, str(file))
+    _check_alike({name: own[name] for name in own if name not in frozen}, weights, str(run.checkpoint))
+    objective.load_state_dict(fixed | weights)
 
 
 def save_checkpoint(
     run: Run, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
 ) -> None:
-    """Everything to go on from, in one file: weights, optimizer, random state, position; frozen weights are elsewhere.
+    """Everything to resume from, in one file: weights, optimizer, random state, position; `save_frozen` has the rest.
 
     Args:
         position: where training is, a dataclass that JSON can hold.
@@ -119,15 +128,16 @@ def mend_checkpoint(run: Run) -> str | None:
     previous.replace(newest)
     if not what:  # a process was stopped between the two names
         return None
-    return f"{what} The checkpoint before it is sound: training goes on from there."
+    return f"{what} The checkpoint before it is sound: training resumes from there."
 
 
 def load_checkpoint(
     run: Run, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Put weights, optimizer and random state back as they were; the position to go on from, and the scaler's state.
+    """Put weights, optimizer and random state back as they were; the position to resume from, and the scaler's state.
 
-    It may be a stranger's: nothing is put back before all of it is known to fit.
+    It may be untrusted: nothing is put back before all of it is known to fit. Weights that do not train are left as
+    they are: `load_weights` puts them back.
 
     Args:
         kind: what the position is made with, a dataclass; None: that of a training on images.
@@ -135,7 +145,7 @@ def load_checkpoint(
     from tammes.training import Position
 
     if not any((run.folder / name).exists() for name in (NEWEST, PREVIOUS)):
-        raise UserError(f"{run.folder} has no checkpoint to go on from: it was stopped before its first epoch ended.")
+        raise UserError(f"{run.folder} has no checkpoint to resume from: it was stopped before its first epoch ended.")
     mend_checkpoint(run)
     file = run.checkpoint
     tensors, metadata = read_tensors(file)
@@ -148,7 +158,6 @@ def load_checkpoint(
     frozen, own = _frozen(objective), objective.state_dict()
     weights = _under("model/", tensors)
     _check_alike({name: tensor for name, tensor in own.items() if name not in frozen}, weights, str(file))
-    _check_frozen(run, frozen)
     check_random(tensors.get("random"), file)
     state = _optimizer_state(optimizer, said, _under("optimizer/", tensors), file)
     objective.load_state_dict(weights | {name: own[name] for name in own if name in frozen})
@@ -179,16 +188,6 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: s
             raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")
 
 
-def _check_frozen(run: Run, frozen: set[str]) -> None:
-    """What does not train and is in no checkpoint must have come from elsewhere."""
-    file = run.folder / "frozen.safetensors"
-    if file.exists():
-        there = shapes(file)
-        names = {name.removeprefix("embedder.") for name in frozen if name.startswith("embedder.")}
-        for name in sorted(names - there.keys()):
-            raise UserError(f"{file} has no {name!r}, which does not train. {ANEW}")
-
-
 # What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
 _KEPT = {
     "Adam": {"step", "exp_avg", "exp_avg_sq"},
@@ -198,7 +197,7 @@ _KEPT = {
 
 
 def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
-    """What an optimizer goes on from. A fused one goes by addresses: it would write past what is too short."""
+    """What an optimizer resumes from. A fused one goes by addresses: it would write past what is too short."""
     own = optimizer.state_dict()["param_groups"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, dict[str, Any]] = {}
@@ -259,6 +258,7 @@ def _lay_out_alike(optimizer: Optimizer) -> None:
 
 
 def _frozen(network: nn.Module) -> set[str]:
+    """What a checkpoint leaves out: the weights that are marked as not training."""
     return {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
 
 

@@ -33,15 +33,16 @@ from tammes.runtime import PARTIAL, errors_name, lock, remove_partial, write_ato
 _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 FRESH = f".{NEWEST}.new"
+FROZEN = "frozen.safetensors"
 # What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
-_FIRST = ("images.json", "config.json", "classes.json", "frozen.safetensors")
+_FIRST = ("images.json", "config.json", "classes.json", FROZEN)
 # What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
 _OWN = frozenset(
     f"{name}.json"
     for name in ("config", "environment", "classes", "images", "untrained", "results", "calibration", "embedder")
 ) | {
     *("embedder.safetensors", "learner.json", "learner.safetensors", "best", "metrics.jsonl", "log.txt", "tensorboard"),
-    *(NEWEST, PREVIOUS, FRESH, "frozen.safetensors", "neighbours.png", "report.html", "hub"),
+    *(NEWEST, PREVIOUS, FRESH, FROZEN, "neighbours.png", "report.html", "hub"),
     *(
         name + end
         for name in ("model.onnx", "model-int8.onnx", "picture.onnx", "model.pt2", "model.safetensors")

@@ -23,7 +23,7 @@ from tammes.cli.feeding import VIEWS, Data, keep, load_data, training_batches
 from tammes.cli.job import run_job
 from tammes.cli.making import make_loss
 from tammes.cli.measuring import evaluated, measured
-from tammes.cli.networks import make_embedder
+from tammes.cli.networks import freeze, make_embedder
 from tammes.cli.options import DIM, recipe, resolved
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
@@ -236,7 +236,7 @@ def _in_layer(run: Run, layer: str) -> dict[str, Any]:
     config = saved_options(run)
     embedder = load(run.folder, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
     data = load_data(config, run.read("classes"))
-    data = replace(data, kept=keep(config, data, embedder))
+    data = replace(data, kept=keep(config, data, freeze(config, embedder)))
     return evaluated(embedder, data, data.split.test)
 
 

@@ -186,12 +186,11 @@ def views_of(config: Train) -> int:
     return VIEWS[str(config.train)] if config.views is None else config.views
 
 
-def keep(config: Train, data: Data, embedder: Embedder) -> Kept | None:
-    """The activations of what does not train, from the cache or computed now; None where everything trains."""
-    if config.train == "all":
+def keep(config: Train, data: Data, frozen: Frozen | None) -> Kept | None:
+    """The activations of what does not train, from the cache or computed now; None where the whole backbone trains."""
+    if frozen is None:
         return None
-    options = recipe(config)
-    frozen = Frozen(embedder, config.cut if config.train == "top" else None)
+    options, embedder = recipe(config), frozen.embedder
     learning = data.split.train if data.split.val is None else np.union1d(data.split.train, data.split.val)
     views = views_of(config)
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from tammes import processes
 from tammes.activations import Frozen
-from tammes.checkpoints import load_checkpoint, load_frozen, mend_checkpoint, save_checkpoint, save_frozen
+from tammes.checkpoints import load_checkpoint, load_weights, mend_checkpoint, save_checkpoint, save_frozen
 from tammes.cli.checks import check, check_start, check_used
 from tammes.cli.console import say, working
 from tammes.cli.feeding import Data, keep, load_data, training_batches
 from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
 from tammes.cli.measuring import all_loss_inputs, embedded, evaluated
-from tammes.cli.networks import make_embedder, matching
+from tammes.cli.networks import freeze, make_embedder, matching, untrained_embedder
 from tammes.cli.options import method_of, recipe, resolved, without_gpu
 from tammes.cli.saved import command, continued, saved_options
 from tammes.cli.telling import (
@@ -93,14 +93,17 @@ def _run_job(
         lambda: _made(config, data, resumed, accelerator, begins=begins)
     )
     embedder = objective.embedder
-    run = processes.agreed(lambda: resumed or _new_run(config, data, embedder, until_done))
+    run = processes.agreed(lambda: resumed or _new_run(config, data, until_done))
+    if begins:
+        processes.agreed(lambda: save_frozen(run, objective))
     with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # how accelerate calls torch
         prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     say_plan(run, config, data, embedder, accelerator.device, estimate(config, data, objective))
     untrained = run.read("untrained") or untrained
     if processes.in_any(processes.is_first() and untrained is None)[0] and len(data.split.test):
         with working("evaluating the untrained backbone"):
-            untrained = evaluated(embedder, data, data.split.test, backbone_only=True)
+            before = embedder if begins else untrained_embedder(config).to(accelerator.device)
+            untrained = evaluated(before, data, data.split.test, backbone_only=True)
     if untrained is not None:
         run.write("untrained", untrained)
     start = Position()
@@ -164,37 +167,38 @@ def _made(
     if config.sync_batch_norm:
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)
     config = replace(config, cut=_cut(config, embedder))
-    if resumed is not None:
-        load_frozen(resumed, embedder)
     if source is not None and begins:
         # Before the new folder is made, in case it takes the other's place.
         embedder.load_state_dict(matching(load(source), embedder))
     loss = make_loss(config, data, embedder)
     training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
-    data = replace(data, kept=keep(config, data, embedder))
-    above = None if data.kept is None else data.kept.frozen.above
+    frozen = freeze(config, embedder)
     method = method_of(config)
     objective = Objective(
         embedder,
         loss,
-        features=above,
+        features=None if frozen is None else frozen.above,
         sees=method.sees,
         on_features=method.on == "features",
         gathers=not method.each_on_its_own,
-        hold=None if config.compatible is None else _hold(config, data, accelerator.device),
+        hold=None if config.compatible is None else _hold(config, data, frozen, accelerator.device),
     )
+    if not begins:
+        assert resumed is not None
+        load_weights(resumed, objective)
+    data = replace(data, kept=keep(config, data, frozen))
     if source is None and begins:
         start_layers(config, data, objective)
     return config, data, objective
 
 
-def _hold(config: Train, data: Data, device: torch.device) -> Hold:
+def _hold(config: Train, data: Data, frozen: Frozen | None, device: torch.device) -> Hold:
     """What keeps the embeddings of old classes where the run had them that this one goes on from."""
     assert config.continue_from is not None
     assert config.compatible is not None
     assert data.places is not None
     before = load(config.continue_from).to(device)
-    features = before.features if data.kept is None else Frozen(before, data.kept.frozen.at).above
+    features = before.features if frozen is None else Frozen(before, frozen.at).above
     old = torch.zeros(data.num_places, dtype=torch.bool)
     old[[data.places.of[name] for name in data.places.old]] = True
     return Hold(lambda inputs: before.embedding(features(inputs)), old, config.compatible)
@@ -317,16 +321,14 @@ def _cut(config: Train, embedder: Embedder) -> str | None:
     return config.cut or embedder.default_cut
 
 
-def _new_run(config: Train, data: Data, embedder: Embedder, until_done: ExitStack) -> Run:
+def _new_run(config: Train, data: Data, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     if processes.is_first():
         until_done.enter_context(held(run.folder))
     run.write("images", {"digest": data.images.digest})
     run.write("config", asdict(config))
     run.write("classes", data.classes() | ({} if data.places is None else {"places": asdict(data.places)}))
-    if data.kept is not None:
-        save_frozen(run, embedder)
-    run.write("environment", environment())  # last: with it, it is a run that can go on
+    run.write("environment", environment())  # last: with it, it is a run that can be resumed
     return run
 
 

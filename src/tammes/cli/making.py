@@ -133,8 +133,8 @@ def at_once(config: Train, objective: Objective) -> int | None:
 
 
 def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer:
+    """The optimizer of what is marked as training: `networks.freeze` has decided that."""
     options = recipe(config)
-    objective.embedder.penultimate.requires_grad_(not options["keep_start"])
     method = method_of(config)
     multiple = method.proxy_rate if suited(config, options["optimizer"]) else 1.0
     groups = parameter_groups(

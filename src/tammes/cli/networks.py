@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tammes.activations import Frozen
 from tammes.backbones import backbone
 from tammes.cli.options import class_outputs, dim_of, method_of, recipe
 from tammes.cli.train import Train
@@ -45,6 +46,16 @@ def _depths(config: Train) -> tuple[str, ...]:
             " places far apart. Use another backbone: googlenet, resnet18, …"
         )
     return found
+
+
+def freeze(config: Train, embedder: Embedder) -> Frozen | None:
+    """Mark what of a network does not train. Where that is a part of the backbone, also return it in its two parts.
+
+    Nothing else decides it: the optimizer, what is saved once and what each checkpoint holds follow from the marks.
+    """
+    frozen = None if config.train == "all" else Frozen(embedder, config.cut if config.train == "top" else None)
+    embedder.penultimate.requires_grad_(not recipe(config)["keep_start"])
+    return frozen
 
 
 def untrained_embedder(config: Train) -> Embedder:

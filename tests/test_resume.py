@@ -1,0 +1,311 @@
+"""A run that was stopped and resumed has the weights of one that was not, bit for bit, whatever of the network trains."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from itertools import product
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tammes import UserError
+from tammes.backbones import backbone
+from tammes.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
+from tammes.cli import main
+from tammes.cli.checks import check_start
+from tammes.cli.options import resolved
+from tammes.cli.train import Train
+from tammes.runs import Run
+from tammes.runtime import cache_folder
+from tammes.training import Position
+from tests.compared import differing
+from tests.several_processes import commands_resumed, exit_code, stopped_after, without_batch_norm
+from tests.test_processes import ended, start
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PARTS = ("all", "top", "head")
+# Small networks for photos, with batch normalisation and without: of them and of a file of weights the defaults are
+# those of a pretrained network.
+PHOTO_BACKBONES = ("timm:test_resnet", "timm:test_convnext")
+SMALL = ("--dim", "8", "--batch-size", "8", "--epochs", "2")  # of 48 training images: six steps an epoch
+STEPS = 8  # after which a run is stopped: in the middle of its second epoch
+
+
+class Case(NamedTuple):
+    """What a run is asked for."""
+
+    train: str
+    start: str
+    keep_start: bool
+    batch_norm: bool
+    precision: str
+
+    def __str__(self) -> str:
+        kept = "kept" if self.keep_start else "trained"
+        norm = "batch norm" if self.batch_norm else "no batch norm"
+        return f"{self.train}, {self.start} {kept}, {norm}, {self.precision}"
+
+    def flags(self) -> tuple[str, ...]:
+        words = ("--train", self.train, "--start", self.start, "--keep-start", str(self.keep_start))
+        return (*words, "--precision", self.precision, "--backbone", "conv4", "--test-classes", "0", *SMALL)
+
+
+def is_valid(case: Case) -> bool:
+    """Whether the command takes it."""
+    given: dict[str, Any] = {name: value for name, value in case._asdict().items() if name != "batch_norm"}
+    try:
+        check_start(resolved(Train(backbone="conv4", **given)))
+    except UserError:
+        return False
+    return True
+
+
+CASES = [
+    case
+    for each in product(PARTS, ("random", "pca", "whiten"), (False, True), (True, False), ("no", "bf16"))
+    if is_valid(case := Case(*each))
+]
+# Of each pair of choices one case at least is in every run of the tests; the rest is `slow`.
+USUAL = [
+    *(case for case in CASES if case[:3] in {("all", "pca", False), ("top", "whiten", True), ("head", "whiten", True)}),
+    Case("all", "whiten", True, True, "no"),
+    Case("top", "random", False, True, "bf16"),
+    Case("head", "pca", True, False, "no"),
+]
+
+
+def pretrained(name: str, folder: Path) -> Path:
+    """A file of weights that stands for a pretrained network's: statistics of normalisation are not those of a new one."""
+    torch.manual_seed(1)
+    network = backbone(name).network
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    file = folder / f"{name.replace(':', ' ')} {len(network.state_dict())}.safetensors"
+    save_file({each: tensor.contiguous() for each, tensor in network.state_dict().items()}, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str | bool, Path]:
+    """Files of weights: by the name of a backbone for photos, or of conv4 with batch normalisation or without."""
+    folder = tmp_path_factory.mktemp("weights")
+    with without_batch_norm():
+        plain = pretrained("conv4", folder)
+    return {False: plain, True: pretrained("conv4", folder)} | {
+        name: pretrained(name, folder) for name in PHOTO_BACKBONES
+    }
+
+
+def same_run(run: Path, whole: Path) -> None:
+    """The networks are the same, and so is all that the last checkpoint holds: optimizer, loss, random numbers."""
+    for name in ("embedder", "checkpoint"):
+        assert differing(run / f"{name}.safetensors", whole / f"{name}.safetensors") == []
+
+
+def stopped_and_resumed(words: list[str], out: Path, steps: int) -> None:
+    with stopped_after(steps, here=True):
+        assert exit_code(*words, "--out", str(out)) == 130
+    assert exit_code("train", "--resume", str(out)) == 0
+
+
+def test_the_command_refuses_to_keep_what_is_random_and_nothing_else() -> None:
+    every = product(PARTS, ("random", "pca", "whiten"), (False, True))
+    assert {case[:3] for case in CASES} == {each for each in every if each[1:] != ("random", True)}
+    assert set(USUAL) <= set(CASES)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=() if each in USUAL else pytest.mark.slow, id=str(each)) for each in CASES]
+)
+def test_every_combination_resumes_to_the_same_weights(
+    case: Case, waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path
+) -> None:
+    words = ["train", str(waves), "--weights", str(weights[case.batch_norm]), *case.flags()]
+    with nullcontext() if case.batch_norm else without_batch_norm():
+        assert exit_code(*words, "--out", str(tmp_path / "whole")) == 0
+        stopped_and_resumed(words, tmp_path / "part", STEPS)
+    same_run(tmp_path / "part", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "cases", [pytest.param(USUAL, id="some"), pytest.param(CASES, id="all", marks=pytest.mark.slow)]
+)
+def test_every_combination_resumes_to_the_same_weights_in_two_processes(
+    cases: list[Case], waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path
+) -> None:
+    """One after the other in the same two processes."""
+    given = {
+        str(case): (("train", str(waves), "--weights", str(weights[case.batch_norm]), *case.flags()), case.batch_norm)
+        for case in cases
+    }
+    started = start(2, tmp_path, commands_resumed, tmp_path, given, STEPS)
+    assert ended(started, tmp_path, seconds=30 * len(cases)) == [0, 0], (tmp_path / "said 0").read_text()
+    for name in given:
+        same_run(tmp_path / name / "part", tmp_path / name / "whole")
+
+
+@pytest.fixture(scope="module")
+def defaults(
+    waves: Path, weights: Mapping[str | bool, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], tuple[list[str], Path]]:
+    """By what trains and the backbone: the command that says nothing else, and the run of it that nobody stopped."""
+    made: dict[tuple[str, str], tuple[list[str], Path]] = {}
+    folder = tmp_path_factory.mktemp("defaults")
+
+    def run(train: str, name: str) -> tuple[list[str], Path]:
+        if (train, name) not in made:
+            words = ["train", str(waves), "--backbone", name, "--weights", str(weights[name]), *SMALL]
+            words += [] if train == "top" else ["--train", train]
+            out = folder / f"{train} {len(made)}"
+            main([*words, "--out", str(out)])
+            made[train, name] = words, out
+        return made[train, name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", PHOTO_BACKBONES)
+@pytest.mark.parametrize("train", PARTS)
+def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
+    train: str, name: str, defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+) -> None:
+    words, whole = defaults(train, name)
+    config = json.loads((whole / "config.json").read_text())
+    kept = ("pca", False) if train == "all" else ("whiten", True)
+    assert (config["train"], config["start"], config["keep_start"]) == (train, *kept)
+    stopped_and_resumed(words, tmp_path / "part", 2)
+    same_run(tmp_path / "part", whole)
+    ours, theirs = (json.loads((run / "results.json").read_text()) for run in (tmp_path / "part", whole))
+    assert (ours["trained"], ours["untrained"]) == (theirs["trained"], theirs["untrained"])
+
+
+@pytest.mark.parametrize("train", PARTS)
+def test_what_is_frozen_is_what_no_checkpoint_holds(
+    train: str, defaults: Callable[[str, str], tuple[list[str], Path]]
+) -> None:
+    run = defaults(train, PHOTO_BACKBONES[0])[1]
+    network = {f"embedder.{name}" for name in load_file(run / "embedder.safetensors")}
+    saved = {name.removeprefix("model/") for name in load_file(run / "checkpoint.safetensors") if "model/" in name}
+    frozen = set(load_file(run / "frozen.safetensors")) if (run / "frozen.safetensors").exists() else set()
+    assert frozen.isdisjoint(saved)
+    assert frozen | saved >= network
+    assert ("embedder.penultimate.weight" in frozen) == (train != "all")
+    assert bool(frozen) == (train != "all")
+
+
+@pytest.mark.parametrize("train", ["top", "head"])
+def test_what_can_be_made_again_or_is_gone_is_not_missed(
+    train: str, defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+) -> None:
+    """Activations, which were removed, are those of before; and so is the first measurement of the network."""
+    words, whole = defaults(train, PHOTO_BACKBONES[0])
+    with stopped_after(2, here=True):
+        assert exit_code(*words, "--out", str(tmp_path / "part")) == 130
+    shutil.rmtree(cache_folder() / "activations")
+    (tmp_path / "part" / "untrained.json").unlink()
+    main(["train", "--resume", str(tmp_path / "part")])
+    same_run(tmp_path / "part", whole)
+    ours, theirs = (json.loads((run / "results.json").read_text()) for run in (tmp_path / "part", whole))
+    assert ours["untrained"] == theirs["untrained"]
+
+
+def test_a_run_without_a_checkpoint_begins_again_and_saves_again_what_is_frozen(
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+) -> None:
+    """What is frozen was computed, on what may have been another machine: it belongs to the checkpoints that follow."""
+    words, whole = defaults("top", PHOTO_BACKBONES[0])
+    out = tmp_path / "part"
+    with stopped_after(2, here=True):
+        assert exit_code(*words, "--out", str(out)) == 130
+    (out / "checkpoint.safetensors").unlink()
+    tensors = load_file(out / "frozen.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, out / "frozen.safetensors")
+    with stopped_after(2, here=True):
+        assert exit_code("train", "--resume", str(out)) == 130
+    main(["train", "--resume", str(out)])
+    same_run(out, whole)
+
+
+def test_a_run_is_resumed_from_any_folder(
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was given by a relative path is found."""
+    words, source = defaults("head", PHOTO_BACKBONES[0])
+    monkeypatch.chdir(source.parent)
+    out, given = tmp_path / "part", [*words, "--init-from", source.name]
+    main([*given, "--out", str(tmp_path / "whole")])
+    with stopped_after(2, here=True):
+        assert exit_code(*given, "--out", str(out)) == 130
+    (out / "checkpoint.safetensors").unlink()  # so that it begins again, from that run
+    monkeypatch.chdir(tmp_path)
+    main(["train", "--resume", "part"])
+    same_run(out, tmp_path / "whole")
+
+
+def test_frozen_weights_that_are_missing_are_not_made_up(
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, _ = defaults("head", PHOTO_BACKBONES[0])
+    with stopped_after(2, here=True):
+        assert exit_code(*words, "--out", str(tmp_path / "part")) == 130
+    (tmp_path / "part" / "frozen.safetensors").unlink()
+    assert exit_code("train", "--resume", str(tmp_path / "part")) == 2
+    assert "frozen.safetensors is missing" in capsys.readouterr().err
+
+
+def test_a_weight_of_the_loss_that_does_not_train_is_kept_too(tmp_path: Path) -> None:
+    def made(seed: int) -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        network = nn.ModuleDict({"embedder": nn.Linear(2, 2), "loss": nn.Linear(2, 2).requires_grad_(False)})
+        return network, torch.optim.SGD(network["embedder"].parameters(), lr=0.1)
+
+    (first, optimizer), (other, its_own) = made(0), made(1)
+    save_frozen(Run(tmp_path), first)
+    save_checkpoint(Run(tmp_path), first, optimizer, Position())
+    load_weights(Run(tmp_path), other)
+    load_checkpoint(Run(tmp_path), other, its_own)
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in first.state_dict().items())
+
+
+def signalled(process: BaseProcess, out: Path, number: int) -> int:
+    """Send a process a signal once its run has a checkpoint; how it ended."""
+    while process.is_alive() and not (out / "checkpoint.safetensors").exists():
+        process.join(0.002)
+    assert process.pid is not None
+    if process.is_alive():
+        os.kill(process.pid, number)
+    process.join(300)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+@pytest.mark.parametrize("train", PARTS)
+def test_a_process_that_gets_a_signal_is_resumed_to_the_same_weights(
+    train: str,
+    number: signal.Signals,
+    defaults: Callable[[str, str], tuple[list[str], Path]],
+    started: Callable[[list[str], Path], BaseProcess],
+    tmp_path: Path,
+) -> None:
+    """The defaults of a pretrained network, in a process of its own, which anything may end."""
+    words, whole = defaults(train, PHOTO_BACKBONES[0])
+    for attempt in range(5):  # one that the machine was too busy to reach in time has finished
+        out = tmp_path / f"part {attempt}"
+        code = signalled(started([*words, "--out", str(out)], tmp_path / "said"), out, number)
+        if code != 0:
+            break
+    assert code == (-number if number == signal.SIGKILL else 130), (tmp_path / "said").read_text()
+    main(["train", "--resume", str(out)])
+    same_run(out, whole)
