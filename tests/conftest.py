@@ -96,7 +96,7 @@ def started() -> Callable[[list[str], Path], BaseProcess]:
     are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.cli.job", "tests.conftest"])
+    context.set_forkserver_preload(["tammes.cli.job", "timm", "tests.conftest"])
 
     def start(arguments: list[str], said: Path) -> BaseProcess:
         process = context.Process(target=in_one_thread, args=(arguments, said, dict(os.environ)), daemon=True)

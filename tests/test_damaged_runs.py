@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tammes import UserError
-from tammes.checkpoints import load_checkpoint, load_frozen, save_checkpoint
+from tammes.checkpoints import load_weights, save_checkpoint, save_frozen
 from tammes.cli import main
 from tammes.cli.feeding import load_data
 from tammes.cli.items import items_of
@@ -277,7 +277,7 @@ def test_a_checkpoint_of_a_stranger_is_refused_by_its_name(capsys: pytest.Captur
     assert text.replace("FILE", str(file)) in last
     assert last.startswith("tammes: ")
     assert str(file) in last
-    assert last.endswith(". The run cannot go on: train anew, with --overwrite.")
+    assert last.endswith(". The run cannot be resumed: start over with --overwrite.")
 
 
 @pytest.mark.usefixtures("whole")
@@ -323,12 +323,20 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     network = nn.ModuleDict({"embedder": nn.Linear(2, 2).requires_grad_(False), "head": nn.Linear(2, 2)})
     optimizer = torch.optim.SGD(network["head"].parameters(), lr=0.1)
     save_checkpoint(Run(tmp_path), network, optimizer, Position())
-    write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(2, 2)})
-    with pytest.raises(UserError, match=r"frozen.safetensors has no 'bias', which does not train. The run cannot"):
-        load_checkpoint(Run(tmp_path), network, optimizer)
-    write_tensors(tmp_path / "frozen.safetensors", {"weight": torch.zeros(3, 2)})
-    with pytest.raises(UserError, match=r"frozen.safetensors: 'weight' is \(3, 2\) of torch.float32, and the"):
-        load_frozen(Run(tmp_path), network["embedder"])
+    weight, bias = torch.zeros(2, 2), torch.zeros(2)
+    for tensors, text in (
+        (None, "frozen.safetensors is missing"),
+        ({"weight": weight}, "frozen.safetensors has no 'embedder.bias'"),
+        ({"weight": weight, "bias": bias, "more": bias}, "frozen.safetensors has 'embedder.more'"),
+        ({"weight": torch.zeros(3, 2), "bias": bias}, r"'embedder.weight' is \(3, 2\) of torch.float32"),
+    ):
+        if tensors is not None:
+            given = {f"embedder.{name}": tensor for name, tensor in tensors.items()}
+            write_tensors(tmp_path / "frozen.safetensors", given)
+        with pytest.raises(UserError, match=text):
+            load_weights(Run(tmp_path), network)
+    save_frozen(Run(tmp_path), network)
+    load_weights(Run(tmp_path), network)
 
 
 def mutated(value: Any, draw: Callable[[Any], Any]) -> Any:

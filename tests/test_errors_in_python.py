@@ -271,18 +271,20 @@ def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
-    from tammes.checkpoints import load_frozen
+    from tammes.checkpoints import load_weights, save_checkpoint, save_frozen
     from tammes.runs import Run
-    from tammes.tensors import write_tensors
+    from tammes.training import Position
 
-    file = tmp_path / "frozen.safetensors"
-    write_tensors(file, {"weight": torch.ones(4)})
+    network, file = nn.Linear(2, 2), tmp_path / "frozen.safetensors"
+    network.bias.requires_grad_(False)
+    save_checkpoint(Run(tmp_path), network, torch.optim.SGD([network.weight], lr=0.1), Position())
+    save_frozen(Run(tmp_path), network)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    said = refused(lambda: load_frozen(Run(tmp_path), nn.Linear(2, 2)))
+    said = refused(lambda: load_weights(Run(tmp_path), network))
     assert said.startswith(f"{file} is damaged: ")
-    assert said.endswith(" The run cannot go on: train anew, with --overwrite.")
+    assert said.endswith(" The run cannot be resumed: start over with --overwrite.")
 
 
 def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     main(["train", "--resume", str(part)])
     said = capsys.readouterr().err
     assert f"note: {newest} is damaged: " in said
-    assert "The checkpoint before it is sound: training goes on from there." in said
+    assert "The checkpoint before it is sound: training resumes from there." in said
     assert "epoch   3" in said  # which is trained again
     assert same_end(part, stopped[0])
     assert [line["epoch"] for line in open_run(part).epochs()] == [1, 2, 3]
@@ -138,10 +138,10 @@ def test_two_damaged_checkpoints_end_a_run_with_advice(part: Path, capsys: pytes
     assert said == (
         f"tammes: {part}/checkpoint.safetensors is damaged: its checksum is not that of its content."
         f" {part}/previous.safetensors is damaged: its checksum is not that of its content."
-        " The run cannot go on: train anew, with --overwrite.\n"
+        " The run cannot be resumed: start over with --overwrite.\n"
     )
     (part / "previous.safetensors").unlink()
-    with pytest.raises(UserError, match="content. There is no earlier one. The run cannot go on: train anew"):
+    with pytest.raises(UserError, match="content. There is no earlier one. The run cannot be resumed"):
         mend_checkpoint(open_run(part))
 
 

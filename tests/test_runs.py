@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tammes import UserError
-from tammes.checkpoints import load_checkpoint, load_frozen, save_checkpoint, save_frozen
+from tammes.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.runs import Run, create, listed, open_run
 from tammes.runtime import environment, errors_name, write_atomically
 from tammes.training import Position
@@ -167,7 +167,7 @@ def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:
         open_run(tmp_path)
     network, optimizer = trained("sgd")
     with pytest.raises(
-        UserError, match="has no checkpoint to go on from: it was stopped before its first epoch ended.$"
+        UserError, match="has no checkpoint to resume from: it was stopped before its first epoch ended.$"
     ):
         load_checkpoint(Run(tmp_path), network, optimizer)
 
@@ -219,14 +219,12 @@ def test_frozen_weights_are_kept_once_and_not_in_every_checkpoint(tmp_path: Path
     save_checkpoint(run, first, optimizer, Position())
     assert set(load_file(tmp_path / "frozen.safetensors")) == {"0.weight", "0.bias"}
     assert not any(name.startswith("model/0") for name in load_file(tmp_path / "checkpoint.safetensors"))
-    load_frozen(run, other)
+    load_weights(run, other)
     load_checkpoint(run, other, torch.optim.SGD(other[1:].parameters(), lr=0.1, momentum=0.9))
     for name, tensor in first.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
 
 
-def test_a_run_without_frozen_weights_has_none_to_put_back(tmp_path: Path) -> None:
-    network = nn.Linear(2, 2)
-    before = network.weight.clone()
-    load_frozen(Run(tmp_path), network)
-    assert torch.equal(network.weight, before)
+def test_a_run_in_which_all_trains_has_no_frozen_weights(tmp_path: Path) -> None:
+    save_frozen(Run(tmp_path), nn.Linear(2, 2))
+    assert not (tmp_path / "frozen.safetensors").exists()
