@@ -21,6 +21,7 @@ from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.datasets import TEST, TRAIN, Dataset, folder, open_dataset
 from tammes.datasets.files import of_files
+from tammes.datasets.pictures import ACCEPTED
 from tammes.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
 from tammes.errors import UserError
 from tammes.loading import decode
@@ -152,7 +153,7 @@ def test_what_cannot_be_used_is_told_with_its_reason(report: Report) -> None:
         ),
         Unreadable("d/needle.png", "scaled, it would have 768000 x 256 pixels"),
         Unreadable("d/no file.png", "no such file"),
-        Unreadable("d/text.jpg", "it is not an image of a known kind"),
+        Unreadable("d/text.jpg", f"it is not an image of a known kind ({ACCEPTED})"),
     )
     assert report.stops == (f"6 of {report.images} images cannot be used.",)
 
@@ -420,7 +421,7 @@ def test_long_lists_are_cut_short_in_the_text_and_whole_in_json(
     assert len(found["unreadable"]) == 12
     assert found["unreadable"][11] == {
         "image": "class 0/bad 11.png",
-        "reason": "it is not an image of a known kind",
+        "reason": f"it is not an image of a known kind ({ACCEPTED})",
     }
     assert len(found["duplicates"]) == 18
     assert max(len(group["images"]) for group in found["duplicates"]) == 13

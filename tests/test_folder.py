@@ -108,7 +108,7 @@ def test_a_broken_image_fails_only_when_it_is_read(tmp_path: Path) -> None:
     images = folder(tmp_path)
     with pytest.raises(UserError) as refusal:
         images.read(1)
-    assert str(refusal.value) == f"cannot read {tmp_path / 'b' / '1.png'}: it is not an image of a known kind."
+    assert str(refusal.value).startswith(f"cannot read {tmp_path / 'b' / '1.png'}: it is not an image")
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:

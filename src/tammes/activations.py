@@ -13,7 +13,7 @@ from json import dumps
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from tammes.cache import check_room, no_room
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.loading import Batches, Decoded, Sampler, Turn, batches, turns
-from tammes.runtime import PARTIAL, cache_folder, images_at_once, lock
+from tammes.runtime import PARTIAL, cache_folder, folder_inside, images_at_once, lock, open_inside
 
 _VERSION = 1
 _WHAT = "the activations"
@@ -176,8 +176,8 @@ def activations(
     num_bytes = rows * prod(shape) * 2
     partial = file.with_suffix(PARTIAL)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("a+b") as sink:
+        folder_inside(file.parent)
+        with open_inside(partial) as sink:
             lock(sink, wait=True)  # another process may be making the same
             if not file.exists():
                 done = _done(sink, (max(1, views), len(indices), *shape))
@@ -205,7 +205,7 @@ def activations(
     return Activations(file, np.load(file, mmap_mode="r"), indices)
 
 
-def _done(sink: BinaryIO, shape: tuple[int, ...]) -> int:
+def _done(sink: IO[bytes], shape: tuple[int, ...]) -> int:
     """Rows that the file has already, cut back to whole ones; an empty file gets its header."""
     header = _header(shape)
     size = sink.seek(0, os.SEEK_END)

@@ -28,10 +28,10 @@ class Cached(NamedTuple):
 def cached(cache: Path | None = None) -> list[Cached]:
     """What the cache holds, by kind and name."""
     entries = []
-    for kind in KINDS:
-        for file in sorted(((cache or cache_folder()) / kind).glob("*")):
+    for kind, folder in _folders(cache):
+        for file in sorted(folder.glob("*")):
             if file.suffix != PARTIAL and not file.name.startswith("."):
-                status = file.stat()
+                status = file.lstat()
                 date = datetime.fromtimestamp(status.st_mtime)
                 entries.append(Cached(kind, file.stem, file, status.st_size, date))
     return entries
@@ -48,12 +48,18 @@ def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> i
             raise unknown_name("cache entry", name, entries)
     files = [entries[name] for name in entries if names is None or name in names]
     if names is None:
-        partial = [file for kind in KINDS for file in ((cache or cache_folder()) / kind).glob(f"*{PARTIAL}")]
-        files += [file for file in partial if time.time() - file.stat().st_mtime > _STALE_SECONDS]
-    freed = sum(file.stat().st_size for file in files)
+        partial = [file for _, folder in _folders(cache) for file in folder.glob(f"*{PARTIAL}")]
+        files += [file for file in partial if time.time() - file.lstat().st_mtime > _STALE_SECONDS]
+    freed = sum(file.lstat().st_size for file in files)
     for file in files:
         file.unlink(missing_ok=True)
     return freed
+
+
+def _folders(cache: Path | None) -> list[tuple[str, Path]]:
+    """The folders of the cache by kind, but for links: what they lead to was not put there by us."""
+    folders = [(kind, (cache or cache_folder()) / kind) for kind in KINDS]
+    return [(kind, folder) for kind, folder in folders if not folder.is_symlink()]
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:

@@ -26,7 +26,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 from tammes import __version__
 from tammes.cache import in_words
 from tammes.errors import UserError
-from tammes.runtime import write_atomically
+from tammes.runtime import open_inside, write_atomically
 
 if sys.platform != "win32":
     import fcntl
@@ -273,7 +273,7 @@ def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
             start = 0
             length = answer.headers.get("Content-Length", "")
             total = int(length) if length.isdecimal() else None
-            partial.write_bytes(b"")  # before the note about what it is a part of
+            open_inside(partial, empty=True).close()  # before the note about what it is a part of
             note = {"url": url, "validator": _validator(answer)}
             write_atomically(_note(partial), json.dumps(note).encode())
         else:
@@ -281,7 +281,7 @@ def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
         if total is not None and shutil.disk_usage(partial.parent).free < total - start:
             raise _no_room(partial.parent, total - start)
         done = start
-        with partial.open("ab") as sink:
+        with open_inside(partial) as sink:
             for block in _blocks(answer):
                 sink.write(block)
                 done += len(block)
@@ -367,7 +367,7 @@ def _alone(file: Path) -> Iterator[None]:
     """One process at a time: another waits here, and then finds the file."""
     lock = file.with_name(f".{file.name}.lock")
     while sys.platform != "win32":
-        with lock.open("wb") as held:
+        with open_inside(lock) as held:
             with suppress(OSError):  # not every network disk has locks
                 fcntl.flock(held, fcntl.LOCK_EX)
             if not _is_still(held.fileno(), lock):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tammes.errors import UserError
+from tammes.runtime import check_no_links
 
 ADDRESS = "hf://"
 
@@ -40,6 +41,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     _check_name(name, "owner/name")
     if not (folder / "config.json").exists() or not (folder / "model.safetensors").exists():
         raise UserError(f"{folder} is not ready for the hub. Write it: tammes export RUN --format hub --out {folder}")
+    check_no_links(folder)  # what they lead to would be uploaded
     try:
         api = HfApi()
         api.create_repo(name, private=private, exist_ok=True)

@@ -28,7 +28,16 @@ from tammes.errors import UserError, unknown_name
 from tammes.processes import is_first
 from tammes.records import checked, read_json
 from tammes.run_files import SHAPES, Line, Places
-from tammes.runtime import PARTIAL, errors_name, lock, remove_partial, write_atomically
+from tammes.runtime import (
+    PARTIAL,
+    check_no_links,
+    errors_name,
+    folder_inside,
+    lock,
+    open_inside,
+    remove_partial,
+    write_atomically,
+)
 
 _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
@@ -36,6 +45,7 @@ FRESH = f".{NEWEST}.new"
 FROZEN = "frozen.safetensors"
 # What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
 _FIRST = ("images.json", "config.json", "classes.json", FROZEN)
+_FOLDERS = ("best", "tensorboard")  # that training writes to
 # What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
 _OWN = frozenset(
     f"{name}.json"
@@ -103,8 +113,8 @@ class Run:
         if not is_first():
             return
         place = self.folder / "metrics.jsonl"
-        with errors_name(place), place.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with errors_name(place), open_inside(place) as file:
+            file.write(json.dumps(record).encode() + b"\n")
 
     def epochs(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that a crash cut short is left out."""
@@ -159,7 +169,7 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
             hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
             raise UserError(f"{folder} {what}. {hint} choose another --out.")
         if ours or (folder / _LOCK).exists():
-            with held(folder):
+            with _locked(folder):
                 _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return Run(folder)
@@ -167,7 +177,7 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
 
 def remove(folder: Path) -> list[str]:
     """Remove a run; returns what stays in its folder, as it is not the run's."""
-    with held(folder):
+    with _locked(folder):
         _remove_own(folder)
         (folder / _LOCK).unlink(missing_ok=True)
     left = sorted(each.name for each in folder.iterdir())
@@ -201,16 +211,27 @@ def held(folder: Path) -> Iterator[None]:
     What a process that was killed left half written is removed first.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process has it, or a folder in it leads elsewhere.
     """
+    with _locked(folder):
+        for name in _FOLDERS:
+            if (folder / name).is_symlink():
+                folder_inside(folder / name)
+            check_no_links(folder / name)
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The same for who only removes it: links in it are not followed then."""
     try:
-        opened = (folder / _LOCK).open("a+")
+        opened = open_inside(folder / _LOCK)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
     with opened as file:
         if not lock(file):
             file.seek(0)
-            who = file.read(20).strip()
+            who = file.read(20).strip().decode(errors="replace")
             raise UserError(
                 f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
                 " has ended, or stop it; a new run needs another --out."
@@ -224,8 +245,9 @@ def held(folder: Path) -> Iterator[None]:
 
 def _remove_what_is_left(folder: Path) -> None:
     """Remove what a process that was killed left half written; only who holds the folder writes a checkpoint."""
-    for place in (folder, folder / "best"):
-        remove_partial(place)
+    remove_partial(folder)
+    if not (folder / "best").is_symlink():
+        remove_partial(folder / "best")
     with suppress(OSError):
         (folder / FRESH).unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ import glob
 import os
 import platform
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from tempfile import NamedTemporaryFile
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from tammes.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +117,83 @@ def errors_name(file: Path) -> Iterator[None]:
         raise
 
 
+def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[bytes]:
+    """Open a file to lock it or to add to it, in a folder that may be untrusted: never one that is elsewhere.
+
+    Every file that is written in place is opened here; all others are by `written_whole`, which replaces a link.
+
+    Args:
+        create: make it if it is not there.
+        empty: drop what is in it.
+
+    Raises:
+        UserError: it is a link, another name of a file (a hard link), a pipe, a device or a folder.
+        OSError: it cannot be opened.
+    """
+    with suppress(FileNotFoundError):
+        _check_inside(file, file.lstat())  # a device may act when it is opened
+    flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has each
+        flags |= getattr(os, name, 0)
+    opened = os.fdopen(os.open(file, flags, 0o666), "a+b")
+    try:
+        _check_inside(file, os.fstat(opened.fileno()))
+        if empty:
+            opened.truncate(0)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _check_inside(file: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return
+    what = _kind_of(status.st_mode)
+    if stat.S_ISREG(status.st_mode):
+        what = f"a hard link: one of {status.st_nlink} names of a file"
+    raise UserError(f"{file} is {what}, so it is not written to: what is outside its folder stays as it is. Remove it.")
+
+
+def _kind_of(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a link"
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or the like"
+
+
+def folder_inside(folder: Path) -> Path:
+    """Make a folder in one that may be untrusted, unless it is there.
+
+    Raises:
+        UserError: it is a link.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, so nothing is written there. Remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder that a library will write to, if anything below it is a link, a pipe or a device."""
+    pending = [folder]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as found:
+                entries = sorted(found, key=lambda each: each.name)
+        except (FileNotFoundError, NotADirectoryError):  # what is not there holds no links
+            continue
+        for each in entries:
+            if each.is_dir(follow_symlinks=False):
+                pending.append(Path(each.path))
+            elif not each.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # another process has removed it
+                    kind = _kind_of(each.stat(follow_symlinks=False).st_mode)
+                    raise UserError(
+                        f"{each.path} is {kind}, and {folder} may hold only files and folders: it could lead elsewhere."
+                        " Remove it."
+                    )
+
+
 def new_partial(folder: Path, prefix: str) -> IO[bytes]:
     """A new file that is not whole yet. It is locked while it is open, so that nobody takes it for one left behind."""
     while True:
@@ -130,7 +210,8 @@ def new_partial(folder: Path, prefix: str) -> IO[bytes]:
 def remove_partial(folder: Path, names: str = "*") -> None:
     """Remove the files of a folder that are not whole and will never be: the process that wrote them has ended."""
     for file in folder.glob(f"{names}{PARTIAL}"):
-        with suppress(OSError), file.open("r+b") as opened:  # what cannot be removed only takes room
+        # What cannot be removed only takes room; of a link nothing is known.
+        with suppress(OSError, UserError), open_inside(file, create=False) as opened:
             if lock(opened):
                 file.unlink(missing_ok=True)
 

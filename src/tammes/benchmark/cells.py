@@ -16,7 +16,7 @@ from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
 from tammes.records import Positive, Real, read_json
 from tammes.run_files import BesideRecall, Measures
-from tammes.runtime import lock, write_atomically
+from tammes.runtime import check_no_links, lock, open_inside, write_atomically
 
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
 
@@ -163,7 +163,7 @@ class Cell:
     def claimed(self) -> Iterator[bool]:
         """Whether this process has the cell to itself now; it has until the end of the block, or its own."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("a") as file:
+        with open_inside(self._lock) as file:
             yield lock(file)
 
     @property
@@ -172,7 +172,7 @@ class Cell:
 
     def _is_claimed(self) -> bool:
         try:
-            with self._lock.open("r+") as file:
+            with open_inside(self._lock, create=False) as file:
                 return not lock(file)
         except FileNotFoundError:
             return False
@@ -188,7 +188,8 @@ def begin(plan: Plan, out: Path) -> None:
     if out.exists() and not (out / "plan.json").exists() and any(each.name != ".lock" for each in out.iterdir()):
         raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a") as opened:
+    check_no_links(out)  # cells train below it
+    with open_inside(out / ".lock") as opened:
         lock(opened, wait=True)
         file, asked = out / "plan.json", _remembered(plan)
         advice = f"Put back the one that was there, or choose another --out than {out}."

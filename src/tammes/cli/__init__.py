@@ -22,7 +22,7 @@ from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.completion import Completion, completion
-from tammes.cli.console import be_quiet, check_words
+from tammes.cli.console import be_quiet, check_words, printable
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, OSError) and error.filename is None:
             _let_go_of_output()
         name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
-        print(f"{name} {text}", file=sys.stderr)
+        shown = "\n".join(map(printable, text.splitlines()))  # names in it may be untrusted
+        print(f"{name} {shown}", file=sys.stderr)
         raise SystemExit(code) from None
 
 

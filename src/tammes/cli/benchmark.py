@@ -137,11 +137,13 @@ def _start(config: Benchmark, out: Path, number: int) -> "subprocess.Popen[bytes
     """Another process that works on the same benchmark."""
     import torch
 
+    from tammes.runtime import open_inside
+
     words = ["benchmark", str(config.file), "--out", str(out), "--threads", str(torch.get_num_threads())]
     for flag, value in (("--data", config.data), ("--weights", config.weights)):
         words += [] if value is None else [flag, str(value)]
     words += ["--only", *config.only] if config.only else []
-    with (out / f"process-{number}.log").open("wb") as log:
+    with open_inside(out / f"process-{number}.log", empty=True) as log:
         return subprocess.Popen(
             [sys.executable, "-c", "from tammes.cli import main; main()", *words],
             stdin=subprocess.DEVNULL,

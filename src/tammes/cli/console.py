@@ -12,7 +12,7 @@ import tyro
 
 from tammes.errors import UserError
 from tammes.processes import is_first, number
-from tammes.runtime import errors_name
+from tammes.runtime import errors_name, open_inside
 
 if TYPE_CHECKING:
     import torch
@@ -96,24 +96,29 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def say(text: str, log: Path | None = None) -> None:
-    """A line for the person who watches, and for the log file; stdout is for results."""
+    """A line for the person who watches, and for the log file; stdout is for results.
+
+    Names in it may be untrusted: it stays one line, and a terminal shows it as it is.
+    """
     if not is_first():
         return
+    text = printable(text)
     if not _quiet[0]:
         print(text, file=sys.stderr, flush=True)
     if log is not None:
-        with errors_name(log), log.open("a") as file:
-            file.write(text + "\n")
+        with errors_name(log), open_inside(log) as file:
+            file.write(text.encode() + b"\n")
 
 
 def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
     """Print measured rows side by side, in per cent, with their 95 % intervals below."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from tammes.metrics import TITLES
 
-    table = Table(title=title)
+    table = Table(title=escape(printable(title)))
     table.add_column("")
     shown = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     for name in shown:

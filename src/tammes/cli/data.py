@@ -12,6 +12,7 @@ from tammes.cache import in_words
 from tammes.cli.console import print_json, progress
 from tammes.downloads import checksum_of, fetch, is_unpacked, unpack
 from tammes.errors import UserError, unknown_name
+from tammes.runtime import folder_inside, open_inside, written_whole
 
 if TYPE_CHECKING:
     from tammes.datasets import Dataset
@@ -238,9 +239,9 @@ def _draw_glyphs(config: Data) -> None:
             folder = config.to / dataset.class_names[dataset.labels[number]]
             file = folder / f"{'-'.join(key.split('/')[1:])}.png"
             if not file.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                partial = file.with_suffix(".partial")
-                dataset.read(number).save(partial, format="PNG")
+                partial = folder_inside(folder) / f"{file.stem}.partial"
+                with open_inside(partial, empty=True) as sink:
+                    dataset.read(number).save(sink, format="PNG")
                 partial.replace(file)
             on_progress(number + 1, len(dataset))
     command = f"tammes index RUN {shlex.quote(str(config.to))} --gallery GALLERY"
@@ -328,9 +329,9 @@ def _brought(file: Published, config: Data) -> Path | None:
         return place
     target = config.to / file.name
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.copyfile(place, partial)
-    return partial.replace(target)
+    with place.open("rb") as source, written_whole(target) as sink:
+        shutil.copyfileobj(source, sink)
+    return target
 
 
 def _downloaded(name: str, known: Known, file: Published, config: Data) -> Path:

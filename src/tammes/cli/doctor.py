@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.console import print_json, progress
+from tammes.cli.console import print_json, printable, progress
 from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
@@ -70,7 +70,7 @@ def doctor(config: Doctor) -> None:
         if config.json:
             print_json({"data": config.data, "stops": [str(error)]})
         else:
-            print(f"Training would fail:\n  {error}")
+            print("\n".join(["Training would fail:", *(f"  {printable(line)}" for line in str(error).splitlines())]))
         raise SystemExit(1) from None
     small = config.data == "glyphs" or is_omniglot(path)  # which the default network sees in 28 x 28
     with progress("looking at images") as on_progress:
@@ -78,7 +78,7 @@ def doctor(config: Doctor) -> None:
     if config.json:
         print_json({"data": config.data, **asdict(report)})
     else:
-        print("\n".join(_told(report, f"tammes train {shlex.quote(config.data)}")))
+        print("\n".join(map(printable, _told(report, f"tammes train {shlex.quote(config.data)}"))))
     if report.stops:
         raise SystemExit(1)
 

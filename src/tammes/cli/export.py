@@ -257,8 +257,11 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     from tammes.export import check_difference, of_torch
     from tammes.export.hub import LICENCE, PICTURE, Card, checked_folder, licence_text, write_hub_folder
     from tammes.hub import push_to_hub
+    from tammes.runtime import folder_inside
 
     text = licence_text(config.licence, config.licence_file)
+    if config.out is None:
+        folder_inside(out)  # in the run's folder, which may be untrusted, no link is followed
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
     said, calibration = run.read("config", needs=("data", "loss")), run.read("calibration")

@@ -60,11 +60,12 @@ def runs(config: Runs) -> None:
 
 def _show(folder: Path, records: list[dict[str, Any]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from tammes.metrics import TITLES
 
-    table = Table(title=f"runs in {folder}")
+    table = Table(title=escape(printable(f"runs in {folder}")))
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
         table.add_column(column, no_wrap=True)
     for name in TITLES.values():
@@ -74,7 +75,7 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
         place, data = Path(record["run"]).relative_to(folder), Path(record["data"] or "").name
         told = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
-        table.add_row(*map(str, told), *cells)
+        table.add_row(*(escape(printable(str(each))) for each in told), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
 
 

@@ -12,7 +12,7 @@ from tammes.datasets.files import of_files
 from tammes.datasets.pictures import opened
 from tammes.errors import UserError
 
-# What Pillow reads. A file with another suffix, or with none, is judged by how it begins.
+# What is meant as an image; those that are not opened are named. A file with another suffix is judged by how it begins.
 SUFFIXES = frozenset(
     (
         ".avif",

@@ -31,7 +31,7 @@ from rich.progress import track
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.look_alikes import Face, faces, groups, likeness
 from tammes.errors import UserError
-from tammes.runtime import cache_folder, write_atomically
+from tammes.runtime import cache_folder, folder_inside, write_atomically
 
 DRAWING_VERSION = 1  # one more with every change to what is drawn
 
@@ -229,7 +229,7 @@ def _keep(folder: Path, key: str, pictures: UInt8[ndarray, "images 28 28"], inde
     np.save(buffer, pictures)
     kept = {"sha256": _digest(buffer.getvalue(), index), "index": asdict(index)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder_inside(folder)
         write_atomically(folder / f"{key}.npy", buffer.getvalue())
         write_atomically(folder / f"{key}.json", json.dumps(kept, ensure_ascii=False).encode())
     except OSError as error:

@@ -1,5 +1,6 @@
 """Reading one image by its content, whatever its name says, and bringing it to grey or RGB, and to size."""
 
+import re
 import stat
 import struct
 import zlib
@@ -30,6 +31,20 @@ _MOST_WORK = 2_000_000_000  # pixels times passes: a second or two, more on a bu
 
 _PARTS = (273, 279, 324, 325)  # TIFF tags: where each strip or tile of the picture is, and how long
 _MOST_PARTS = 1 << 17  # a strip for each line of the longest picture that is not very narrow; Pillow takes a second
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # that are opened, by Pillow's names
+ACCEPTED = ", ".join({"WEBP": "WebP"}.get(kind, kind) for kind in FORMATS)  # the same for people
+# Others that may be met, to say what a file is. Pillow would give PostScript to a program that executes it.
+_REFUSED = {
+    "PostScript (EPS)": rb"%!|\xc5\xd0\xd3\xc6",
+    "PDF": rb"%PDF",
+    "HEIC": rb"....ftyp(hei|hev|mif1|msf1)",
+    "JPEG 2000": rb"\0\0\0\x0cjP|\xff\x4f\xff\x51",
+    "PPM": rb"P[1-7fF]\s",
+    "ICO": rb"\0\0[\1\2]\0",
+    "PSD": rb"8BPS",
+    "SVG": rb"(<\?xml.*)?<svg",
+}
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -106,16 +121,25 @@ def opened(file: Path) -> BufferedReader:
     return file.open("rb")
 
 
-def identified(source: File, formats: tuple[str, ...] | None = None) -> Image.Image:
-    """What Pillow takes a file for; its pixels are not read yet.
+def identified(source: File, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+    """What Pillow takes a file for; its pixels are not read yet. Every image is opened here.
+
+    Photos of phones that hold more than one image (MPO) are JPEG files, and are opened as such.
+
+    Args:
+        formats: the kinds of image that it may be, some of `FORMATS`.
 
     Raises:
-        UserError: it is a TIFF of so many parts that Pillow would list them for many seconds.
+        UserError: it is of no such kind, or a TIFF of so many parts that Pillow would list them for many seconds.
     """
     parts = _tiff_parts(source)
     if parts > _MOST_PARTS:
         raise UserError(f"it is a TIFF in {parts:,} parts, which take too long. Save it again.")
-    return Image.open(source, formats=formats)
+    Image.init()
+    try:
+        return Image.open(source, formats=[kind for kind in formats if kind in Image.OPEN])
+    except UnidentifiedImageError:
+        raise UserError(_unidentified(source)) from None
 
 
 def _tiff_parts(source: File) -> int:
@@ -138,15 +162,15 @@ def _tiff_parts(source: File) -> int:
     return max((count for tag, _, count in entry.iter_unpack(entries) if tag in _PARTS), default=0)
 
 
-def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[str, ...] | None = None) -> Image.Image:
+def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
     """The picture in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
 
     Args:
         name: what to call it in an error, where the file has no name of its own.
-        formats: the kinds of image that it may be, by Pillow's names; None: any that Pillow reads.
 
     Raises:
-        UserError: the file is missing, broken, truncated, no image, or has too many pixels to open safely.
+        UserError: the file is missing, broken, truncated, of no kind in `FORMATS`, or has too many pixels to open
+            safely.
     """
     called = name or str(file if isinstance(file, Path) else getattr(file, "name", "the image"))
     if isinstance(file, Path) and file.is_dir():
@@ -155,7 +179,7 @@ def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[s
         # Never by its name: Pillow would map some files into memory, and gets turned TIFF wrong there.
         with (
             opened(file) if isinstance(file, Path) else nullcontext(file) as source,
-            identified(source, formats) as image,
+            identified(source) as image,
         ):
             if image.width * image.height > most_pixels():
                 raise Image.DecompressionBombError
@@ -167,8 +191,6 @@ def open_picture(file: Path | File, *, name: str | None = None, formats: tuple[s
         raise UserError(f"cannot read {called}: {error}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UserError(f"cannot read {called}: it has more than {most_pixels():,} pixels. Make it smaller.") from None
-    except UnidentifiedImageError:
-        raise UserError(f"cannot read {called}: {_unidentified(file)}.") from None
     except FileNotFoundError:
         raise UserError(f"cannot read {called}: no such file.") from None
     except OSError as error:
@@ -253,7 +275,7 @@ def open_small(content: bytes, longer_side: int) -> Image.Image | None:
     Only the header is read: whoever takes the pixels knows that they are few.
     """
     try:
-        image = Image.open(BytesIO(content), formats=("WEBP",))
+        image = identified(BytesIO(content), formats=("WEBP",))
     except (OSError, *_BROKEN, Image.DecompressionBombError, Image.DecompressionBombWarning):
         return None
     return image if max(image.size) <= longer_side else None
@@ -321,10 +343,13 @@ def _check_passes(image: Image.Image, source: File) -> None:
         raise UserError(f"it is stored in {passes:,} passes, which take too long. Save it again.")
 
 
-def _unidentified(file: Path | File) -> str:
-    if isinstance(file, Path):
-        empty = file.stat().st_size == 0
-    else:
-        file.seek(0)
-        empty = not file.read(1)
-    return "the file is empty" if empty else "it is not an image of a known kind"
+def _unidentified(source: File) -> str:
+    """What a file is that is no image of a kind that is opened."""
+    source.seek(0)
+    beginning = source.read(512)
+    if not beginning:
+        return "the file is empty."
+    for kind, pattern in _REFUSED.items():
+        if re.match(pattern, beginning, re.DOTALL):
+            return f"it is {kind}, not one of {ACCEPTED}."
+    return f"it is not an image of a known kind ({ACCEPTED})."

@@ -18,6 +18,7 @@ from typing import Any
 
 from tammes.errors import UserError
 from tammes.gallery.store import About, how_to_remake
+from tammes.runtime import check_no_links
 
 ABOUT, ITEMS, ENDING = "about", "items-", ".lance"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -35,9 +36,17 @@ def _lancedb() -> Any:
 
 
 def connect(uri: str) -> Any:
-    """The database; a folder is made if it is not there. Each read looks whether there is a newer version."""
+    """The database; a folder is made if it is not there. Each read looks whether there is a newer version.
+
+    Raises:
+        UserError: it cannot be opened, or there are links in it: LanceDB writes and removes files through them.
+    """
     try:
+        if "://" not in uri:
+            check_no_links(Path(uri))
         return _lancedb().connect(uri, read_consistency_interval=timedelta(0))
+    except UserError:
+        raise
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(f"cannot open a gallery at {uri}: {_said(error)}") from None
 

@@ -26,7 +26,7 @@ from tammes.datasets.dataset import Dataset
 from tammes.datasets.pictures import ROOM, Mode, in_mode, resized, resized_size
 from tammes.errors import UserError
 from tammes.loading.ordered import in_order
-from tammes.runtime import cache_folder, new_partial, remove_partial
+from tammes.runtime import cache_folder, folder_inside, new_partial, remove_partial
 
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
 # heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
@@ -194,7 +194,7 @@ def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        folder_inside(file.parent)
         remove_partial(file.parent)
         _check_room(dataset, form, file.parent)
         with new_partial(file.parent, f"{file.stem}-") as sink:

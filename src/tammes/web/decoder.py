@@ -15,18 +15,16 @@ from typing import Any
 
 from PIL import Image
 
-from tammes.datasets.pictures import centre, check_shape, open_picture, small
+from tammes.datasets.pictures import FORMATS, centre, check_shape, open_picture, small
 from tammes.errors import UserError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _SHOWN = 480  # longer side of what the page shows of an upload, in pixels
 _MESSAGE = 300  # characters; some quote the file
 
 
 def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[dict[str, Any], bytes, bytes]:
     """What is said of a picture, its pixels as a network sees it, and a small picture of it."""
-    known = tuple(kind for kind in FORMATS if kind in Image.OPEN)
-    image = open_picture(BytesIO(content), name="the picture", formats=known)
+    image = open_picture(BytesIO(content), name="the picture")
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
     return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN, effort=0)

@@ -183,4 +183,4 @@ def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) ->
 
 def _status(error: str) -> int:
     """415 for what is no image at all, 422 for an image that cannot be used."""
-    return 415 if "not an image" in error or "is empty" in error else 422
+    return 415 if any(words in error for words in ("not an image", "not one of", "is empty")) else 422

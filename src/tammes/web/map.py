@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
+from tammes.errors import UserError
 from tammes.report.flat import Way, flat, shown_items
-from tammes.runtime import cache_folder, write_atomically
+from tammes.runtime import cache_folder, folder_inside, write_atomically
 from tammes.web.catalogue import MAPPED, Catalogue
 
 
@@ -138,9 +139,9 @@ def _keep(vectors: ndarray, places: ndarray) -> None:
     content = BytesIO()
     np.save(content, places)
     try:
-        _file(vectors).parent.mkdir(parents=True, exist_ok=True)
+        folder_inside(_file(vectors).parent)
         write_atomically(_file(vectors), content.getvalue())
-    except OSError:  # a cache that cannot be written costs the next start a minute
+    except (OSError, UserError):  # a cache that cannot be written costs the next start a minute
         return
 
 
