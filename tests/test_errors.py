@@ -409,7 +409,7 @@ def test_names_of_any_kind_go_through_every_command(tmp_path: Path, capsys: pyte
             main(command)
         shown = "".join(capsys.readouterr())
         assert "pipe.png" in shown
-        assert "it is no file, but a pipe, a device or the like" in shown
+        assert "a pipe, a device or the like" in shown
 
 
 def test_links_in_a_circle_are_not_followed_for_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,9 @@ from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import files_below
-from tammes.datasets.pictures import ROOM, bands_in_mode, identified, opened, resized_size
+from tammes.datasets.pictures import ROOM, bands_in_mode, identified, resized_size
 from tammes.errors import UserError
+from tammes.runtime import opened
 from tammes.splits import Split, split
 
 HUGE_PIXELS = 50_000_000  # slow to decode, and no better once it is scaled down

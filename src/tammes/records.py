@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from tammes.errors import UserError
+from tammes.runtime import opened
 
 Real = NewType("Real", float)  # a number that may be infinite or none, as Python writes them; float is finite
 Positive = NewType("Positive", int)  # 1 or more
@@ -41,9 +42,12 @@ def read_json(file: Path, shape: Any, advice: str) -> Any:
         advice: what to do about a file that has another.
     """
     try:
-        content = file.read_bytes()
+        with opened(file) as source:
+            content = source.read()
     except FileNotFoundError:
         return None
+    except UserError as error:
+        raise UserError(f"cannot read {file}: {error} {advice}") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}.") from None
     return parsed(content, shape, str(file), advice)

@@ -35,6 +35,7 @@ from tammes.runtime import (
     folder_inside,
     lock,
     open_inside,
+    opened,
     remove_partial,
     write_atomically,
 )
@@ -120,11 +121,14 @@ class Run:
         """The lines of metrics.jsonl; one that a crash cut short is left out."""
         file, advice = self.folder / "metrics.jsonl", self._advice("metrics")
         try:
-            text = file.read_text(encoding="utf-8")
+            with opened(file) as source:
+                text = source.read().decode()
         except FileNotFoundError:
             return []
         except UnicodeDecodeError:
             raise UserError(f"{file} is not text. {advice}") from None
+        except UserError as error:
+            raise UserError(f"cannot read {file}: {error} {advice}") from None
         lines = []
         for number, line in enumerate(text.splitlines(), start=1):
             try:
@@ -225,10 +229,10 @@ def held(folder: Path) -> Iterator[None]:
 def _locked(folder: Path) -> Iterator[None]:
     """The same for who only removes it: links in it are not followed then."""
     try:
-        opened = open_inside(folder / _LOCK)
+        held_open = open_inside(folder / _LOCK)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
-    with opened as file:
+    with held_open as file:
         if not lock(file):
             file.seek(0)
             who = file.read(20).strip().decode(errors="replace")

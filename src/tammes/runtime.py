@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from io import BufferedReader
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import current_thread, main_thread
@@ -115,6 +116,19 @@ def errors_name(file: Path) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(file)
         raise
+
+
+def opened(file: Path) -> BufferedReader:
+    """The file, to read from.
+
+    Raises:
+        UserError: it is a pipe, which might be waited for for ever, a device or the like.
+        OSError: it cannot be opened.
+    """
+    kind = file.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise UserError(f"it is not a file, but {_kind_of(kind)}.")
+    return file.open("rb")
 
 
 def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tammes.errors import UserError
-from tammes.runtime import written_whole
+from tammes.runtime import opened, written_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def _header(file: Path, *, whole: bool = True) -> tuple[dict[str, str], dict[str
     """What is said of the tensors, and of each tensor; of the whole file if its checksum is to be compared."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as source:
+        with opened(file) as source:
             beginning = source.read(8)
             length = int.from_bytes(beginning, "little")
             if len(beginning) < 8 or length > min(size - 8, _LARGEST_HEADER):
@@ -80,6 +80,10 @@ def _header(file: Path, *, whole: bool = True) -> tuple[dict[str, str], dict[str
                     found.update(block)
                 if found.hexdigest() != said["sha256"]:
                     raise DamagedError(f"{file} is damaged: its checksum is not that of its content.")
+    except DamagedError:
+        raise
+    except UserError as error:
+        raise UserError(f"cannot read {file}: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}.") from None
     return {name: text for name, text in said.items() if name != "sha256"}, entries

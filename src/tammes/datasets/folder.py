@@ -9,8 +9,8 @@ import numpy as np
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.files import of_files
-from tammes.datasets.pictures import opened
 from tammes.errors import UserError
+from tammes.runtime import opened
 
 # What is meant as an image; those that are not opened are named. A file with another suffix is judged by how it begins.
 SUFFIXES = frozenset(

@@ -1,7 +1,6 @@
 """Reading one image by its content, whatever its name says, and bringing it to grey or RGB, and to size."""
 
 import re
-import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from numpy import ndarray
 from PIL import Image, UnidentifiedImageError
 
 from tammes.errors import UserError
+from tammes.runtime import opened
 
 Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
@@ -106,19 +106,6 @@ def _pixels(file: Path | File | None) -> int:
     ):
         return image.width * image.height
     return 0
-
-
-def opened(file: Path) -> BufferedReader:
-    """The file, to read from.
-
-    Raises:
-        UserError: it is a pipe, which might be waited for for ever, a device or the like.
-        OSError: it cannot be opened.
-    """
-    kind = file.stat().st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        raise UserError("it is no file, but a pipe, a device or the like.")
-    return file.open("rb")
 
 
 def identified(source: File, formats: tuple[str, ...] = FORMATS) -> Image.Image:

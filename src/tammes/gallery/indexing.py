@@ -15,10 +15,11 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
 from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import ROOM, check_shape, open_picture, opened, small
+from tammes.datasets.pictures import ROOM, check_shape, open_picture, small
 from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
+from tammes.runtime import opened
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
 
