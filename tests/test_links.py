@@ -15,6 +15,7 @@ from PIL import Image
 from tammes import cache
 from tammes.cli import main
 from tammes.cli.console import say
+from tammes.cli.outputs import place_for
 from tammes.datasets.pictures import FORMATS, open_picture
 from tammes.downloads import _alone
 from tammes.errors import UserError
@@ -256,6 +257,40 @@ def test_what_a_link_leads_to_is_not_uploaded(precious: Path, tmp_path: Path) ->
     (tmp_path / "notes.txt").symlink_to(precious)
     with pytest.raises(UserError, match=r"notes\.txt is a link"):
         push_to_hub(tmp_path, "owner/name")
+
+
+def test_what_a_picture_of_a_run_leads_to_is_not_published(
+    whole: Path, precious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(whole / "run", tmp_path / "run"))
+    linked(run / "neighbours.png", precious)
+    assert ended(capsys, "export", str(run), "--format", "hub")[0] == 0
+    assert (run / "hub" / "config.json").exists()
+    assert not (run / "hub" / "neighbours.png").exists()
+
+
+@pytest.mark.parametrize("mark", ["environment.json", "plan.json", "about.lance"])
+def test_an_output_in_a_folder_of_ours_takes_the_place_of_a_link(mark: str, precious: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.symlink_to(precious.parent / "new")
+    assert place_for("--out", file, name="r.html", overwrite=False) == precious.parent / "new"  # a link of the user
+    (tmp_path / mark).touch()
+    assert place_for("--out", file, name="r.html", overwrite=False) == file
+    write_atomically(file, b"page")
+    assert [each.name for each in precious.parent.iterdir()] == [".bashrc"]
+
+
+def test_a_command_to_copy_is_quoted_where_a_gallery_names_the_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, gallery = tmp_path / "r; touch x\x1b[2J", str(tmp_path / "g")
+    shutil.copytree(whole / "run", run)
+    main(["index", str(run), str(whole / "photos"), "--gallery", gallery])
+    capsys.readouterr()
+    main(["search", gallery, str(whole / "photos" / "a" / "0.png")])
+    assert f"tammes calibrate '{tmp_path}/r; touch x\\x1b[2J'" in capsys.readouterr().out
+    piped(run / "embedder.json", run)
+    assert "it is not a file, but a pipe" in ended(capsys, "search", gallery, str(whole / "photos" / "a" / "0.png"))[1]
 
 
 # Other folders.

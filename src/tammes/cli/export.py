@@ -116,8 +116,6 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     from tammes.runtime import write_atomically
 
     place = place_for("--out", out, name=NAMES[config.format], overwrite=config.overwrite)
-    if config.out is None:
-        place = out  # in the run's folder, which may be a stranger's, no link is followed
     embedder = load(run.folder)
     record: dict[str, Any] = {"file": str(out), "format": config.format}
     said = described(embedder)
@@ -260,7 +258,7 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     from tammes.runtime import folder_inside
 
     text = licence_text(config.licence, config.licence_file)
-    if config.out is None:
+    if out.parent.resolve() == run.folder.resolve():
         folder_inside(out)  # in the run's folder, which may be untrusted, no link is followed
     checked_folder(out, overwrite=config.overwrite)
     embedder, results = load(run.folder), run.read("results")
@@ -277,11 +275,12 @@ def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
         threshold=None if calibration is None else calibration.get("threshold"),
     )
     picture = run.folder / PICTURE
+    shown = picture.is_file() and not picture.is_symlink()  # what it leads to would be published
     images = _images(config, run, embedder)
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         new = Path(folder)
-        write_hub_folder(new, embedder, card, picture.read_bytes() if picture.exists() else None)
+        write_hub_folder(new, embedder, card, picture.read_bytes() if shown else None)
         difference = check_difference(of_torch(load(new))(images), of_torch(embedder)(images))
         written = sorted(new.iterdir(), key=lambda file: file.name == "config.json")  # it says what is there: last
         for file in written:

@@ -5,11 +5,18 @@ from pathlib import Path
 
 from tammes.errors import UserError
 
+_OURS = (
+    "environment.json",
+    "plan.json",
+    "about.lance",
+)  # by which the folders of runs, benchmarks, galleries are known
+
 
 def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] = (), overwrite: bool) -> Path:
     """Where to write, known to be possible before the work begins.
 
-    A link is followed: it stays, and what it points to is written.
+    A link is followed: it stays, and what it points to is written. Not so in the folder of a run, a benchmark or a
+    gallery, which may be untrusted: there the link is replaced.
 
     Args:
         option: that names the file: "--out".
@@ -20,8 +27,9 @@ def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] =
         raise UserError(f"{option} {file} is a folder. Give it a name: {option} {file / name}")
     if suffixes and file.suffix.lower() not in suffixes:
         raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {str(file)!r}.")
-    place = Path(os.path.realpath(file))
-    if place.is_symlink():
+    followed = not any((file.parent / name).exists() for name in _OURS)
+    place = Path(os.path.realpath(file)) if followed else file
+    if followed and place.is_symlink():
         raise UserError(f"{option} {file} is a link that leads back to itself. Give the name of a file.")
     if not place.parent.is_dir():
         raise UserError(f"{option} {file}: there is no folder {file.parent}. Make it first.")

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -143,7 +144,8 @@ def _show(opened: "Opened", names: list[str], found: "list[list[Hit]]") -> None:
             table.add_row(f"{hit.distance:.4f}", *same, escape(printable(hit.label)), escape(printable(hit.path)))
         Console(width=None if sys.stdout.isatty() else 200).print(table)
     if opened.threshold is None:
-        print(f"To have the same class told from others by a threshold: tammes calibrate {opened.run.folder}")
+        run = printable(quote(str(opened.run.folder)))  # the gallery says which, and it may be untrusted
+        print(f"To have the same class told from others by a threshold: tammes calibrate {run}")
 
 
 def _draw(file: Path, opened: "Opened", pictures: "list[Image.Image]", found: "list[list[Hit]]") -> None:

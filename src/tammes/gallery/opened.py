@@ -3,13 +3,14 @@
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from tammes.embedder import Embedder, load
 from tammes.errors import UserError
 from tammes.gallery import Store, open_gallery
 from tammes.runs import Run, open_finished
-from tammes.runtime import device
+from tammes.runtime import device, opened
 
 
 def model_digest(run: Run) -> str:
@@ -21,7 +22,11 @@ def model_digest(run: Run) -> str:
             raise UserError(
                 f"{run.folder} has no model of images: {name} is missing. A gallery is made by a run of images."
             )
-        found.update(file.read_bytes())
+        try:
+            with opened(file) as source:
+                found.update(source.read())
+        except UserError as error:
+            raise UserError(f"cannot read {file}: {error}") from None
     return found.hexdigest()[:32]
 
 
@@ -40,7 +45,7 @@ class Opened:
         if model_digest(self.run) != self.store.about.model:
             raise UserError(
                 f"{uri} was made by another model than that of {self.run.folder}: their vectors cannot be compared."
-                f" Make it anew: tammes index {self.run.folder} FOLDER --gallery {uri} --rebuild"
+                f" Make it anew: tammes index {quote(str(self.run.folder))} FOLDER --gallery {quote(uri)} --rebuild"
             )
         self._on: Literal["auto", "cpu"] = on
         self._embedder: Embedder | None = None
