@@ -113,7 +113,7 @@ COMMAND_LINES = [
     ("trian photos", "unknown command 'trian'. Did you mean 'train'? Known: benchmark, cache, calibrate, centroids, "),
     ("train nowhere", "no such folder: {here}/nowhere. Expected one sub-folder of images per class.\n"),
     ("train cub", "no such folder: {here}/cub. Expected one sub-folder of images per class.\n"),
-    ("train photos/\x000", "no such folder: {here}/photos/\x000. Expected one sub-folder of images per class.\n"),
+    ("train photos/\x000", "no such folder: {here}/photos/\\x000. Expected one sub-folder of images per class.\n"),
     ("train nowhere.csv", "no such file: {here}/nowhere.csv. Expected a CSV file with the columns path and label.\n"),
     ("train nowhere.npz", "no such file: nowhere.npz. Expected a .npz or .parquet file with `vectors` and `labels`.\n"),
     ("train --resume nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists"),
