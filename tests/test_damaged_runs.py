@@ -327,7 +327,7 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     for tensors, text in (
         (None, "frozen.safetensors is missing"),
         ({"weight": weight}, "frozen.safetensors has no 'embedder.bias'"),
-        ({"weight": weight, "bias": bias, "more": bias}, "frozen.safetensors has 'embedder.more'"),
+        ({"weight": weight, "bias": bias, "more": torch.zeros(3)}, "frozen.safetensors has 'embedder.more'"),
         ({"weight": torch.zeros(3, 2), "bias": bias}, r"'embedder.weight' is \(3, 2\) of torch.float32"),
     ):
         if tensors is not None:
