@@ -208,8 +208,10 @@ def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
     config = json.loads((whole / "config.json").read_text())
     kept = ("pca", False) if train == "all" else ("whiten", True)
     assert (config["train"], config["start"], config["keep_start"]) == (train, *kept)
+    kept_activations = set(cache_folder().glob("activations/*"))
     stopped_and_resumed(words, tmp_path / "part", 2)
     same_run(tmp_path / "part", whole)
+    assert set(cache_folder().glob("activations/*")) == kept_activations  # and none are computed again
     ours, theirs = (json.loads((run / "results.json").read_text()) for run in (tmp_path / "part", whole))
     assert (ours["trained"], ours["untrained"]) == (theirs["trained"], theirs["untrained"])
 
@@ -242,6 +244,16 @@ def test_what_can_be_made_again_or_is_gone_is_not_missed(
     same_run(tmp_path / "part", whole)
     ours, theirs = (json.loads((run / "results.json").read_text()) for run in (tmp_path / "part", whole))
     assert ours["untrained"] == theirs["untrained"]
+
+
+def test_the_best_epoch_is_that_of_the_run_that_was_not_stopped(
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+) -> None:
+    words = [*defaults("head", PHOTO_BACKBONES[0])[0], "--val-classes", "2"]
+    main([*words, "--out", str(tmp_path / "whole")])
+    stopped_and_resumed(words, tmp_path / "part", 4)
+    same_run(tmp_path / "part", tmp_path / "whole")
+    assert differing(*(tmp_path / run / "best" / "embedder.safetensors" for run in ("part", "whole"))) == []
 
 
 def test_a_run_without_a_checkpoint_begins_again_and_saves_again_what_is_frozen(
