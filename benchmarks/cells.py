@@ -19,7 +19,7 @@ def trained(config: Train, data: feeding.Data) -> tuple[Embedder, feeding.Data]:
     if config.train == "top" and config.cut is None:
         config = replace(config, cut=embedder.default_cut)
     loss = making.make_loss(config, data, embedder)
-    data = replace(data, kept=feeding.keep(config, data, embedder))
+    data = replace(data, kept=feeding.keep(config, data, networks.freeze(config, embedder)))
     objective = Objective(embedder, loss, features=None if data.kept is None else data.kept.frozen.above)
     making.start_layers(config, data, objective)
     options = recipe(config)

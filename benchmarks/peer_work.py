@@ -432,7 +432,7 @@ def _head(given: Given) -> tuple[Any, Any, Any]:
     )  # fmt: skip
     data = feeding.load_data(config)
     embedder = networks.make_embedder(config, data.num_classes)
-    data = replace(data, kept=feeding.keep(config, data, embedder))
+    data = replace(data, kept=feeding.keep(config, data, networks.freeze(config, embedder)))
     objective = Objective(embedder, making.make_loss(config, data, embedder), features=data.kept.frozen.above)  # type: ignore[union-attr]
     return config, data, objective
 

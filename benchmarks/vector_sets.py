@@ -22,7 +22,7 @@ def cub(folder: Path, weights: str) -> Set:
     )
     config = resolved(config)
     data = feeding.load_data(config)
-    kept = feeding.keep(replace(config, views=0), data, networks.make_embedder(config, 2))
+    kept = feeding.keep(replace(config, views=0), data, networks.freeze(config, networks.make_embedder(config, 2)))
     assert kept is not None, "head keeps features"
     labels, (train, test) = data.dataset.labels, kept.centres
     return _of(train.values[0], labels[train.indices], test.values[0], labels[test.indices])

@@ -29,11 +29,10 @@ def resolved(config: Train) -> Train:
     on_cpu = without_gpu(config.device)
     config = replace(config, train=config.train or ("top" if on_cpu and weights != "none" else "all"))
     # A run is resumed from any folder, so it remembers the whole path of what it needs.
-    sources = {
-        name: Path(given).absolute()
-        for name in ("init_from", "continue_from")
-        if (given := getattr(config, name)) is not None
-    }
+    init_from, continue_from = (
+        None if each is None else Path(each).absolute() for each in (config.init_from, config.continue_from)
+    )
+    config = replace(config, init_from=init_from, continue_from=continue_from)
     data = config.data if config.data == "glyphs" else str(Path(config.data).absolute())
     method = method_of(config)
     if method.bases:
@@ -50,7 +49,7 @@ def resolved(config: Train) -> Train:
     if method.mines and options["batch_size"] > 3 and options["batch_size"] % 3:
         options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
         say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
-    return replace(config, data=data, weights=weights, out=out, dim=dim_of(config), **sources, **options)
+    return replace(config, data=data, weights=weights, out=out, dim=dim_of(config), **options)
 
 
 def without_gpu(device: str) -> bool:
