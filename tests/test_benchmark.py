@@ -300,7 +300,7 @@ def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
         "train": [f"class {number:02}" for number in range(6)], "val": ["class 06", "class 07"], "test": [],
     }  # fmt: skip
     assert without_quarter(config, 3, data.classes()).num_classes == 6
-    with pytest.raises(UserError, match="no longer those that the search was begun with"):
+    with pytest.raises(UserError, match="no longer those that the search was started with"):
         without_quarter(config, 2, data.classes())
 
 

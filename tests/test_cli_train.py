@@ -165,10 +165,8 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
     results = json.loads(printed(capsys, "train", str(photos), "--out", str(out), "--epochs", "1", "--json", *SMALL))
     assert results["trained"]["recall_at_1"] >= 0
     again = refused(capsys, "train", str(photos), "--out", str(out), *SMALL)
-    assert (
-        f"{out} is a run already. Go on with --resume {out}, replace it with --overwrite, or choose another --out."
-        in again
-    )
+    assert f"{out} is a run already" in again
+    assert f"--resume {out}, replace it with --overwrite, or choose another --out." in again
     assert "has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
 
 
@@ -443,16 +441,6 @@ def test_broken_images_stop_training_or_are_left_out(
     assert "R@1" in printed(capsys, "evaluate", str(out))
 
 
-def test_a_class_that_was_added_is_not_mixed_up_with_the_old_ones(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy, out = tmp_path / "photos", tmp_path / "run"
-    shutil.copytree(photos, copy)
-    main(["train", str(copy), "--out", str(out), "--epochs", "1", *SMALL])
-    shutil.copytree(copy / "class 7", copy / "class 8")
-    assert "are no longer those that the run was started with" in refused(capsys, "evaluate", str(out))
-
-
 def test_a_run_killed_before_its_first_checkpoint_starts_again(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     main(["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL])
@@ -588,7 +576,8 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     os.kill(process.pid, signal.SIGINT)
     process.join(timeout=300)
     assert process.exitcode == 130, said.read_text()
-    assert f"Stopped; all is saved. Go on with: tammes train --resume {out}" in said.read_text()
+    assert f"tammes train --resume {out}" in said.read_text().splitlines()[-1]
+    assert "Ctrl-C again stops at once" in said.read_text()
     with safe_open(out / "checkpoint.safetensors", framework="np") as opened:
         assert json.loads(opened.metadata()["state"])["position"]["step"] > 0
     main(["train", "--resume", str(out)])

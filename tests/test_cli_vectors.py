@@ -611,9 +611,7 @@ def test_a_run_whose_data_has_changed_is_not_gone_on_with(
         capsys, "train", "--resume", str(run)
     )
     write(copy, vectors[labels != "class 49"], labels[labels != "class 49"])
-    assert f"the classes in {copy} are no longer those that the run was started with" in refused(
-        capsys, "train", "--resume", str(run)
-    )
+    assert f"no longer in {copy}: class 49" in refused(capsys, "train", "--resume", str(run))
 
 
 @pytest.mark.parametrize("gone", [["results.json"], ["results.json", "checkpoint.safetensors", "learner.safetensors"]])
@@ -664,7 +662,7 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
         main(["train", str(file), "--out", str(run), *options])
     assert stopped.value.code == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"Stopped; all is saved. Go on with: tammes train --resume {run}"
+    assert said.endswith(f"tammes train --resume {run}")
     assert saved == [(2, 0), (3, 0), (3, 1)]
     assert [line["epoch"] for line in metrics(run)] == [1, 2]
     (record,) = json.loads(printed(capsys, "runs", str(run), "--json"))
@@ -704,7 +702,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights(number: int, tm
     assert not (run / "results.json").exists()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert f"Stopped; all is saved. Go on with: tammes train --resume {run}" in output.decode()
+        assert f"tammes train --resume {run}" in output.decode()
         assert json.loads((run / "config.json").read_text())["epochs"] == 10
     threads = torch.get_num_threads()
     main(["train", str(file), "--out", str(whole), *options])

@@ -288,10 +288,9 @@ def test_images_that_changed_since_a_run_was_started_are_refused(
     main(["train", "--resume", str(out)])
     (out / "results.json").unlink()
     shutil.copy(copy / "class 1" / "0.png", copy / "class 0" / "0.png")
-    assert refused(capsys, "train", "--resume", str(out)) == (
-        f"tammes: the images in {copy} are no longer those that the run was started with. Put them back, or train anew"
-        " with --overwrite.\n"
-    )
+    said = refused(capsys, "train", "--resume", str(out))
+    assert f"the images in {copy} are no longer those that the run was started with" in said
+    assert "--overwrite" in said
 
 
 def changed_in_every_way(photos: Path) -> None:

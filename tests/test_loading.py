@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from inspect import getsource
 from multiprocessing import get_context
@@ -210,14 +211,58 @@ def test_the_loser_uses_what_the_winner_made(tmp_path: Path) -> None:
     assert len(list((tmp_path / "images").iterdir())) == 1
 
 
-def test_a_build_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
-    def stop(done: int, _: int) -> None:
-        if done == 5:
-            raise KeyboardInterrupt
+def stopped_at(number: int, dataset: Dataset, error: type[BaseException], cache: Path, **form: Any) -> Path:
+    """Decode until so many images are done; the file that is left."""
 
-    with pytest.raises(KeyboardInterrupt):
-        decode(pictures(90), mode="L", size=8, cache=tmp_path, on_progress=stop)
-    assert list((tmp_path / "images").iterdir()) == []
+    def stop(done: int, _: int) -> None:
+        if done == number:
+            raise error
+
+    with pytest.raises(error):
+        decode(dataset, mode="L", cache=cache, on_progress=stop, skip_bad=True, **form)
+    left = list((cache / "images").iterdir())
+    assert len(left) == (error is KeyboardInterrupt)
+    return left[0] if left else cache
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    stopped_at(5, pictures(90), ZeroDivisionError, tmp_path, size=8)
+
+
+@pytest.mark.parametrize("form", [{"size": 8}, {"shorter_side": 8}], ids=["one size", "many sizes"])
+@pytest.mark.parametrize("moments", [(1,), (5, 40), (90,)])
+def test_a_build_that_ctrl_c_stops_is_continued(moments: tuple[int, ...], form: dict[str, Any], tmp_path: Path) -> None:
+    dataset = pictures(90, ragged=True, broken=(2, 50))
+    whole = decode(dataset, mode="L", cache=tmp_path / "whole", skip_bad=True, **form)
+    for moment in moments:
+        stopped_at(moment, dataset, KeyboardInterrupt, tmp_path, **form)
+    seen: list[int] = []
+    decoded = decode(
+        dataset, mode="L", cache=tmp_path, skip_bad=True, on_progress=lambda done, _: seen.append(done), **form
+    )
+    assert seen == list(range(moments[-1] + 1, 91))
+    assert decoded.file.read_bytes() == whole.file.read_bytes()
+    assert [file.name for file in (tmp_path / "images").iterdir()] == [whole.file.name]
+
+
+def test_what_was_begun_and_damaged_is_not_continued(tmp_path: Path) -> None:
+    file = stopped_at(5, pictures(9), KeyboardInterrupt, tmp_path, size=8)
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1  # a pixel
+    file.write_bytes(content)
+    whole = decode(pictures(9), mode="L", size=8, cache=tmp_path / "whole")
+    assert decode(pictures(9), mode="L", size=8, cache=tmp_path).digest == whole.digest
+
+
+def test_images_whose_files_are_missing_are_refused_before_one_is_decoded(tmp_path: Path) -> None:
+    def read(_: int) -> Image.Image:
+        pytest.fail("it was decoded")
+
+    dataset = replace(pictures(90), missing=tuple(range(30, 60)), read=read)
+    lines = refused(lambda: decode(dataset, mode="L", size=8, cache=tmp_path)).split("\n")
+    assert lines[0] == "30 of 90 images are missing:"
+    assert lines[1:3] == ["  30.png", "  31.png"]
+    assert "--skip-bad" in lines[-1]
 
 
 class Usage(NamedTuple):

@@ -68,9 +68,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     run = create(folder)
     run.write("config", {"seed": 0})
     run.write("environment", {})
-    with pytest.raises(
-        UserError, match=r"run is a run already. Go on with --resume .*run, replace it with --overwrite, or"
-    ):
+    with pytest.raises(UserError, match=r"run is a run already. .*--resume .*run, replace it with --overwrite, or"):
         create(folder)
     (folder / "old").touch()
     (folder / "best").mkdir()

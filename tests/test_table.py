@@ -228,6 +228,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_missing_files_are_counted(tmp_path: Path) -> None:
     file = write(tmp_path, "path,label\n0.png,a\n1.png,b\n2.png,b\n", 2)
     assert table(file).remarks == (f"1 of 3 images is not there, {tmp_path / '2.png'} first.",)
+    assert table(file).missing == (2,)
     (tmp_path / "0.png").unlink()
     (tmp_path / "1.png").unlink()
     assert refused(file) == f"none of the 3 images is there; {tmp_path / '0.png'} is the first."

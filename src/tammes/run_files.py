@@ -80,6 +80,7 @@ class Classes(TypedDict):
     train: list[str]
     val: list[str]
     test: list[str]
+    unused: NotRequired[list[str]]  # of which no image could be read
     places: NotRequired[Places]
 
 
@@ -138,6 +139,7 @@ class Images(TypedDict):
     """The images that a run was started with."""
 
     digest: str
+    classes: NotRequired[dict[str, int]]  # how many of each class
 
 
 SHAPES: dict[str, Any] = {

@@ -18,11 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tammes.errors import UserError, unknown_name
 from tammes.processes import is_first
@@ -39,6 +35,9 @@ from tammes.runtime import (
     remove_partial,
     write_atomically,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
@@ -166,17 +165,31 @@ def create(folder: Path, *, overwrite: bool = False) -> Run:
     """
     if not is_first():
         return Run(folder)
-    if folder.exists():
-        ours = is_run(folder)
-        if not (_is_begun(folder) or (ours and overwrite)):
-            what = "is a run already" if ours else "exists and is not a run"
-            hint = f"Go on with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
-            raise UserError(f"{folder} {what}. {hint} choose another --out.")
-        if ours or (folder / _LOCK).exists():
-            with _locked(folder):
-                _remove_own(folder)
+    check_new(folder, overwrite=overwrite)
+    if is_run(folder) or (folder / _LOCK).exists():
+        with _locked(folder):
+            _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return Run(folder)
+
+
+def check_new(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuse what `create` would refuse, and make nothing yet: who has long work to do first asks before it."""
+    if not folder.exists():
+        above = next(each for each in folder.absolute().parents if each.exists())
+        if not above.is_dir():
+            raise UserError(f"--out {folder}: {above} is a file. Choose another --out.")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise UserError(f"--out {folder}: cannot write to {above}. Choose another --out.")
+        return
+    ours = is_run(folder)
+    if not (_is_begun(folder) or (ours and overwrite)):
+        what = "is a run already" if ours else "exists and is not a run"
+        hint = f"Continue it with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
+        raise UserError(f"{folder} {what}. {hint} choose another --out.")
+    if (folder / _LOCK).exists():
+        with _locked(folder):  # not by another process
+            pass
 
 
 def remove(folder: Path) -> list[str]:
@@ -284,9 +297,12 @@ def listed(root: Path) -> list[Run]:
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
 
 
-def centroids_of(run: Run) -> Float[Tensor, "classes dim"] | None:
-    """The centroids that a run of images was trained with, made again from its record; None if it has none."""
-    # Not before they are needed: whoever searches a gallery with a run need not wait for what trains one.
+def centroids_of(run: Run) -> "Tensor | None":
+    """The centroids (classes, dim) that a run of images was trained with, made again from its record; None if it has
+    none."""
+    # Not before they are needed: whoever asks for a run, or whether one may be made, need not wait for what trains one.
+    import torch
+
     from tammes.centroids import CENTROIDS
     from tammes.losses import WITH_CENTROIDS
 

@@ -22,7 +22,7 @@ from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.completion import Completion, completion
-from tammes.cli.console import be_quiet, check_words, printable
+from tammes.cli.console import be_quiet, check_words, printable, say, stopped
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
@@ -123,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with kill_as_interrupt():
             _run(given)
             sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        say(stopped(stop))
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever read the output has seen enough, as `| head` does
         _let_go_of_output()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json, say
+from tammes.cli.console import CONTINUE, optional, print_json, say
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def benchmark(config: Benchmark) -> None:
             if other.wait() not in (0, 1):  # 1: a cell failed, which is in its result
                 say(f"note: process {number} broke off, and the others did its work: {out / f'process-{number}.log'}")
     except (KeyboardInterrupt, SystemExit):
-        say(f"Stopped; nothing is lost. Go on with the same command. What is done: {out}")
-        raise
+        say(f"Stopped; nothing is lost. {CONTINUE} What is done: {out}")
+        raise SystemExit(130) from None
     finally:
         for other in others:
             other.terminate()

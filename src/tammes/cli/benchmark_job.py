@@ -20,7 +20,7 @@ from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
 from tammes.cli.checks import check
 from tammes.cli.feeding import VIEWS, Data, keep, load_data, training_batches
-from tammes.cli.job import run_job
+from tammes.cli.job import DataOf, run_job
 from tammes.cli.making import make_loss
 from tammes.cli.measuring import evaluated, measured
 from tammes.cli.networks import freeze, make_embedder
@@ -151,7 +151,7 @@ def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the search and measure on the quarter that did not train."""
     assert cell.quarter is not None
     options = replace(options_of(plan, cell, data, cell.changes), val_classes=None)
-    _train(options, cell.folder, lambda config, classes: without_quarter(config, cell.quarter or 0, classes))
+    _train(options, cell.folder, lambda config, classes, _: without_quarter(config, cell.quarter or 0, classes))
     lines = Run(cell.folder).epochs()
     return {
         "changes": cell.changes,
@@ -181,7 +181,7 @@ def _untrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
 def _train(
     config: Train,
     folder: Path,
-    data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data,
+    data_of: DataOf = load_data,
     untrained: dict[str, Any] | None = None,
 ) -> None:
     """Train into a run folder, from where it stopped if it did."""
@@ -213,7 +213,7 @@ def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] |
     """The images of a trial; an error if their classes are no longer those that the search was begun with."""
     data = held_out_quarter(load_data(config), quarter)
     if classes is not None and classes != data.classes():
-        raise UserError(f"the classes in {config.data} are no longer those that the search was begun with.")
+        raise UserError(f"the classes in {config.data} are no longer those that the search was started with.")
     return data
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional, print_json, progress, say
-from tammes.cli.train import of_vectors
+from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Calibrate:
 
 def calibrate(config: Calibrate) -> None:
     """Embed, count pairs, choose, check, keep, show."""
-    from tammes.cli.items import say_known
+    check_data(config.data)
     from tammes.runs import open_finished
     from tammes.verification import checked_fmr
 
@@ -64,6 +64,8 @@ def calibrate(config: Calibrate) -> None:
     if vectors and config.skip_bad:
         raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
     part = _part(config, run)
+    from tammes.cli.items import say_known
+
     items = _items(config, run, part)
     names, trained_on = _class_names(items), run.read("classes", needs=("train",))["train"]
     say_known(names, trained_on)

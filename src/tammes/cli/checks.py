@@ -2,13 +2,12 @@
 
 from dataclasses import fields
 from math import isfinite
-from pathlib import Path
 
 from tammes.cli.console import said
 from tammes.cli.feeding import views_of
 from tammes.cli.options import has_centroids, method_of, without_gpu
 from tammes.cli.telling import summary_writer
-from tammes.cli.train import Train
+from tammes.cli.train import Train, check_out
 from tammes.errors import UserError, check_seed
 from tammes.losses import WITH_CENTROIDS, find_miner
 from tammes.presets import Recipe
@@ -40,7 +39,7 @@ def check(config: Train) -> None:
         raise UserError("--init-from says what the layers begin as: leave out --start.")
     if config.centroid_dim is not None and not config.class_layer:
         raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
-    _check_out(config)
+    check_out(config)
     if config.cut is not None and config.train != "top":
         raise UserError("--cut says where the trained part begins: it is for --train top.")
     if config.views is not None and config.train not in ("top", "head"):
@@ -50,21 +49,6 @@ def check(config: Train) -> None:
         raise UserError(f"--log-bound is for a loss with centroids, not for {config.loss}.")
     if config.tensorboard:
         summary_writer()
-
-
-def _check_out(config: Train) -> None:
-    """Refuse to replace what the new run begins with, however it is called."""
-    if config.out is None:
-        return
-    for name in ("init_from", "continue_from", "weights"):
-        given = getattr(config, name)
-        if given is not None and Path(given).exists():
-            source, out = Path(given).resolve(), Path(config.out).resolve()
-            flag = "--" + name.replace("_", "-")
-            if source == out:
-                raise UserError(f"{flag} and --out are the same folder. Choose another --out.")
-            if source.is_relative_to(out):
-                raise UserError(f"{flag} {given} lies in --out {config.out}. Choose another --out.")
 
 
 def _check_new_classes(config: Train) -> None:

@@ -1,11 +1,13 @@
 """What the commands share: how options without a value are shown, and how work in progress and results are."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+CONTINUE = "Run the same command again to continue."
+KEPT = f"Decoded images are kept in the cache. {CONTINUE}"
 _quiet = [False]
 
 
@@ -70,27 +74,70 @@ def said(config: Any, option: str) -> bool:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """A spinner on stderr while something takes long, if a person may be watching."""
-    if not watched():
+def if_stopped(*, doing: str | None = None, then: str | None = None) -> Iterator[None]:
+    """Have Ctrl-C in here say what was under way and what to type next; of several around each other the innermost."""
+    try:
         yield
-        return
-    from rich.console import Console
+    except KeyboardInterrupt as stop:
+        for name, text in (("doing", doing), ("then", then)):
+            if text is not None:
+                vars(stop).setdefault(name, text)
+        raise
 
-    with Console(stderr=True).status(what):
-        yield
+
+def stopped(stop: KeyboardInterrupt) -> str:
+    """What to say of work that Ctrl-C ended."""
+    doing, then = (vars(stop).get(name) for name in ("doing", "then"))
+    return f"Stopped{f' while {doing}' if doing else ''}. {then or 'Run the same command again to start over.'}"
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, fed with (done, total), if a person may be watching."""
+def working(what: str, then: str | None = None) -> Iterator[None]:
+    """Say when something that takes long begins and how long it took; a spinner on stderr if a person may be watching.
+
+    Args:
+        what: "decoding images".
+        then: what to say where Ctrl-C ends it: what is kept, and what to type next.
+    """
+    started = perf_counter()
+    with ExitStack() as shown, if_stopped(doing=what, then=then):
+        if watched():
+            from rich.console import Console
+
+            shown.enter_context(Console(stderr=True).status(what))
+        else:
+            say(f"{what} …")
+        yield
+    say(f"{what}: {duration(perf_counter() - started)}")
+
+
+@contextmanager
+def progress(what: str, then: str | None = None, *, lines: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, fed with (done, total), if a person may be watching; otherwise a line at its begin and its end.
+
+    Nothing is said of work that turns out to be done already.
+
+    Args:
+        what, then: see `working`.
+        lines: False leaves out the lines, where others say how it goes.
+    """
     if not watched():
-        yield lambda *_: None
+        started: list[float] = []
+
+        def begin(_done: int, total: int) -> None:
+            if lines and not started:
+                started.append(perf_counter())
+                say(f"{what}: {total:,} …")
+
+        with if_stopped(doing=what, then=then):
+            yield begin
+        if started:
+            say(f"{what}: {duration(perf_counter() - started[0])}")
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar, if_stopped(doing=what, then=then):
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -108,6 +155,13 @@ def say(text: str, log: Path | None = None) -> None:
     if log is not None:
         with errors_name(log), open_inside(log) as file:
             file.write(text.encode() + b"\n")
+
+
+def say_at_once(text: str) -> None:
+    """A line for the person who watches, from where a signal is handled: another line may be half written."""
+    if is_first() and not _quiet[0]:
+        with suppress(OSError):
+            os.write(2, f"\n{text}\n".encode())
 
 
 def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
@@ -210,5 +264,6 @@ class TrainingBar:
 def duration(seconds: float) -> str:
     """A time as a person says it."""
     if seconds < 90:
-        return f"{max(1, round(seconds))} seconds"
+        whole = max(1, round(seconds))
+        return f"{whole} second{'s' if whole > 1 else ''}"
     return f"{round(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress
+from tammes.cli.console import KEPT, optional, print_json, progress
 from tammes.cli.outputs import place_for
-from tammes.cli.train import of_vectors
+from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_whole
 
 
@@ -55,6 +55,7 @@ def embed(config: Embed) -> None:
     if config.batch_size is not None:
         check_whole("--batch-size", config.batch_size)
     out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
+    check_data(config.data)
     from tammes.runs import is_run, open_run
 
     run_of_vectors = is_run(config.model) and of_vectors(open_run(config.model).read("config").get("data", ""))
@@ -82,7 +83,7 @@ def embed(config: Embed) -> None:
     dataset = flat(path) if plain else open_dataset(config.data)
     images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)))
-    with progress("embedding") as on_progress:
+    with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         vectors = vectors_of(embedder, images, chosen, batch_size=config.batch_size, on_progress=on_progress)
     content = BytesIO()
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, results_table, working
-from tammes.cli.train import of_vectors
+from tammes.cli.console import KEPT, optional, print_json, progress, results_table, working
+from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_seed
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def evaluate(config: Evaluate) -> None:
         raise UserError("--restarts must be at least 1, and --seeds one number or more.")
     for seed in config.seeds:
         check_seed("each of --seeds", seed)
+    check_data(config.data)
     rows = _of_vectors(config) if of_vectors(config.model) else _of_run(config)
     if config.json:
         print_json(rows)
@@ -93,8 +94,8 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
 
     import numpy as np
 
-    from tammes.cli.feeding import decoded_for, load_data
-    from tammes.cli.items import say_known
+    from tammes.cli.feeding import decoded_for
+    from tammes.cli.items import own_data, say_known
     from tammes.cli.measuring import protocol
     from tammes.cli.networks import untrained_embedder
     from tammes.cli.saved import saved_options
@@ -113,15 +114,15 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
             f"{run.folder} was trained on images, and {config.data} holds vectors. Measure these as they are: tammes"
             f" evaluate {config.data}"
         )
-    embedder = load(run.folder, embedding=config.embedding)
     options = saved_options(run)
     options = replace(options, skip_bad=options.skip_bad or config.skip_bad)
     if config.data is None:
-        data = load_data(options, run.read("classes"))
-        if len(data.split.test) == 0:
-            raise UserError(
-                f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA"
-            )
+        _check_tested(run)
+    check_data(options.data if config.data is None else None)
+    # Both before an image is read: a file of weights may be gone.
+    embedder, untrained = load(run.folder, embedding=config.embedding), untrained_embedder(options)
+    if config.data is None:
+        data = own_data(run, options)
         dataset, images, chosen = data.dataset, data.images, data.split.test
     else:
         dataset = open_dataset(config.data)
@@ -130,13 +131,13 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
         chosen = images.without_bad(np.arange(len(dataset)))
     rows = {}
     for name, network, backbone_only in (
-        ("untrained", untrained_embedder(options), True),
+        ("untrained", untrained, True),
         ("trained", embedder, False),
     ):
-        with progress(f"embedding, {name}") as on_progress:
+        with progress(f"embedding, {name}", KEPT) as on_progress:
             network = network.to(device(config.device))
             vectors = embed(network, images, chosen, backbone_only=backbone_only, on_progress=on_progress)
-        with working("measuring"):
+        with working(f"measuring, {name}", KEPT):
             how = protocol(dataset, chosen, clustering=config.clustering)
             rows[name] = measured(vectors, dataset.labels[chosen], **how, **_options(config))
     return rows
@@ -156,13 +157,11 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     for flag, asked in (("--embedding", config.embedding), ("--skip-bad", config.skip_bad)):
         if asked:
             raise UserError(f"{flag} is for images, and {run.folder} was trained on vectors: leave it out.")
+    if config.data is None:
+        _check_tested(run)
     learner = MetricLearner.load(run.folder)
     if config.data is None:
         data = load_vectors(saved_options(run), run.read("classes"))
-        if len(data.split.test) == 0:
-            raise UserError(
-                f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA"
-            )
         found, chosen = data.vectors, data.split.test
     else:
         found = other_vectors(learner, run, config.data)
@@ -175,6 +174,12 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
             vectors = raw(given, run.folder) if name == "untrained" else learned(learner, given, run.folder)
             rows[name] = measured(vectors, found.labels[chosen], **how, **_options(config))
     return rows
+
+
+def _check_tested(run: "Run") -> None:
+    """Refuse to measure a run on its own test classes if it has none."""
+    if not run.read("classes", needs=("test",))["test"]:
+        raise UserError(f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA")
 
 
 def _options(config: Evaluate) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def export(config: Export) -> None:
     run = open_run(config.model)
     if of_vectors(run.read("config").get("data", "")):
         raise UserError(f"{run.folder} was trained on vectors: only models of images are exported.")
+    if config.int8 and not run.read("classes", needs=("test",))["test"]:
+        raise UserError(f"{run.folder} was trained on all classes, so what 8 bits cost cannot be measured.")
     out = config.out or run.folder / (
         "model-int8.onnx" if config.int8 else "picture.onnx" if config.with_preprocessing else NAMES[config.format]
     )
@@ -120,9 +122,10 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"file": str(out), "format": config.format}
     said = described(embedder)
     if config.with_preprocessing:
+        pictures = _some(*_dataset(config, run), PICTURES)  # before the work, in case there are none
         with working("exporting"):
             content = onnx_file(embedder, with_preprocessing=True)
-        record |= _pictures_compared(config, run, embedder, content)
+        record |= _pictures_compared(pictures, embedder, content)
         said["input"] = {"name": "picture", "type": "uint8", "shape": ["height", "width", len(embedder.mode)]}
         said["preprocessing"] |= {"inside_the_model": ["resize", "crop", "layout"]}
     else:
@@ -197,14 +200,14 @@ def _images(config: Export, run: "Run", embedder: "Embedder") -> Any:
     return np.stack([embedder.prepared(picture) for picture in _some(*_dataset(config, run), CHECKED)])
 
 
-def _pictures_compared(config: Export, run: "Run", embedder: "Embedder", content: bytes) -> dict[str, Any]:
+def _pictures_compared(pictures: list[Any], embedder: "Embedder", content: bytes) -> dict[str, Any]:
     import numpy as np
 
     from tammes.datasets.pictures import to_mode
     from tammes.export import check_difference
     from tammes.export.formats import PICTURE, onnx_session
 
-    pictures, session = _some(*_dataset(config, run), PICTURES), onnx_session(content)
+    session = onnx_session(content)
     found = [session.run(None, {PICTURE: np.array(to_mode(each, embedder.mode))})[0] for each in pictures]
     sizes = sorted({f"{each.width}x{each.height}" for each in pictures})
     difference = check_difference(np.concatenate(found), embedder.encode(pictures))
@@ -215,16 +218,13 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
     """The model in 8 bits, chosen on training images, and on test classes its R@1 beside that of PyTorch."""
     import numpy as np
 
-    from tammes.cli.feeding import load_data
-    from tammes.cli.items import items_of
+    from tammes.cli.items import items_of, own_data
     from tammes.cli.saved import saved_options
     from tammes.export.formats import nearest_in_8_bits, of_onnx
     from tammes.loading import batches
     from tammes.metrics import evaluate
 
-    data = load_data(saved_options(run), run.read("classes"))
-    if not len(data.split.test):
-        raise UserError(f"{run.folder} was trained on all classes, so what 8 bits cost cannot be measured.")
+    data = own_data(run, saved_options(run))
 
     def crops(chosen: Any) -> Any:
         nothing, size = np.zeros(len(chosen), dtype=np.int64), embedder.size

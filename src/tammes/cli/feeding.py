@@ -1,5 +1,6 @@
 """What a training sees: its images, which of them train, and what is kept of them, batch by batch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -11,17 +12,17 @@ from torch import Tensor, nn
 
 from tammes.activations import Activations, Frozen, activation_batches, activations
 from tammes.cache import in_words
-from tammes.cli.console import duration, progress, say
+from tammes.cli.console import CONTINUE, KEPT, duration, progress, say
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import method_of, number_or_file, recipe
 from tammes.cli.train import Train
-from tammes.datasets import Dataset, open_dataset
+from tammes.datasets import Dataset, of_classes, open_dataset
 from tammes.embedder import Embedder
 from tammes.errors import UserError
-from tammes.loading import Batches, Decoded, batches, decode
+from tammes.loading import Batches, Decoded, batches, check_there, decode
 from tammes.mining import random_triplets
 from tammes.processes import number, rank
-from tammes.runs import open_finished
+from tammes.runs import Run, open_finished
 from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
 
@@ -79,6 +80,11 @@ class Data:
         """Classes that there is room for: those that train, and those that may come."""
         return self.num_classes if self.places is None else self.places.number
 
+    def class_sizes(self) -> dict[str, int]:
+        """How many images each class has, those that cannot be read included."""
+        counts = np.bincount(self.dataset.labels, minlength=self.dataset.num_classes).tolist()
+        return dict(zip(self.dataset.class_names, counts, strict=True))
+
     def classes(self) -> dict[str, list[str]]:
         """The names of the classes by their use."""
         parts = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
@@ -88,24 +94,49 @@ class Data:
         }
 
 
-def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
+def load_data(
+    config: Train, classes: dict[str, Any] | None = None, ready: Callable[[Data], None] | None = None
+) -> Data:
     """The images of a job, decoded and split.
 
     Args:
-        classes: those that a run was started with, as its folder has them; an error if the data has others now.
+        classes: those that a run was started with, as its folder has them. Others are ignored, with a note; an error if
+            one is missing or has another use now.
+        ready: called before the first image is decoded, with the data as it is listed; what it refuses is refused then.
     """
     dataset = open_dataset(config.data)
+    wanted = started_with(config, dataset.class_names, classes)
+    if len(wanted) < dataset.num_classes:
+        dataset = of_classes(dataset, set(wanted))
     held_out = number_or_file(config.val_classes)
     if isinstance(held_out, Path):
         raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
     test_classes = number_or_file(config.test_classes)
     parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
+    check_there(dataset, skip_bad=config.skip_bad)
     for remark in dataset.remarks:
         say(f"note: {remark}")
     shape = make_embedder(replace(config, weights="none"), 2)  # only to ask what images it wants
+    listed = _used(config, dataset, _not_decoded(dataset, shape), parts, shape.size, classes)
+    if ready is not None:
+        ready(listed)
     images = decoded_for(shape, dataset, skip_bad=config.skip_bad)
-    if len(images.bad):
-        say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
+    if not len(images.bad):
+        return replace(listed, images=images)
+    say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
+    return _used(config, dataset, images, parts, shape.size, classes)
+
+
+def _not_decoded(dataset: Dataset, shape: Embedder) -> Decoded:
+    """What stands for the images before they are decoded: none is known to be bad, and all are large enough."""
+    sides, nothing = np.full(len(dataset), shape.shorter_side or shape.size), np.empty(0, dtype=np.int64)
+    return Decoded(Path(), np.empty(0, dtype=np.uint8), sides, sides, len(shape.mode), nothing, (), "")
+
+
+def _used(
+    config: Train, dataset: Dataset, images: Decoded, parts: Split, size: int, classes: dict[str, Any] | None
+) -> Data:
+    """Which images train, validate and test, less those that cannot be read, and what is wrong with that."""
     parts = replace(
         parts,
         train=images.without_bad(parts.train),
@@ -122,16 +153,64 @@ def load_data(config: Train, classes: dict[str, Any] | None = None) -> Data:
             f" `tammes doctor {config.data}` lists them."
         )
     names = tuple(dataset.class_names[number] for number in numbers)
-    data = Data(dataset, images, parts, labels, names, shape.size, places=_places(config, names, classes))
-    if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():
-        raise UserError(
-            f"the classes in {config.data} are no longer those that the run was started with, so what it was trained on"
-            " could be taken for a test. Put them back, or train anew."
-        )
+    data = Data(dataset, images, parts, labels, names, size, places=_places(config, names, classes))
+    if classes is not None:
+        _check_uses(config, data, classes)
     if data.places is None:
         return data
     _check_old(config, data)
     return replace(data, labels=np.array([data.places.of[name] for name in names], dtype=np.int64)[labels])
+
+
+def started_with(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> list[str]:
+    """Those of the classes that a run was started with, all where there is none; a note says which were added."""
+    if classes is None:
+        return list(names)
+    uses = (classes.get(use, ()) for use in ("train", "val", "test", "unused"))
+    known = dict.fromkeys(name for of_use in uses for name in of_use)
+    there = set(names)
+    gone, added = [name for name in known if name not in there], [name for name in names if name not in known]
+    if gone:
+        raise UserError(
+            f"these classes of the run are no longer in {config.data}: {some(gone)}. Put them back, or train again."
+        )
+    if added:
+        were = (
+            "class was added since training and is" if len(added) == 1 else "classes were added since training and are"
+        )
+        say(f"note: {len(added):,} {were} ignored: {some(added)}")
+    return [name for name in names if name in known]
+
+
+def _check_uses(config: Train, data: Data, classes: dict[str, Any]) -> None:
+    """Refuse to take for a test what a run was trained on."""
+    now, words = data.classes(), {"train": "trained", "val": "validated", "test": "tested"}
+    for use, word in words.items():
+        moved = sorted((set(classes[use]) ^ set(now[use])) - set(classes.get("unused", ())))
+        if moved:
+            other = "no longer does" if moved[0] in classes[use] else "did not then"
+            raise UserError(
+                f"the classes in {config.data} are no longer used as when the run was started: of those that {word},"
+                f" {moved[0]!r} {other}. Put back the images or the list of classes as they were, or train again."
+            )
+
+
+def changed_images(run: Run, data: Data) -> str | None:
+    """In which classes the images are not those that a run was started with; None if all are."""
+    before = run.read("images")
+    if before is None or before["digest"] == data.images.digest:
+        return None
+    sizes, now = before.get("classes"), data.class_sizes()
+    differ = [name for name in now if sizes is not None and sizes.get(name) != now[name]]
+    if sizes is None or not differ:
+        return "some have changed" if sizes is None else "as many as then, but some have changed"
+    return some([f"{name!r} has {now[name]}, and had {sizes.get(name, 0)} then" for name in differ])
+
+
+def some(names: Sequence[str], shown: int = 5) -> str:
+    """The first of many names, and how many more there are."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> Places | None:
@@ -171,7 +250,7 @@ def _check_old(config: Train, data: Data) -> None:
 
 def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
     """The images of a data set as a network wants them."""
-    with progress("decoding images") as on_progress:
+    with progress("decoding images", KEPT) as on_progress:
         return decode(
             dataset,
             mode=embedder.mode,
@@ -202,7 +281,8 @@ def keep(config: Train, data: Data, frozen: Frozen | None) -> Kept | None:
                 f" {in_words(num_bytes)} in the cache, about {duration(seconds)}"
             )
 
-        with progress(f"activations of the {what} images") as on_progress:
+        computing = f"computing the activations of the {what} images"
+        with progress(computing, "Those computed are kept in the cache. " + CONTINUE) as on_progress:
             was_training = embedder.training
             embedder.eval()  # normalisation below the cut stays as it is
             found = activations(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import print_json, printable, progress, say, working
+from tammes.cli.console import CONTINUE, if_stopped, print_json, printable, progress, say, working
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,10 +56,20 @@ class Index:
 
 def index(config: Index) -> None:
     """Compare, embed, store, show."""
+    kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
+    with if_stopped(then=f"{kept} {CONTINUE}"):
+        _index(config)
+
+
+def _index(config: Index) -> None:
     if not config.folders:
         raise UserError(f"which images? For example: tammes index {config.run} photos/ --gallery {config.gallery}")
     from datetime import UTC, datetime
 
+    from tammes.datasets.folder import check_folder
+
+    for folder in config.folders:
+        check_folder(folder)
     from tammes.embedder import load
     from tammes.gallery import open_gallery, rebuild
     from tammes.gallery.indexing import whole_path
@@ -71,6 +81,9 @@ def index(config: Index) -> None:
     run = open_finished(config.run)
     _check_folders(config)
     digest = model_digest(run)
+    before = _existing(config)
+    if before is not None:
+        _check_left_out(config, before) if config.rebuild else _check_model(config, before, digest)
     embedder = load(run.folder).to(device(config.device))
     dim = embedder.config.class_dim if embedder.config.embedding == "last" else embedder.config.dim
     about = About(
@@ -80,15 +93,10 @@ def index(config: Index) -> None:
         roots=tuple(str(whole_path(folder)) for folder in config.folders),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    before = _before(config) if config.rebuild else None
     beside = rebuild(config.gallery, about) if config.rebuild else None
     store = beside or open_gallery(config.gallery, create=about)
-    if store.about.model != digest:
-        raise UserError(
-            f"{config.gallery} was made by another model, that of {store.about.run}: its vectors cannot be compared"
-            f" with those of {run.folder}. Make it anew with --rebuild, or choose another --gallery."
-        )
-    done, seconds = _update(config, store, embedder, before or store)
+    _check_model(config, store, digest)
+    done, seconds = _update(config, store, embedder, before if before is not None and config.rebuild else store)
     if beside is not None:
         beside.swap()
     elif store.replaced():
@@ -104,6 +112,15 @@ def index(config: Index) -> None:
     _show(config, store, done, seconds, order)
 
 
+def _check_model(config: Index, store: "Store", digest: str) -> None:
+    """Refuse to add vectors of one model to those of another."""
+    if store.about.model != digest:
+        raise UserError(
+            f"{config.gallery} was made by another model, that of {store.about.run}: its vectors cannot be compared"
+            f" with those of {config.run}. Make it again with --rebuild, or choose another --gallery."
+        )
+
+
 def _check_folders(config: Index) -> None:
     """Refuse what would leave a gallery without an image behind."""
     from tammes.datasets.folder import images_below
@@ -115,15 +132,20 @@ def _check_folders(config: Index) -> None:
         raise UserError(f"no images in {', '.join(map(str, config.folders))}.")
 
 
-def _before(config: Index) -> "Store | None":
-    """The gallery that a rebuild takes the place of, if there is one that can be read."""
+def _existing(config: Index) -> "Store | None":
+    """The gallery, if there is one that can be read; what else is wrong is said when it is to be made."""
     from tammes.gallery import open_gallery
-    from tammes.gallery.indexing import whole_path
 
     try:
-        before = open_gallery(config.gallery)
+        return open_gallery(config.gallery)
     except UserError:
         return None
+
+
+def _check_left_out(config: Index, before: "Store") -> None:
+    """Refuse a rebuild that would take images out that may not be meant."""
+    from tammes.gallery.indexing import whole_path
+
     folders = [whole_path(folder) for folder in config.folders]
     left = [root for root in before.about.roots if not any(Path(root).is_relative_to(folder) for folder in folders)]
     if left and not config.empty_folders:
@@ -131,7 +153,6 @@ def _before(config: Index) -> "Store | None":
             f"{config.gallery} also has the images of {', '.join(left)}, which a rebuild would take out. Name"
             f" {'them' if len(left) > 1 else 'it'} too, or add --empty-folders if that is meant."
         )
-    return before
 
 
 def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store") -> tuple["Indexed", float]:
@@ -165,9 +186,9 @@ def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store"
         stopped = stop()
     if stopped and (done.done < done.total or done.removed < len(what.gone)):
         if before is not store:
-            say("Stopped; the gallery is as it was. The same command begins the rebuild anew.")
+            say("Stopped; the gallery is as it was. Run the same command again to start the rebuild over.")
         else:
-            say(f"Stopped; {done.done} of {done.total} images are done and safe. The same command goes on.")
+            say(f"Stopped; {done.done} of {done.total} images are done and safe. {CONTINUE}")
         raise SystemExit(130)
     return done, perf_counter() - started
 

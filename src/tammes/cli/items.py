@@ -8,13 +8,13 @@ import numpy as np
 from numpy import ndarray
 
 from tammes.activations import Frozen, activation_batches, activations, file_of
-from tammes.cli.console import progress, say
-from tammes.cli.feeding import decoded_for, load_data
+from tammes.cli.console import KEPT, progress, say
+from tammes.cli.feeding import Data, changed_images, decoded_for, load_data
 from tammes.cli.measuring import protocol
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train, of_vectors
 from tammes.cli.vectors_job import learned, load_vectors, other_vectors
-from tammes.datasets import open_dataset
+from tammes.datasets import check_place, open_dataset
 from tammes.embedder import Embedder, load
 from tammes.embeddings import Items, embed, vectors
 from tammes.errors import UserError
@@ -46,11 +46,12 @@ def items_of(
         return _of_vectors(run, data, part)
     if data is not None and of_vectors(data):
         raise UserError(f"{run.folder} was trained on images, and {data} holds vectors. Give it images.")
-    embedder = load(run.folder).to(device(on))
     options = saved_options(run)
     options = replace(options, skip_bad=options.skip_bad or skip_bad)
+    check_place(data or options.data)
+    embedder = load(run.folder).to(device(on))
     if data is None:
-        own = load_data(options, run.read("classes"))
+        own = own_data(run, options)
         chosen = own.split.test if part == "test" else own.split.val
         assert chosen is not None, "whoever asks for validation classes has seen that there are some"
         dataset, images = own.dataset, own.images
@@ -70,6 +71,15 @@ def items_of(
         masks=_masks(dataset, chosen),
         what=_in_words(dataset.name, "images", None if data is not None else part),
     )
+
+
+def own_data(run: Run, options: Train) -> Data:
+    """The images of a run, in the classes that it was started with; a note says what has changed in them."""
+    data = load_data(options, run.read("classes"))
+    differs = changed_images(run, data)
+    if differs is not None:
+        say(f"note: the images in {options.data} are not those of training ({differs}); they are used as they are now.")
+    return data
 
 
 def say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
@@ -92,13 +102,13 @@ def _own(options: Train, embedder: Embedder, images: Decoded, chosen: ndarray) -
             number = images_at_once(int(np.prod(kept.values.shape[2:])), embedder.mean.device)
             nothing = np.zeros(len(chosen), dtype=np.int64)
             inputs = activation_batches(kept, chosen, nothing, batch_size=number, train=False)
-            with progress("embedding") as on_progress:
+            with progress("embedding", KEPT) as on_progress:
                 return vectors(embedder, frozen.above, inputs, len(chosen), on_progress=on_progress)
     return _embedded(embedder, images, chosen)
 
 
 def _embedded(embedder: Embedder, images: Decoded, chosen: ndarray) -> ndarray:
-    with progress("embedding") as on_progress:
+    with progress("embedding", KEPT) as on_progress:
         return embed(embedder, images, chosen, on_progress=on_progress)
 
 

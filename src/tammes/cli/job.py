@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,8 +20,8 @@ from tammes import processes
 from tammes.activations import Frozen
 from tammes.checkpoints import load_checkpoint, load_weights, mend_checkpoint, save_checkpoint, save_frozen
 from tammes.cli.checks import check, check_start, check_used
-from tammes.cli.console import say, working
-from tammes.cli.feeding import Data, keep, load_data, training_batches
+from tammes.cli.console import CONTINUE, if_stopped, say, say_at_once, working
+from tammes.cli.feeding import Data, changed_images, keep, load_data, training_batches
 from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
 from tammes.cli.measuring import all_loss_inputs, embedded, evaluated
 from tammes.cli.networks import freeze, make_embedder, matching, untrained_embedder
@@ -40,24 +41,28 @@ from tammes.embedder import Embedder, load
 from tammes.errors import UserError, out_of_memory
 from tammes.objectives import Hold, Objective
 from tammes.report import draw_retrievals
-from tammes.runs import Run, create, held, open_run
+from tammes.runs import Run, check_new, create, held, open_run
 from tammes.runtime import environment
 from tammes.training import Position, cosine, fit, halved_every
+
+DataOf = Callable[[Train, dict[str, Any] | None, Callable[[Data], None] | None], Data]
+QUICK = 1000  # classes up to which a loss, with its centroids, is made in no time
 
 
 def run_job(
     given: Train,
-    data_of: Callable[[Train, dict[str, list[str]] | None], Data] = load_data,
+    data_of: DataOf = load_data,
     untrained: dict[str, Any] | None = None,
 ) -> None:
     """Train from the start or from where a run stopped; evaluate; show.
 
     Args:
-        data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it.
+        data_of: the images for the options, and for the classes that a run was started with, as `load_data` has it;
+            given what to call before they are decoded.
         untrained: how well the backbone does before training, where another run has measured it; None: measured here.
     """
     try:
-        with ExitStack() as until_done:
+        with if_stopped(then=f"What is in the cache is kept. {CONTINUE}"), ExitStack() as until_done:
             _run_job(given, data_of, untrained, until_done)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
@@ -79,12 +84,16 @@ def _smaller(given: Train) -> str:
 
 def _run_job(
     given: Train,
-    data_of: Callable[[Train, dict[str, list[str]] | None], Data],
+    data_of: DataOf,
     untrained: dict[str, Any] | None,
     until_done: ExitStack,
 ) -> None:
     config, resumed = processes.agreed(lambda: _configured(given, until_done))
-    data = processes.one_a_host_first(lambda: data_of(config, None if resumed is None else resumed.read("classes")))
+    if resumed is not None:
+        until_done.enter_context(if_stopped(then=to_resume(resumed)))
+    classes = None if resumed is None else resumed.read("classes")
+    ready = partial(_check_ready, config) if resumed is None else None
+    data = processes.one_a_host_first(lambda: data_of(config, classes, ready))
     processes.agreed(lambda: _check_images(config, data, resumed))
     accelerator = _accelerator(config)
     begins = resumed is None or resumed.state == "started"
@@ -94,6 +103,7 @@ def _run_job(
     )
     embedder = objective.embedder
     run = processes.agreed(lambda: resumed or _new_run(config, data, until_done))
+    until_done.enter_context(if_stopped(then=to_resume(run)))
     if begins:
         processes.agreed(lambda: save_frozen(run, objective))
     with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # how accelerate calls torch
@@ -101,7 +111,7 @@ def _run_job(
     say_plan(run, config, data, embedder, accelerator.device, estimate(config, data, objective))
     untrained = run.read("untrained") or untrained
     if processes.in_any(processes.is_first() and untrained is None)[0] and len(data.split.test):
-        with working("evaluating the untrained backbone"):
+        with working("evaluating the network before training"):
             before = embedder if begins else untrained_embedder(config).to(accelerator.device)
             untrained = evaluated(before, data, data.split.test, backbone_only=True)
     if untrained is not None:
@@ -113,12 +123,19 @@ def _run_job(
         if accelerator.scaler is not None and scaler is not None:
             accelerator.scaler.load_state_dict(scaler)
     run.forget_after(start.epoch - 1)
-    if not _train(config, run, data, objective, prepared, optimizer, accelerator, start):
-        say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
+    with if_stopped(doing="training"):
+        complete = _train(config, run, data, objective, prepared, optimizer, accelerator, start)
+    if not complete:
+        say(f"Stopped; all is saved. {to_resume(run)}", run.folder / "log.txt")
         raise SystemExit(130)
     if processes.is_first():
         embedder.save(run.folder)
     _report(config, run, data, embedder, untrained)
+
+
+def to_resume(run: Run) -> str:
+    """What to type where a run was stopped."""
+    return f"Resume it: tammes train --resume {run.folder}"
 
 
 def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]:
@@ -136,7 +153,23 @@ def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]
     check_used(given, config)
     if config.sync_batch_norm and without_gpu(config.device):
         raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
+    if resumed is None and processes.is_first():
+        check_new(Path(str(config.out)), overwrite=config.overwrite)
     return config, resumed
+
+
+def _check_ready(config: Train, data: Data) -> None:
+    """Refuse what is wrong with network, weights, loss and batches before images are decoded; nothing of it is kept."""
+    weights = config.weights if config.continue_from is None else "none"
+    embedder = make_embedder(replace(config, weights=weights), data.num_places)
+    if config.train == "top":
+        Frozen(embedder, _cut(config, embedder))
+    source = config.continue_from or config.init_from
+    if source is not None:
+        matching(load(source), embedder)
+    if data.num_places <= QUICK:
+        make_loss(config, data, embedder)
+    training_batches(config, data, 1)
 
 
 def _accelerator(config: Train) -> Accelerator:
@@ -223,11 +256,11 @@ def resumed_run(given: Train, until_done: ExitStack) -> Run | None:
 
 def _check_images(config: Train, data: Data, resumed: Run | None) -> None:
     """Refuse to go on with other images than a run was started with."""
-    before = None if resumed is None else resumed.read("images")
-    if before is not None and before["digest"] != data.images.digest:
+    differs = None if resumed is None else changed_images(resumed, data)
+    if differs is not None:
         raise UserError(
-            f"the images in {config.data} are no longer those that the run was started with. Put them back, or train"
-            " anew with --overwrite."
+            f"the images in {config.data} are no longer those that the run was started with: {differs}. Put them back,"
+            " or train again with --overwrite."
         )
 
 
@@ -241,7 +274,7 @@ def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: 
         "command": command(config),
     }
     if len(test):
-        with working("evaluating on classes never seen"):
+        with working("evaluating on the test classes"):
             vectors = embedded(embedder, data, test)
             results |= results_of(run, data, vectors, embedder) | {"untrained": untrained}
         if not processes.is_first():
@@ -325,9 +358,13 @@ def _new_run(config: Train, data: Data, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
     if processes.is_first():
         until_done.enter_context(held(run.folder))
-    run.write("images", {"digest": data.images.digest})
+    run.write("images", {"digest": data.images.digest, "classes": data.class_sizes()})
     run.write("config", asdict(config))
-    run.write("classes", data.classes() | ({} if data.places is None else {"places": asdict(data.places)}))
+    classes: dict[str, Any] = dict(data.classes())
+    unused = [name for name in data.dataset.class_names if not any(name in names for names in classes.values())]
+    classes |= {"unused": unused} if unused else {}
+    classes |= {} if data.places is None else {"places": asdict(data.places)}
+    run.write("classes", classes)
     run.write("environment", environment())  # last: with it, it is a run that can be resumed
     return run
 
@@ -342,6 +379,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
+        say_at_once("Stopping after the step under way; Ctrl-C again stops at once.")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -60,6 +60,8 @@ def label(config: Label) -> None:
     """Embed, ask the neighbours, show."""
     if config.k < 1:
         raise UserError(f"-k must be at least 1, got {config.k}.")
+    if not 0 < config.unknown_rate < 1:
+        raise UserError(f"--unknown-rate must lie between 0 and 1, got {config.unknown_rate}.")
     if config.threshold is not None:
         check_distance("--threshold", config.threshold)
     if config.threshold is not None and config.unknown_rate != Label.unknown_rate:
@@ -67,7 +69,9 @@ def label(config: Label) -> None:
     out = None
     if config.out is not None:
         out = place_for("--out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
-    from tammes.datasets.folder import images_below
+    from tammes.datasets.folder import check_folder, images_below
+
+    check_folder(config.folder)
     from tammes.gallery.indexing import vectors_of, whole_path
     from tammes.gallery.opened import Opened
     from tammes.gallery.proposals import UNKNOWN, propose, threshold_for

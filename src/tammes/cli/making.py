@@ -28,7 +28,7 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
         return
     rows, of, seen, device = [], [], 0, objective.embedder.mean.device
     objective.eval()
-    with working("finding the principal directions of the features"):
+    with working("initialising the new layers"):
         for inputs, labels, _ in training_batches(config, data, 0):
             rows.append(objective.features(inputs.to(device)))
             of.append(labels)

@@ -105,20 +105,31 @@ def _write(out: Path, content: str) -> int:
 def _of_run(config: Report, run: Any) -> str:
     from tammes.cli.items import items_of
     from tammes.report import look, run_page
-    from tammes.report.run import OPTIONS
-    from tammes.verification import checked_fmr
 
-    checked_fmr(config.fmr)
-    run.read("config", needs=OPTIONS)  # what the page cannot do without is missed before anything is computed
+    _check_run(config, run)
     if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
-    if config.skip_bad and of_vectors(run.read("config").get("data", "")):
-        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
     items = items_of(run, skip_bad=config.skip_bad, on=config.device)
     with working("looking at what it finds"):
         looked = look(items, way=None if config.map == "none" else config.map, seed=config.seed)
     with working("writing"):
         return run_page(run, looked, fmr=config.fmr)
+
+
+def _check_run(config: Report, run: Any) -> None:
+    """Refuse what the page cannot do without before anything is computed."""
+    from tammes.datasets import check_place
+    from tammes.report.run import OPTIONS
+    from tammes.verification import checked_fmr
+
+    checked_fmr(config.fmr)
+    data = run.read("config", needs=OPTIONS).get("data", "")
+    if run.read("results", needs=("trained",))["trained"] is None:
+        return
+    if not of_vectors(data):
+        check_place(data)
+    elif config.skip_bad:
+        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
 
 
 def _of_runs(config: Report, out: Path) -> str:
@@ -129,6 +140,8 @@ def _of_runs(config: Report, out: Path) -> str:
     twice = {run.folder.resolve() for run in runs}
     if len(twice) < len(runs):
         raise UserError("a run is given twice: name each once.")
+    for run in runs:
+        _check_run(config, run)
     for run in runs:
         _write(run.folder / "report.html", _of_run(config, run))
     return compare_page(runs, out)

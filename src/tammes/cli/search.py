@@ -65,6 +65,9 @@ def search(config: Search) -> None:
         raise UserError(f"which image? For example: tammes search {config.gallery} photo.jpg")
     if config.images.count("-") > 1:
         raise UserError("standard input holds one image: give - once.")
+    if config.vector is not None and config.images:
+        raise UserError("--vector searches with vectors: leave out the images.")
+    _check_files(config)
     if config.sheet is not None and config.vector is not None:
         raise UserError("--sheet shows the queries, and vectors have no pictures: leave one out.")
     sheet = None
@@ -73,11 +76,11 @@ def search(config: Search) -> None:
     from tammes.gallery.opened import Opened
 
     opened = Opened(config.gallery, config.model, config.device)
-    names, pictures, vectors = _queries(config, opened)
     if config.label is not None and config.label not in opened.store.labels():
         from tammes.errors import unknown_name
 
         raise unknown_name("class", config.label, opened.store.labels())
+    names, pictures, vectors = _queries(config, opened)
     k = min(config.k, max(1, opened.store.count()))
     found = opened.store.search(vectors, k, label=config.label, exact=config.exact)
     if sheet is not None:
@@ -97,6 +100,16 @@ def search(config: Search) -> None:
     _show(opened, names, found)
 
 
+def _check_files(config: Search) -> None:
+    """Refuse what cannot be read before the gallery is opened and a network is loaded."""
+    given = [name for name in config.images if name != "-"] + ([] if config.vector is None else [str(config.vector)])
+    for name in given:
+        if not Path(name).exists():
+            raise UserError(f"no such file: {name}.")
+        if Path(name).is_dir():
+            raise UserError(f"{name} is a folder: give images. `tammes label` takes a folder.")
+
+
 def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.Image], np.ndarray]":
     from io import BytesIO
 
@@ -106,8 +119,6 @@ def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.I
     from tammes.datasets.pictures import in_mode, open_picture
 
     if config.vector is not None:
-        if config.images:
-            raise UserError("--vector searches with vectors: leave out the images.")
         vectors = vectors_in(config.vector, opened.store.about.dim)
         return [f"{config.vector}, {number}" for number in range(len(vectors))], [], vectors
     given: list[Path | Image.Image] = []
@@ -116,8 +127,6 @@ def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.I
         picture: Path | Image.Image = Path(name)
         if name == "-":
             picture = open_picture(BytesIO(sys.stdin.buffer.read()), name="standard input")
-        elif Path(name).is_dir():
-            raise UserError(f"{name} is a folder: give images. `tammes label` takes a folder.")
         given.append(picture)  # a file is read when its turn comes
         if config.sheet is not None:
             shown = in_mode(open_picture(picture) if isinstance(picture, Path) else picture, "RGB").copy()

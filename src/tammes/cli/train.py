@@ -190,6 +190,7 @@ def train(config: Train) -> None:
     from tammes.processes import agreed, joined
 
     with joined():
+        agreed(lambda: _check_places(config))
         if agreed(lambda: _of_vectors(config)):
             from tammes.cli.vectors_job import run_vectors_job
 
@@ -198,6 +199,42 @@ def train(config: Train) -> None:
             from tammes.cli.job import run_job
 
             run_job(config)
+
+
+def check_out(config: Train) -> None:
+    """Refuse to replace what the new run begins with, however it is called."""
+    if config.out is None:
+        return
+    for name in ("init_from", "continue_from", "weights"):
+        given = getattr(config, name)
+        if given is not None and Path(given).exists():
+            source, out = Path(given).resolve(), Path(config.out).resolve()
+            flag = "--" + name.replace("_", "-")
+            if source == out:
+                raise UserError(f"{flag} and --out are the same folder. Choose another --out.")
+            if source.is_relative_to(out):
+                raise UserError(f"{flag} {given} lies in --out {config.out}. Choose another --out.")
+
+
+def check_data(data: str | None) -> None:
+    """Refuse images that are not there at all, before anything that takes long to import is needed."""
+    if data is not None and not of_vectors(data):
+        from tammes.datasets import check_place
+
+        check_place(data)
+
+
+def _check_places(config: Train) -> None:
+    """Refuse data that is not there, and a run that is, before what trains is even imported."""
+    if config.resume is not None:
+        return
+    from tammes.processes import is_first
+    from tammes.runs import check_new
+
+    check_data(config.data)
+    check_out(config)
+    if config.out is not None and is_first():
+        check_new(config.out, overwrite=config.overwrite)
 
 
 def _of_vectors(config: Train) -> bool:

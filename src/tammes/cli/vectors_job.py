@@ -16,8 +16,9 @@ from numpy import ndarray
 from tammes.centroids import CENTROIDS
 from tammes.checkpoints import save_checkpoint
 from tammes.cli.checks import check
-from tammes.cli.console import progress, say, working
-from tammes.cli.job import resumed_run, stop_on_signal
+from tammes.cli.console import if_stopped, progress, say, working
+from tammes.cli.feeding import started_with
+from tammes.cli.job import resumed_run, stop_on_signal, to_resume
 from tammes.cli.measuring import RESTARTS, protocol
 from tammes.cli.options import loss_options, number_or_file
 from tammes.cli.saved import command, saved_options
@@ -35,7 +36,7 @@ from tammes.geometry import normalise
 from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.objectives import METHODS
-from tammes.runs import Run, create, held
+from tammes.runs import Run, check_new, create, held
 from tammes.runtime import environment
 from tammes.splits import Split, split
 
@@ -102,17 +103,20 @@ def _run_job(given: Train, until_done: ExitStack) -> None:
     resumed = resumed_run(given, until_done)
     config = given if resumed is None else replace(saved_options(resumed), json=given.json)
     data = load_vectors(config, None if resumed is None else resumed.read("classes"))
-    config = _resolved(config, data) if resumed is None else config
+    if resumed is None:
+        config = _resolved(config, data)
+        check_new(Path(str(config.out)), overwrite=config.overwrite)
     learner = make_learner(config, data)
     interrupted = resumed if resumed is not None and resumed.state == "interrupted" else None
     chosen, started = data.split.train, perf_counter()
     with stop_on_signal() as stop:
         watch = _Watch(stop)
         training = epochs(learner, data.rows(chosen), data.vectors.labels[chosen], stop=watch.step, resumed=interrupted)
-        with working("solving" if config.method == "ridge" else "finding where to start"):
+        with working("solving" if config.method == "ridge" else "initialising"):
             begun = next(training, None)  # whatever the options get wrong is said before there is a folder
         seconds = perf_counter() - started
         run = resumed or _new_run(config, data, until_done)
+        until_done.enter_context(if_stopped(then=to_resume(run)))
         _say_plan(run, config, data, learner)
         untrained = run.read("untrained")
         if untrained is None and len(data.split.test):
@@ -120,7 +124,7 @@ def _run_job(given: Train, until_done: ExitStack) -> None:
                 untrained = measured(raw(data.rows(data.split.test), run.folder), data, data.split.test)
             run.write("untrained", untrained)
         if begun is not None and not _train(config, run, data, learner, begun, training, watch):
-            say(f"Stopped; all is saved. Go on with: tammes train --resume {run.folder}", run.folder / "log.txt")
+            say(f"Stopped; all is saved. {to_resume(run)}", run.folder / "log.txt")
             raise SystemExit(130)
     learner.save(run.folder)
     _report(config, run, data, learner, untrained, seconds if begun is None else _seconds(run))
@@ -130,23 +134,28 @@ def load_vectors(config: Train, classes: dict[str, list[str]] | None = None) -> 
     """The vectors of a job, split by class.
 
     Args:
-        classes: those that a run was started with; an error if the file has others now.
+        classes: those that a run was started with. Others are ignored, with a note; an error if one is missing.
     """
     found = vectors(Path(config.data))
     names, codes = np.unique(found.labels, return_inverse=True)
     codes, class_names = codes.reshape(-1).astype(np.int64), tuple(str(name) for name in names.tolist())
-    # As a data set without pictures: splits ask for classes only.
-    described = Dataset(Path(config.data).name, (), codes, class_names, _no_picture, "")
-    data = VectorData(
-        found, codes, class_names, split(described, test_classes=number_or_file(config.test_classes), seed=config.seed)
-    )
+    wanted = set(started_with(config, class_names, classes))
+    chosen = [number for number, name in enumerate(class_names) if name in wanted]
+    rows = np.flatnonzero(np.isin(codes, chosen))
+    kept, class_names = np.searchsorted(chosen, codes[rows]), tuple(class_names[number] for number in chosen)
+    # As a data set without images: splits ask for classes only.
+    described = Dataset(Path(config.data).name, (), kept, class_names, _no_picture, "")
+    parts = split(described, test_classes=number_or_file(config.test_classes), seed=config.seed)
+    codes = np.full(len(codes), -1)  # of a class that is ignored
+    codes[rows] = kept
+    data = VectorData(found, codes, class_names, replace(parts, train=rows[parts.train], test=rows[parts.test]))
     test = data.split.test
     if len(test) and np.bincount(codes[test]).max() < 2:
         raise UserError("every test class has one vector only, so none could be found. Choose other classes.")
-    if classes is not None and classes != data.classes():
+    if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():
         raise UserError(
-            f"the classes in {config.data} are no longer those that the run was started with, so what it was trained on"
-            " could be taken for a test. Put them back, or train anew."
+            f"the classes in {config.data} are no longer used as when the run was started, so what it was trained on"
+            " could be taken for a test. Put them back, or train again."
         )
     return data
 
@@ -331,7 +340,7 @@ def _train(
     log = run.folder / "log.txt"
     if begun.number == 0 and begun.recall is not None:
         say(f"start      validation R@1 {100 * begun.recall:.2f}", log)
-    with progress("epoch") as on_progress:
+    with progress("epoch", lines=False) as on_progress:
         watch.steps, total = begun.position.step, ceil(len(data.split.train) / int(config.batch_size or 1))
         watch.on_step = lambda steps: on_progress(steps, total)
         for epoch in training:
@@ -416,7 +425,7 @@ def _report(
     results |= {"regularisation": learner.regularisation_} if config.method == "ridge" else {"epoch": learner.n_iter_}
     if len(test):
         results |= {"test_classes": len(classes["test"]), "test_images": len(test)}
-        with working("evaluating on classes never seen"):
+        with working("evaluating on the test classes"):
             results["trained"] = measured(learned(learner, data.rows(test), run.folder), data, test)
     write_and_show(config, run, results)
 

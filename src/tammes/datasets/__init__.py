@@ -5,6 +5,7 @@ from pathlib import Path
 from tammes.datasets.cars196 import cars196, is_cars196
 from tammes.datasets.cub import cub, is_cub
 from tammes.datasets.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.datasets.files import of_classes
 from tammes.datasets.folder import flat, folder, images_below
 from tammes.datasets.glyphs import glyphs
 from tammes.datasets.inshop import inshop, is_inshop
@@ -22,6 +23,7 @@ __all__ = [
     "Dataset",
     "Vectors",
     "cars196",
+    "check_place",
     "cub",
     "flat",
     "folder",
@@ -33,6 +35,7 @@ __all__ = [
     "is_inshop",
     "is_omniglot",
     "is_sop",
+    "of_classes",
     "omniglot",
     "open_dataset",
     "sop",
@@ -48,6 +51,12 @@ READERS = {
     "inshop": (is_inshop, inshop),
     "omniglot": (is_omniglot, omniglot),
 }
+
+
+def check_place(data: str) -> None:
+    """Refuse what is not there at all, as `open_dataset` does, and look no further."""
+    if data != "glyphs" and not Path(data).exists():
+        open_dataset(data)
 
 
 def open_dataset(data: str) -> Dataset:

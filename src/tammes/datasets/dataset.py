@@ -34,6 +34,7 @@ class Dataset:
             none.
         changed: the first file that is no longer as it was when the set was opened, None if all are; None where images
             are no files.
+        missing: the images whose files were not there when the set was opened.
         remarks: what a person should see before trusting the data, such as a count that is not the published one.
     """
 
@@ -50,6 +51,7 @@ class Dataset:
     gallery: Bool[ndarray, " images"] | None = None
     sequence: Int64[ndarray, " images"] | None = None
     changed: Callable[[], Path | None] | None = None
+    missing: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """A data set whose images are files, and what the readers of such sets share."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,14 +31,14 @@ def of_files(
 ) -> Dataset:
     """The data set of these files.
 
-    A file that is not there fails when it is read, and is counted in a remark now. Test classes that are also trained
-    on are counted in another.
+    A file that is not there fails when it is read; `Dataset.missing` and a remark say so now. Test classes that are
+    also trained on are counted in another.
 
     Raises:
         UserError: a key comes twice, or none of the files is there.
     """
     digest, states = sha256(), [_state(file) for file in files]
-    missing = [file for file, state in zip(files, states, strict=True) if state is None]
+    missing = [index for index, state in enumerate(states) if state is None]
     for key, state in zip(keys, states, strict=True):
         digest.update(f"{key}\0{state}\0".encode(errors="surrogateescape"))
     for class_name in class_names:
@@ -48,7 +49,7 @@ def of_files(
     if times > 1:
         raise UserError(f"{key} comes {times} times in {name}; every image must come once.")
     if missing and len(missing) == len(files):
-        raise UserError(f"none of the {len(files):,} images is there; {missing[0]} is the first.")
+        raise UserError(f"none of the {len(files):,} images is there; {files[0]} is the first.")
     return Dataset(
         name=name,
         keys=tuple(keys),
@@ -65,13 +66,55 @@ def of_files(
         changed=lambda: next(
             (file for file, before in zip(files, states, strict=True) if _state(file) != before), None
         ),
+        missing=tuple(missing),
         remarks=(
             *remarks,
-            *_missing(missing, len(files)),
+            *_missing([files[index] for index in missing], len(files)),
             *_trained_and_tested(labels, part),
             *names_alike(class_names),
         ),
     )
+
+
+def of_classes(dataset: Dataset, names: Collection[str]) -> Dataset:
+    """The images of these classes only; where they are files, the data set as if there had never been others."""
+    chosen = [number for number, name in enumerate(dataset.class_names) if name in names]
+    kept = np.flatnonzero(np.isin(dataset.labels, chosen))
+    class_names = tuple(dataset.class_names[number] for number in chosen)
+
+    def of_kept(mask: ndarray | None) -> ndarray | None:
+        return None if mask is None else mask[kept]
+
+    fewer = replace(
+        dataset,
+        keys=tuple(dataset.keys[index] for index in kept.tolist()),
+        labels=np.searchsorted(chosen, dataset.labels[kept]).astype(np.int64),
+        class_names=class_names,
+        read=lambda index: dataset.read(int(kept[index])),
+        fingerprint=sha256("\0".join((dataset.fingerprint, *class_names)).encode(errors="surrogateescape")).hexdigest(),
+        train_classes=None if dataset.train_classes is None else sum(each < dataset.train_classes for each in chosen),
+        files=None if dataset.files is None else tuple(dataset.files[index] for index in kept.tolist()),
+        missing=tuple(np.flatnonzero(np.isin(kept, dataset.missing)).tolist()),
+        part=of_kept(dataset.part),
+        query=of_kept(dataset.query),
+        gallery=of_kept(dataset.gallery),
+        sequence=of_kept(dataset.sequence),
+    )
+    if fewer.files is None:
+        return fewer
+    found = of_files(
+        fewer.name,
+        fewer.keys,
+        fewer.files,
+        fewer.labels,
+        class_names,
+        part=fewer.part,
+        query=fewer.query,
+        gallery=fewer.gallery,
+        sequence=fewer.sequence,
+    )
+    # What is kept in the cache under the fingerprint of before is found again.
+    return replace(fewer, fingerprint=found.fingerprint, changed=found.changed)
 
 
 def unlike_published(called: str, counts: Sequence[tuple[str, int, int]]) -> list[str]:

@@ -131,8 +131,13 @@ def images_below(place: Path) -> list[Path]:
     Raises:
         UserError: there is no such folder.
     """
-    _check(place, "Expected a folder of images.")
+    check_folder(place)
     return _sorted_out(files_below(place))[0]
+
+
+def check_folder(place: Path) -> None:
+    """Refuse what is not a folder, as `images_below` does, and look no further."""
+    _check(place, "Expected a folder of images.")
 
 
 def natural(name: str) -> tuple[list[str | int], str]:

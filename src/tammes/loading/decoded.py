@@ -6,7 +6,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -34,6 +34,7 @@ _MAGIC, _VERSION = b"TAMMESPX", 3
 _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
 _PIXELS_START = 64
 _SUFFIX, _WHAT = ".pixels", "the decoded images"
+_BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
 _SHOWN = 10  # broken images named in an error
 _LARGE = 2**25  # pixels; larger pictures are scaled by Pillow, which needs no copy of them
 
@@ -96,7 +97,7 @@ def decode(
     """Every image decoded and resized, from the cache or, the first time, into it.
 
     Several processes may ask for the same images at once: each that finds none builds its own file, the first to
-    finish puts it in place, and all use that one.
+    finish puts it in place, and all use that one. What Ctrl-C interrupts is continued the next time.
 
     Args:
         shorter_side: scale each image to this shorter side, its shape kept.
@@ -106,22 +107,29 @@ def decode(
         skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
 
     Raises:
-        UserError: images that cannot be read, all named together, or that change meanwhile; no room on the disk; a
-            cache that cannot be written.
+        UserError: images that are missing, before any is decoded; images that cannot be read, all named together, or
+            that change meanwhile; no room on the disk; a cache that cannot be written.
     """
+    check_there(dataset, skip_bad=skip_bad)
     form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
     folder = (cache or cache_folder()) / "images"
     key = sha256(json.dumps([_VERSION, dataset.fingerprint, *form]).encode()).hexdigest()[:16]
     file = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset.name).strip('-') or 'images'}-{key}{_SUFFIX}"
     decoded = _opened(file, len(dataset))
-    if decoded is not None and any(not isinstance(_one(dataset, int(index), form), str) for index in decoded.bad):
-        file.unlink(missing_ok=True)  # what could not be read then can be now
+    if decoded is not None and _can_be_read_now(decoded, dataset, form):
+        file.unlink(missing_ok=True)
         decoded = None
     if decoded is None:
         decoded = _build(dataset, form, file, on_progress, threads or os.cpu_count() or 1)
     if len(decoded.bad) == len(dataset) or (len(decoded.bad) and not skip_bad):
-        raise _bad_images(decoded)
+        raise _unusable(decoded.reasons, len(decoded), "cannot be used")
     return decoded
+
+
+def check_there(dataset: Dataset, *, skip_bad: bool = False) -> None:
+    """Refuse images whose files are missing, as `decode` does: before any is decoded."""
+    if dataset.missing and not skip_bad:
+        raise _unusable([dataset.keys[index] for index in dataset.missing], len(dataset), "are missing")
 
 
 class _Form(NamedTuple):
@@ -149,6 +157,11 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
         return text if text.startswith("cannot read") else f"cannot read {dataset.keys[index]}: {text}"
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         return f"cannot read {dataset.keys[index]}: {error}."
+
+
+def _can_be_read_now(decoded: Decoded, dataset: Dataset, form: _Form) -> bool:
+    """Whether one of the images that could not be read then can be now."""
+    return any(not isinstance(_one(dataset, int(index), form), str) for index in decoded.bad)
 
 
 def _is_too_large(width: int, height: int) -> bool:
@@ -199,7 +212,7 @@ def _build(
         _check_room(dataset, form, file.parent)
         with new_partial(file.parent, f"{file.stem}-") as sink:
             try:
-                _write(dataset, form, sink, on_progress, threads)
+                _write(dataset, form, sink, on_progress, threads, _begun(file, dataset, form))
                 _check_unchanged(dataset)
                 sink.flush()
                 os.fsync(sink.fileno())
@@ -208,6 +221,14 @@ def _build(
                 if decoded is None:
                     Path(sink.name).replace(file)
                     decoded = _opened(file, len(dataset))
+                file.with_suffix(_BEGUN).unlink(missing_ok=True)
+            except KeyboardInterrupt:
+                with suppress(OSError, UserError):
+                    _check_unchanged(dataset)
+                    sink.flush()
+                    if _opened(Path(sink.name)) is not None:
+                        Path(sink.name).replace(file.with_suffix(_BEGUN))
+                raise
             finally:
                 with suppress(OSError):
                     Path(sink.name).unlink(missing_ok=True)
@@ -229,41 +250,84 @@ def _check_unchanged(dataset: Dataset) -> None:
         raise UserError(f"{changed} has changed while images were decoded. Do it again when nobody writes to them.")
 
 
+def _begun(file: Path, dataset: Dataset, form: _Form) -> Decoded | None:
+    """The images that were decoded before Ctrl-C came, if they are as they were then."""
+    found = _opened(file.with_suffix(_BEGUN))
+    if found is None or len(found) > len(dataset) or _can_be_read_now(found, dataset, form):
+        return None
+    digest = sha256(found.pixels.data)
+    digest.update(_table(found.heights, found.widths))
+    return found if digest.hexdigest() == found.digest else None
+
+
 def _write(
-    dataset: Dataset, form: _Form, sink: IO[bytes], on_progress: Callable[[int, int], None] | None, threads: int
+    dataset: Dataset,
+    form: _Form,
+    sink: IO[bytes],
+    on_progress: Callable[[int, int], None] | None,
+    threads: int,
+    begun: Decoded | None,
 ) -> None:
+    """All images, after those that were begun with; at Ctrl-C the file holds those that are done."""
     sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
     bad: list[tuple[int, str]] = []
-    digest = sha256()
+    digest, first = sha256(), 0
     sink.write(bytes(_PIXELS_START))
-    images = in_order(lambda index: _in_turn(dataset, index, form), len(dataset), threads, _num_bytes)
-    for index, image in enumerate(images):
-        if isinstance(image, str):
-            bad.append((index, image))
-            # A blank keeps images of one size in one array.
-            image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
-        sizes[:, index] = image.shape[1:]
-        sink.write(image.data)
-        digest.update(image.data)
-        if on_progress is not None:
-            on_progress(index + 1, len(dataset))
-    num_bytes = int((sizes[0] * sizes[1]).sum()) * form.channels
-    table = sizes.astype("<i8").tobytes()
-    digest.update(table)
-    record = {"channels": form.channels, "bad": bad, "digest": digest.hexdigest()}
-    tail = table + json.dumps(record).encode()
-    sink.write(tail)
-    sink.seek(0)
-    sink.write(_HEADER.pack(_MAGIC, _VERSION, len(dataset), num_bytes, len(tail), zlib.crc32(tail)))
+    if begun is not None:
+        first, bad = len(begun), list(zip(begun.bad.tolist(), begun.reasons, strict=True))
+        sizes[:, :first] = begun.heights, begun.widths
+        sink.write(begun.pixels.data)
+        digest.update(begun.pixels.data)
+    done = first
+
+    def finish() -> None:
+        num_bytes = int((sizes[0, :done] * sizes[1, :done]).sum()) * form.channels
+        table = _table(sizes[0, :done], sizes[1, :done])
+        digest.update(table)
+        record = {"channels": form.channels, "bad": bad, "digest": digest.hexdigest()}
+        tail = table + json.dumps(record).encode()
+        sink.seek(_PIXELS_START + num_bytes)  # at Ctrl-C an image may be half written
+        sink.truncate()
+        sink.write(tail)
+        sink.seek(0)
+        sink.write(_HEADER.pack(_MAGIC, _VERSION, done, num_bytes, len(tail), zlib.crc32(tail)))
+
+    try:
+        for image in in_order(
+            lambda index: _in_turn(dataset, first + index, form), len(dataset) - first, threads, _num_bytes
+        ):
+            if isinstance(image, str):
+                bad.append((done, image))
+                # A blank keeps images of one size in one array.
+                image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
+            sizes[:, done] = image.shape[1:]
+            sink.write(image.data)
+            digest.update(image.data)
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(dataset))
+    except KeyboardInterrupt:
+        finish()
+        raise
+    finish()
 
 
-def _opened(file: Path, num_images: int) -> Decoded | None:
-    """What a cache file holds; None if it is missing, cut short or damaged, and must be built."""
+def _table(heights: ndarray, widths: ndarray) -> bytes:
+    return np.stack([heights, widths]).astype("<i8").tobytes()
+
+
+def _opened(file: Path, num_images: int | None = None) -> Decoded | None:
+    """What a cache file holds; None if it is missing, cut short, empty or damaged, and must be built.
+
+    Args:
+        num_images: how many it must hold; None: any number.
+    """
     try:
         with file.open("rb") as source:
             magic, version, count, num_bytes, tail_bytes, crc = _HEADER.unpack(source.read(_HEADER.size))
             whole = file.stat().st_size == _PIXELS_START + num_bytes + tail_bytes
-            if (magic, version, count, whole) != (_MAGIC, _VERSION, num_images, True):
+            expected = count > 0 if num_images is None else count == num_images
+            if (magic, version, whole, expected) != (_MAGIC, _VERSION, True, True):
                 return None
             source.seek(_PIXELS_START + num_bytes)
             tail = source.read(tail_bytes)
@@ -286,14 +350,14 @@ def _opened(file: Path, num_images: int) -> Decoded | None:
     )
 
 
-def _bad_images(decoded: Decoded) -> UserError:
-    count, shown = len(decoded.bad), decoded.reasons[:_SHOWN]
+def _unusable(lines: Sequence[str], total: int, are_so: str) -> UserError:
+    """The error for images that cannot be used, the first of them named."""
+    count = len(lines)
     more = [f"and {count - _SHOWN} more."] if count > _SHOWN else []
-    advice = "Repair or remove them, or leave them out with --skip-bad."
-    if count == len(decoded):
-        advice = "None is left."
-    lines = "\n".join(f"  {line}" for line in (*shown, *more))
-    return UserError(f"{count} of {len(decoded)} images cannot be used:\n{lines}\n{advice}")
+    put_right = "Put them back" if are_so == "are missing" else "Repair or remove them"
+    advice = "None is left." if count == total else f"{put_right}, or leave them out with --skip-bad."
+    listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
+    return UserError(f"{count} of {total} images {are_so}:\n{listed}\n{advice}")
 
 
 def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
