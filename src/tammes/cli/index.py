@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tammes.embedder import Embedder
     from tammes.gallery.indexing import Indexed
     from tammes.gallery.store import Order, Store
+    from tammes.runs import Run
 
 SHOWN = 10  # broken images that are named
 
@@ -109,6 +110,8 @@ def _index(config: Index) -> None:
     store.describe(replace(store.about, roots=(*known, *added)))
     with working("putting the gallery in order"):
         order = store.optimise()
+    with working("calibrating the threshold"):
+        _calibrate(store, run)
     _show(config, store, done, seconds, order)
 
 
@@ -119,6 +122,20 @@ def _check_model(config: Index, store: "Store", digest: str) -> None:
             f"{config.gallery} was made by another model, that of {store.about.run}: its vectors cannot be compared"
             f" with those of {config.run}. Make it again with --rebuild, or choose another --gallery."
         )
+
+
+def _calibrate(store: "Store", run: "Run") -> None:
+    """Have the gallery hold the threshold of the images that it has now, at the rate that was asked for before."""
+    from tammes.gallery.opened import trained_on
+    from tammes.gallery.threshold import calibrated, stored
+
+    try:
+        before = stored(store)
+        found = calibrated(store, trained_on(run), unknown_rate=None if before is None else before.asked).to_json()
+    except UserError:  # too few classes
+        found = ""
+    if found != store.about.threshold:
+        store.describe(replace(store.about, threshold=found))
 
 
 def _check_folders(config: Index) -> None:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Label:
-    """Propose a class for each image of a folder: that of its neighbours in a gallery, or `unknown`.
+    """Propose a class for each image of a folder: that of its neighbours in a gallery.
 
-    New classes need no training: put images of them into the gallery, and they are proposed. An image whose nearest
-    neighbour is too far away is of no class of the gallery; how far that is, the gallery itself tells, by what its
-    images find when their own class is left out.
+    The list has the best guess for every image, the distance to the nearest image of the gallery, the probability that
+    the guess is right, and whether the image is accepted as one of a known class. New classes need no training: put
+    images of them into the gallery, and they are proposed. The gallery itself says what is near enough, by what its
+    images find with and without their own class.
 
     For example:
 
@@ -40,8 +41,9 @@ class Label:
     """Images without a class."""
     k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
     """Neighbours that vote."""
-    unknown_rate: float = 0.05
-    """The share of images of unknown classes that may be given a class by mistake."""
+    unknown_rate: Annotated[float | None, optional("SHARE")] = None
+    """The share of images of unknown classes that may be given a class; by default what `tammes calibrate` has set for
+    the gallery: as many as there are images of known classes that are called unknown."""
     threshold: Annotated[float | None, optional("DISTANCE")] = None
     """Take images whose nearest neighbour is farther than this for unknown, instead of asking the gallery."""
     out: Annotated[Path | None, optional("FILE.csv")] = None
@@ -64,7 +66,7 @@ def label(config: Label) -> None:
         raise UserError(f"--unknown-rate must lie between 0 and 1, got {config.unknown_rate}.")
     if config.threshold is not None:
         check_distance("--threshold", config.threshold)
-    if config.threshold is not None and config.unknown_rate != Label.unknown_rate:
+    if config.threshold is not None and config.unknown_rate is not None:
         raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
     out = None
     if config.out is not None:
@@ -74,25 +76,22 @@ def label(config: Label) -> None:
     check_folder(config.folder)
     from tammes.gallery.indexing import vectors_of, whole_path
     from tammes.gallery.opened import Opened
-    from tammes.gallery.proposals import UNKNOWN, propose, threshold_for
+    from tammes.gallery.proposals import propose
+    from tammes.gallery.threshold import Threshold, calibrated
     from tammes.runtime import write_atomically
 
     opened = Opened(config.gallery, config.model, config.device)
-    if UNKNOWN in opened.store.labels():
-        raise UserError(
-            f"{config.gallery} has a class called {UNKNOWN!r}, as images of no class of the gallery are called. Rename"
-            " its folder, and `tammes index` again."
-        )
     files = images_below(whole_path(config.folder))
     if not files:
         raise UserError(f"no images in {config.folder}.")
-    found_on: Threshold | None = None
-    if config.threshold is None:
-        with working("asking the gallery how far unknown images are"):
-            found_on = threshold_for(opened.store, config.unknown_rate, opened.trained_on)
-        distance = found_on.distance
+    if config.threshold is not None:
+        threshold: Threshold | None = Threshold(config.threshold)
     else:
-        distance = config.threshold
+        with working("calibrating on the gallery"):
+            threshold = opened.threshold
+            if config.unknown_rate is not None or threshold is None or not threshold.others:
+                # Says what is wrong with a gallery that cannot be calibrated on.
+                threshold = calibrated(opened.store, opened.trained_on, unknown_rate=config.unknown_rate)
     with progress("embedding") as on_progress:
         paths, vectors, broken = vectors_of(opened.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
     if not paths:
@@ -101,7 +100,7 @@ def label(config: Label) -> None:
         proposals = propose(
             opened.store,
             vectors,
-            distance,
+            threshold,
             k=config.k,
             leave_out=[str(path) for path in paths],
             on_progress=on_progress,
@@ -113,9 +112,8 @@ def label(config: Label) -> None:
             write_atomically(out, _table(paths, proposals))
         print_json(
             {
-                "threshold": distance,
-                "found_on": None if found_on is None else asdict(found_on),
-                "images": [{"path": str(path)} | asdict(each) for path, each in zip(paths, proposals, strict=True)],
+                "threshold": asdict(threshold),
+                "images": [{"file": str(path)} | asdict(each) for path, each in zip(paths, proposals, strict=True)],
                 "broken": broken,
             }
         )
@@ -125,37 +123,33 @@ def label(config: Label) -> None:
     else:
         write_atomically(out, _table(paths, proposals))
         print(f"{len(paths)} images in {config.out}")
-    _say(proposals, distance, found_on, config.unknown_rate)
+    _say(proposals, threshold)
 
 
 def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
     """The proposals as CSV."""
     content = StringIO()
     writer = csv.writer(content)
-    writer.writerow(["path", "label", "confidence", "distance", "nearest", "runner_up"])
+    writer.writerow(["file", "best_guess", "distance", "probability", "accepted"])
     for path, each in zip(paths, proposals, strict=True):
-        distance = "" if each.distance is None else f"{each.distance:.6f}"
-        writer.writerow([str(path), each.label, f"{each.confidence:.4f}", distance, each.nearest, each.runner_up])
+        distance = "" if each.distance is None else f"{each.distance:.4f}"
+        probability = "" if each.probability is None else f"{each.probability:.3f}"
+        writer.writerow([str(path), each.best_guess, distance, probability, "yes" if each.accepted else "no"])
     # Bytes of a file's name that are no characters go out as they are; other halves of characters stand for no byte.
     text = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda half: ascii(half[0])[1:-1], content.getvalue())
     return text.encode(errors="surrogateescape")
 
 
-def _say(proposals: "list[Proposal]", distance: float, found_on: "Threshold | None", asked: float) -> None:
+def _say(proposals: "list[Proposal]", threshold: "Threshold") -> None:
     """What the threshold means, for who reads the list."""
-    from tammes.gallery.proposals import UNKNOWN
-
-    unknown = sum(each.label == UNKNOWN for each in proposals)
-    say(f"{unknown} of {len(proposals)} images are unknown: farther than {distance:.4f} from all with a class.")
-    if found_on is not None:
-        which = "none of which trained" if found_on.unseen else "some of which trained, and lie better than others"
+    accepted = sum(each.accepted for each in proposals)
+    say(f"{accepted} of {len(proposals)} images are accepted as of a known class, {len(proposals) - accepted} are unknown.")
+    if threshold.in_words():
+        say(f"{threshold.in_words()} --unknown-rate moves this.")
+        seen = "" if threshold.unseen else ", which the model was trained on or which are few: new photos may differ"
+        say(f"Measured on {threshold.items:,} images of {threshold.classes} classes of the gallery{seen}.")
+    if threshold.asked is not None and threshold.accepted is not None and threshold.accepted > threshold.asked:
         say(
-            f"By {found_on.items} images of {found_on.classes} classes of the gallery, {which}:"
-            f" {100 * found_on.rate:.3g} % of the images of unknown classes are no farther, and"
-            f" {100 * found_on.rejected:.1f} % of those of known classes have none of their own class so near."
+            f"No threshold keeps to --unknown-rate {threshold.asked:g}: more images than that are the same to the model"
+            " as one of another class. `tammes duplicates` lists them."
         )
-        if found_on.rate > asked:
-            say(
-                f"No distance keeps to --unknown-rate {asked:g}: more images than that are the same to the model as one"
-                " of another class. `tammes duplicates` lists them."
-            )

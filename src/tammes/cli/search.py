@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -83,21 +83,25 @@ def search(config: Search) -> None:
     names, pictures, vectors = _queries(config, opened)
     k = min(config.k, max(1, opened.store.count()))
     found = opened.store.search(vectors, k, label=config.label, exact=config.exact)
+    limits = [None] * len(names) if opened.threshold is None else opened.limits(vectors).tolist()
     if sheet is not None:
-        _draw(sheet, opened, pictures, found)
+        _draw(sheet, opened, pictures, limits, found)
     if config.json:
         print_json(
             {
                 "gallery": config.gallery,
-                "threshold": opened.threshold,
                 "queries": [
-                    {"query": name, "found": [asdict(hit) | _same(opened, hit) for hit in hits]}
-                    for name, hits in zip(names, found, strict=True)
+                    {
+                        "query": name,
+                        "threshold": limit,
+                        "found": [asdict(hit) | {"within_threshold": _within(hit, limit)} for hit in hits],
+                    }
+                    for name, limit, hits in zip(names, limits, found, strict=True)
                 ],
             }
         )
         return
-    _show(opened, names, found)
+    _show(opened, names, limits, found)
 
 
 def _check_files(config: Search) -> None:
@@ -135,40 +139,44 @@ def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.I
     return list(config.images), small, opened.embedder.encode(given)
 
 
-def _same(opened: "Opened", hit: "Hit") -> dict[str, Any]:
-    return {} if opened.threshold is None else {"same": hit.distance <= opened.threshold}
+def _within(hit: "Hit", limit: float | None) -> bool | None:
+    return None if limit is None else hit.distance <= limit
 
 
-def _show(opened: "Opened", names: list[str], found: "list[list[Hit]]") -> None:
+def _show(opened: "Opened", names: list[str], limits: list[float | None], found: "list[list[Hit]]") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    for name, hits in zip(names, found, strict=True):
+    for name, limit, hits in zip(names, limits, found, strict=True):
         table = Table(title=escape(printable(name)))
-        for title in ("distance", *(() if opened.threshold is None else ("same class",)), "class", "image"):
+        judged = () if limit is None else (f"within\nthreshold {limit:.4f}",)
+        for title in ("distance", *judged, "class", "image"):
             table.add_column(title, justify="right" if title == "distance" else "left", no_wrap=title == "distance")
         for hit in hits:
-            same = [] if opened.threshold is None else ["yes" if hit.distance <= opened.threshold else "no"]
-            table.add_row(f"{hit.distance:.4f}", *same, escape(printable(hit.label)), escape(printable(hit.path)))
+            within = [] if limit is None else ["yes" if _within(hit, limit) else "no"]
+            table.add_row(f"{hit.distance:.4f}", *within, escape(printable(hit.label)), escape(printable(hit.path)))
         Console(width=None if sys.stdout.isatty() else 200).print(table)
     if opened.threshold is None:
         run = printable(quote(str(opened.run.folder)))  # the gallery says which, and it may be untrusted
-        print(f"To have the same class told from others by a threshold: tammes calibrate {run}")
+        print(f"For a threshold, which tells known classes from unknown: tammes calibrate {run}")
+    elif opened.threshold.in_words():
+        print(
+            "An image is of a known class if its nearest neighbour is within the threshold."
+            f" {opened.threshold.in_words()} `tammes calibrate {opened.uri} --unknown-rate …` moves this."
+        )
 
 
-def _draw(file: Path, opened: "Opened", pictures: "list[Image.Image]", found: "list[list[Hit]]") -> None:
+def _draw(
+    file: Path, opened: "Opened", pictures: "list[Image.Image]", limits: list[float | None], found: "list[list[Hit]]"
+) -> None:
     from tammes.report.contact import contact_sheet
 
     thumbnails = {
         row.path: row.thumbnail for row in opened.store.get(sorted({hit.path for hits in found for hit in hits}))
     }
     rows = [
-        [(thumbnails[hit.path], f"{hit.distance:.3f} {hit.label}", _frame(opened, hit)) for hit in hits]
-        for hits in found
+        [(thumbnails[hit.path], f"{hit.distance:.3f} {hit.label}", _within(hit, limit)) for hit in hits]
+        for limit, hits in zip(limits, found, strict=True)
     ]
     contact_sheet(file, pictures, rows)
-
-
-def _frame(opened: "Opened", hit: "Hit") -> bool | None:
-    return None if opened.threshold is None else hit.distance <= opened.threshold

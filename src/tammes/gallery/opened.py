@@ -1,14 +1,20 @@
 """A gallery together with the model that made it."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
 from tammes.embedder import Embedder, load
 from tammes.errors import UserError
 from tammes.gallery import Store, open_gallery
+from tammes.gallery.threshold import Threshold, calibrated, in_store, neighbourhoods, of_run, stored
 from tammes.runs import Run, open_finished
 from tammes.runtime import device, opened
 
@@ -30,6 +36,11 @@ def model_digest(run: Run) -> str:
     return found.hexdigest()[:32]
 
 
+def trained_on(run: Run) -> list[str]:
+    """The names of the classes that the model of a run was trained on."""
+    return list((run.read("classes") or {}).get("train", ()))
+
+
 class Opened:
     """A gallery, the run that made it, and its model."""
 
@@ -49,6 +60,7 @@ class Opened:
             )
         self._on: Literal["auto", "cpu"] = on
         self._embedder: Embedder | None = None
+        self._calibrated: Threshold | None = None
 
     @property
     def embedder(self) -> Embedder:
@@ -58,16 +70,31 @@ class Opened:
         return self._embedder
 
     @cached_property
-    def threshold(self) -> float | None:
-        """Up to which distance two images are taken for the same class, where the run is calibrated."""
-        kept = self.run.read("calibration")
-        return None if kept is None else float(kept["threshold"])
+    def threshold(self) -> Threshold | None:
+        """Up to which distance a neighbour is near enough to be of the same class.
+
+        The gallery has it since it was indexed; one of an older version calibrates itself here. Without classes to
+        calibrate on it is that of the run, if there is one.
+        """
+        found = stored(self.store)
+        if found is None and self._calibrated is None:
+            try:
+                self._calibrated = calibrated(self.store, self.trained_on)
+            except UserError:  # too few classes
+                return of_run(self.run)
+        return found or self._calibrated
 
     def forget_threshold(self) -> None:
         """Have it read again."""
         self.__dict__.pop("threshold", None)
 
+    def limits(self, vectors: Float32[ndarray, "queries dim"], leave_out: Sequence[str | None] | None = None) -> ndarray:
+        """The distance up to which neighbours of each vector are within the threshold, where there is one."""
+        assert self.threshold is not None
+        found = neighbourhoods(in_store(self.store), vectors, self.store.count(), self.threshold.classes_needed, leave_out)
+        return np.array([self.threshold.limit(hits) for hits in found])
+
     @property
     def trained_on(self) -> list[str]:
         """The names of the classes that the model was trained on."""
-        return list((self.run.read("classes") or {}).get("train", ()))
+        return trained_on(self.run)

@@ -64,6 +64,7 @@ class About:
         run: the folder of the run it comes from.
         roots: the folders that were indexed.
         created: when, as ISO text.
+        threshold: what `gallery.threshold` calibrated, as JSON text; empty if it did not.
     """
 
     model: str
@@ -72,6 +73,7 @@ class About:
     roots: tuple[str, ...]
     created: str
     format: int = FORMAT
+    threshold: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -87,7 +89,7 @@ class About:
                     f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
                     f" tammes that made it, or make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
                 )
-            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"])
+            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
             if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
                 raise TypeError
             if not all(map(_may_be_a_path, (said["run"], *said["roots"]))):

@@ -1,0 +1,283 @@
+"""Which images are of no class of a gallery: one threshold, which `label`, `search`, `calibrate` and the page share.
+
+How near is near differs from place to place: images of classes that trained the model, and of some classes by nature,
+lie closer together than others. So a distance is compared with the others of the same image: its score is the distance
+to the nearest image with a class over its scale, which is the mean distance to the nearest image of each of the next
+classes. An image of a known class is much nearer to it than to the next ones; one of an unknown class is not.
+
+The gallery calibrates it. Each image is searched with against all others, as a photo of a known class would be, and
+against all others but its own class, as a photo of an unknown class would be.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64
+from numpy import ndarray
+
+from tammes.errors import UserError
+from tammes.gallery.store import Hit, Row, Store
+from tammes.records import parsed
+
+if TYPE_CHECKING:
+    from tammes.runs import Run
+
+VOTES = 8  # neighbours whose classes decide
+OTHERS = 5  # classes whose distances make the scale
+_SAMPLE = 2000  # images of the gallery that calibrate
+_FEWEST_CLASSES = 5  # that the model was not trained on, to calibrate on those alone
+_FIRST, _MOST = 64, 1024  # neighbours looked at: at first, and where they are of too few classes
+_TOGETHER = 256  # images of one search
+
+Search = Callable[[Float32[ndarray, "queries dim"], int, Sequence[str | None] | None], list[list[Hit]]]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Which images are taken for one of the classes of a gallery, and how often that is wrong.
+
+    Attributes:
+        score: up to this the nearest image is near enough.
+        others: how many classes make the scale; 0: the scale is 1, and the score a distance.
+        asked: the share of images of unknown classes that may be given a class; None: the two errors are balanced.
+        rejected: the share of images of known classes that will be called unknown; None if that was not measured.
+        accepted: the share of images of unknown classes that will be given a class; likewise.
+        items, classes: what calibrated it.
+        unseen: whether these are classes that the model was not trained on.
+        slope, offset: the best guess is right with the probability 1 / (1 + exp(-(offset + slope * score))).
+    """
+
+    score: float
+    others: int = 0
+    asked: float | None = None
+    rejected: float | None = None
+    accepted: float | None = None
+    items: int = 0
+    classes: int = 0
+    unseen: bool = False
+    slope: float | None = None
+    offset: float | None = None
+
+    def limit(self, hits: Sequence[Hit]) -> float:
+        """The distance up to which a neighbour is within the threshold, by the neighbourhood of the same image."""
+        return self.score * _distance_and_scale(hits, self.others)[1]
+
+    def probability(self, hits: Sequence[Hit]) -> float | None:
+        """How likely the best guess is right, where as many images are of unknown classes as of known ones."""
+        if self.slope is None or self.offset is None or not hits:
+            return None
+        return float(1 / (1 + np.exp(-np.clip(self.offset + self.slope * _score(hits, self.others), -50, 50))))
+
+    @property
+    def classes_needed(self) -> int:
+        """So many classes a neighbourhood must have to tell the scale."""
+        return 1 + self.others
+
+    def in_words(self) -> str:
+        """Both errors for a person; empty if they were not measured."""
+        if self.accepted is None:
+            return ""
+        known = "" if self.rejected is None else f"Of photos of known classes about {_percent(self.rejected)} will be"
+        known += " called unknown; of" if known else "Of"
+        return f"{known} photos of unknown classes about {_percent(self.accepted)} will be given a class."
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def stored(store: Store) -> Threshold | None:
+    """The threshold that the gallery holds."""
+    if not store.about.threshold:
+        return None
+    advice = "Calibrate it again: tammes calibrate GALLERY"
+    found = Threshold(**parsed(store.about.threshold, Threshold, "the threshold of the gallery", advice))
+    if not (found.score >= 0 and 0 <= found.others <= OTHERS):
+        raise UserError(f"the threshold of the gallery has a score of {found.score:g}. {advice}")
+    return found
+
+
+def of_run(run: "Run") -> Threshold | None:
+    """The threshold of a run that was calibrated: a distance, for where there is no gallery to calibrate on."""
+    kept = run.read("calibration")
+    return None if kept is None else Threshold(float(kept["threshold"]))
+
+
+def neighbourhoods(
+    search: Search,
+    vectors: Float32[ndarray, "queries dim"],
+    total: int,
+    classes: int,
+    leave_out: Sequence[str | None] | None = None,
+    *,
+    least: int = VOTES,
+) -> list[list[Hit]]:
+    """The neighbours of each that have a class, nearest first: enough to vote, of so many classes if there are.
+
+    Args:
+        search: the nearest of so many, as `Store.search` has them.
+        total: images of the gallery.
+        leave_out: the path of each image itself, if it is in the gallery.
+        least: so many vote.
+    """
+    found: list[list[Hit]] = [[] for _ in vectors]
+    waiting, most = list(range(len(vectors))), min(total, max(_MOST, 4 * least))
+    k = min(max(_FIRST, least), most)
+    while waiting and k:
+        without = None if leave_out is None else [leave_out[number] for number in waiting]
+        again = []
+        for number, hits in zip(waiting, search(vectors[waiting], k, without), strict=True):
+            found[number] = [hit for hit in hits if hit.label]
+            few = len(found[number]) < least or len({hit.label for hit in found[number]}) < classes
+            if few and k < most:
+                again.append(number)
+        waiting, k = again, min(4 * k, most)
+    return found
+
+
+def in_store(store: Store) -> Search:
+    """The search of a store, for `neighbourhoods`."""
+    return lambda vectors, k, leave_out: store.search(vectors, k, leave_out=leave_out)
+
+
+def votes(hits: Sequence[Hit], k: int = VOTES) -> dict[str, float]:
+    """What the k nearest say of the class, the nearer the more; the class with most votes first."""
+    # Twice as far counts a quarter; what is at the very place counts for all that is not.
+    nearest = max(hits[0].distance, 1e-6) if hits else 1.0
+    found: dict[str, float] = defaultdict(float)
+    for hit in hits[:k]:
+        found[hit.label] += (nearest / max(hit.distance, nearest)) ** 2
+    return {name: found[name] for name in sorted(found, key=lambda name: (-found[name], name))}
+
+
+def calibrated(
+    store: Store, trained_on: Collection[str] = (), *, unknown_rate: float | None = None, seed: int = 0
+) -> Threshold:
+    """The threshold that balances the two errors on the images of a gallery, or keeps to a rate of one of them.
+
+    Images of classes that the model was trained on do not lie as new ones will: where there are enough others, those
+    calibrate. At most 2,000 images do, drawn at random.
+
+    Args:
+        unknown_rate: the share of images of unknown classes that may be given a class.
+    """
+    if unknown_rate is not None and not 0 < unknown_rate < 1:
+        raise UserError(f"the unknown rate must lie between 0 and 1, got {unknown_rate}.")
+    sizes = {name: number for name, number in store.labels().items() if name}
+    if len(sizes) < 2:
+        raise UserError(
+            "a class can be told from another only if the gallery has two or more, one sub-folder each: "
+            f"it has {len(sizes)}."
+        )
+    unseen = sizes.keys() - set(trained_on)
+    chosen = unseen if len(unseen) >= _FEWEST_CLASSES else sizes.keys()
+    others = min(OTHERS, len(sizes) - 2)  # of two classes one is left where the other is left out: no scale
+    known, right, unknown = [], [], []
+    rows = _sample(store, chosen, seed)
+    for start in range(0, len(rows), _TOGETHER):
+        some = rows[start : start + _TOGETHER]
+        vectors, paths = np.stack([row.vector for row in some]), [row.path for row in some]
+        found = neighbourhoods(in_store(store), vectors, store.count(), others + 2, paths)
+        for row, hits in zip(some, found, strict=True):
+            if sizes[row.label] > 1 and hits:
+                known.append(_score(hits, others))
+                right.append(next(iter(votes(hits))) == row.label)
+            unknown.append(_score([hit for hit in hits if hit.label != row.label], others, farthest=hits))
+    of_known, of_unknown = np.sort(known), np.sort(unknown)
+    score = _chosen(of_known, of_unknown, unknown_rate)
+    slope, offset = _logistic(np.array(known), np.array(right, dtype=bool), of_unknown)
+    return Threshold(
+        score=score,
+        others=others,
+        asked=unknown_rate,
+        rejected=float(np.mean(of_known > score)) if known else None,
+        accepted=float(np.mean(of_unknown <= score)),
+        items=len(rows),
+        classes=len({row.label for row in rows}),
+        unseen=chosen == unseen,
+        slope=slope,
+        offset=offset,
+    )
+
+
+def _distance_and_scale(hits: Sequence[Hit], others: int) -> tuple[float, float]:
+    """How far the nearest is; and the mean distance of the nearest of each of the next classes."""
+    first: dict[str, float] = {}
+    for hit in hits:
+        first.setdefault(hit.label, hit.distance)
+    distances = list(first.values())
+    if not others or not distances:
+        return (distances[0] if distances else 0.0), 1.0
+    rest = distances[1 : 1 + others]
+    rest += [hits[-1].distance] * (others - len(rest))  # not among those looked at, so no nearer than the last
+    return distances[0], float(np.mean(rest))
+
+
+def _score(hits: Sequence[Hit], others: int, farthest: Sequence[Hit] = ()) -> float:
+    """The score of an image by its neighbourhood; with no neighbour left, that of one as far as all looked at."""
+    if not hits:
+        return 1.0 if others or not farthest else farthest[-1].distance
+    distance, scale = _distance_and_scale(hits, others)
+    return distance / scale if scale else 0.0
+
+
+def _chosen(
+    known: Float64[ndarray, " known"], unknown: Float64[ndarray, " unknown"], rate: float | None
+) -> float:
+    """The score where both errors are equal, or the largest at which no more of the unknown are accepted than this.
+
+    Between two of the scores, so that rounding does not decide. 0 where even that accepts more.
+    """
+    values = np.unique(np.concatenate([[0.0], known, unknown]))
+    candidates = np.concatenate([[0.0], (values[1:] + values[:-1]) / 2, values[-1:]])
+    accepted = np.searchsorted(unknown, candidates, side="right") / len(unknown)
+    if rate is not None or not len(known):
+        within = np.flatnonzero(accepted <= (0.1 if rate is None else rate))
+        return float(candidates[within[-1]]) if len(within) else 0.0
+    rejected = 1 - np.searchsorted(known, candidates, side="right") / len(known)
+    return float(candidates[np.lexsort((rejected + accepted, np.abs(rejected - accepted)))[0]])
+
+
+def _logistic(
+    known: Float64[ndarray, " known"], right: Bool[ndarray, " known"], unknown: Float64[ndarray, " unknown"]
+) -> tuple[float, float]:
+    """Slope and offset of the probability that the guess is right by the score, known and unknown of equal weight.
+
+    Logistic regression by Newton's method on Platt's targets (1999), which keep it finite where a score divides all.
+    """
+    scores = np.concatenate([known, unknown])
+    good = np.concatenate([right, np.zeros(len(unknown), dtype=bool)])
+    weights = np.concatenate([np.full(len(known), len(unknown)), np.full(len(unknown), max(1, len(known)))]) / len(good)
+    targets = np.where(good, (good.sum() + 1) / (good.sum() + 2), 1 / ((~good).sum() + 2))
+    middle, spread = scores.mean(), scores.std() or 1.0
+    inputs = np.stack([(scores - middle) / spread, np.ones(len(scores))])  # (2, scores)
+    found = np.zeros(2)
+    for _ in range(50):
+        chances = 1 / (1 + np.exp(-np.clip(found @ inputs, -30, 30)))
+        slopes = inputs @ (weights * (chances - targets)) + 1e-3 * found
+        curvature = (inputs * (weights * chances * (1 - chances))) @ inputs.T + 1e-3 * np.eye(2)
+        found = found - np.clip(np.linalg.solve(curvature, slopes), -2, 2)
+    return float(found[0] / spread), float(found[1] - found[0] * middle / spread)
+
+
+def _sample(store: Store, chosen: Collection[str], seed: int) -> list[Row]:
+    """Images with a class of these, at random, in one pass over the gallery (reservoir sampling)."""
+    rng, seen = np.random.default_rng(seed), 0
+    kept: list[Row] = []
+    for rows in store.rows(4096):
+        for row in rows:
+            if row.label not in chosen:
+                continue
+            seen += 1
+            if len(kept) < _SAMPLE:
+                kept.append(row)
+            elif (place := int(rng.integers(seen))) < _SAMPLE:
+                kept[place] = row
+    return kept
+
+
+def _percent(share: float) -> str:
+    return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
