@@ -114,7 +114,7 @@ class Threshold(TypedDict):
 
     threshold: float
     threshold_interval: NotRequired[tuple[float, float] | None]
-    fmr: float
+    fmr: float | None
 
 
 class Environment(TypedDict, total=False):

@@ -34,7 +34,7 @@ class Calibration:
     Attributes:
         threshold: two items no farther apart than this are taken for the same class.
         threshold_interval: where the threshold of the asked rate may lie; None too if the threshold was given.
-        fmr: the false match rate that was asked for; None if the threshold was given.
+        fmr: the false match rate that was asked for; None if the threshold was given, or balances the errors.
         false_match_rate: share of the pairs of different classes that are taken for the same.
         true_match_rate: share of the pairs of the same class that are.
         false_matches: how many pairs the false match rate rests on.
@@ -130,6 +130,11 @@ class PairCounts:
             ends = int(possible.min(initial=chosen)), int(possible.max(initial=chosen))
             interval = float(self.edges[ends[0]]), float(self.edges[ends[1]])
         return self._calibration(chosen, interval, float(fmr))
+
+    def balanced(self) -> Calibration:
+        """The edge where as many of the same pairs are missed as different pairs match, as nearly as can be."""
+        false, true = self.rates()
+        return self._calibration(1 + int(np.argmin(np.abs(false - (1 - true))[1:])), None, None)
 
     def at(self, threshold: float) -> Calibration:
         """What a threshold does that was found elsewhere; one between two edges is taken for the smaller."""

@@ -1,13 +1,12 @@
 """`tammes calibrate`: how near two embeddings must be to be taken for the same class."""
 
 from dataclasses import asdict, dataclass
-from math import ceil, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, say
+from tammes.cli.console import optional, print_json, progress, say, working
 from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError
 
@@ -21,26 +20,33 @@ FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Find the threshold below which two items are taken for the same class, at a false match rate of your choice.
+    """Find the threshold up to which images are taken for the same class, and how often that is wrong.
 
-    It is measured on classes that did not train, and kept in the run folder as calibration.json.
+    Of a gallery: the distance from which on an image is of no class of it, by its own images; kept in the gallery,
+    where `search`, `label` and `serve` find it. `tammes index` does that by itself, so it is needed for another
+    --unknown-rate only. Of a run, for pairs of images without a gallery: measured on classes that did not train, and
+    kept in the run folder as calibration.json.
 
     For example:
 
+    tammes calibrate gallery --unknown-rate 0.05
+
     tammes calibrate runs/photos
 
-    tammes calibrate runs/photos --fmr 1e-4 --on test
-
-    tammes calibrate runs/photos other-photos/ --json
+    tammes calibrate runs/photos other-photos/ --fmr 1e-4 --json
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY|RUN")]
+    """A gallery that `tammes index` made, or a run folder."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
-    """Images, or vectors for a run of vectors, to measure on, all of their classes; by default classes of the run's own
-    data."""
-    fmr: float = 1e-3
-    """The false match rate: the share of the pairs of different classes that may be taken for the same."""
+    """Of a run: images, or vectors for a run of vectors, to measure on, all of their classes; by default classes of the
+    run's own data."""
+    unknown_rate: Annotated[float | None, optional("SHARE")] = None
+    """Of a gallery: the share of images of unknown classes that may be given a class; by default as many as there are
+    images of known classes that are called unknown."""
+    fmr: Annotated[float | None, optional("SHARE")] = None
+    """Of a run: the false match rate, the share of the pairs of different classes that may be taken for the same; by
+    default as many as there are pairs of the same class that are missed."""
     on: Annotated[Literal["validation", "test"] | None, optional("{validation,test}")] = None
     """Which classes of the run's own data. By default the validation classes if there are any (--val-classes of
     training), and then the test classes check the threshold; otherwise the test classes."""
@@ -54,12 +60,51 @@ class Calibrate:
 
 def calibrate(config: Calibrate) -> None:
     """Embed, count pairs, choose, check, keep, show."""
+    from tammes.runs import is_run
+
+    if "://" in config.run or (not is_run(Path(config.run)) and (Path(config.run) / "about.lance").exists()):
+        _of_gallery(config)
+    else:
+        _of_run(config)
+
+
+def _of_gallery(config: Calibrate) -> None:
+    from dataclasses import replace
+
+    from tammes.gallery import open_gallery
+    from tammes.gallery.opened import trained_on
+    from tammes.gallery.threshold import calibrated
+    from tammes.runs import is_run, open_run
+
+    for option in ("data", "fmr", "on", "skip_bad"):
+        if getattr(config, option) not in (None, False):
+            name = "DATA" if option == "data" else "--" + option.replace("_", "-")
+            raise UserError(f"{name} is for a run, and {config.run} is a gallery: leave it out.")
+    store = open_gallery(config.run)
+    made_by = Path(store.about.run)
+    trained = trained_on(open_run(made_by)) if is_run(made_by) else []
+    with working("calibrating on the gallery"):
+        found = calibrated(store, trained, unknown_rate=config.unknown_rate)
+    store.describe(replace(store.about, threshold=found.to_json()))
+    if config.json:
+        print_json(asdict(found))
+        return
+    print(f"{found.in_words()} --unknown-rate moves this.")
+    print(f"Measured on {found.items:,} images of {found.classes} classes of {config.run}, and kept in it.")
+
+
+def _of_run(config: Calibrate) -> None:
     check_data(config.data)
     from tammes.runs import open_finished
     from tammes.verification import checked_fmr
 
-    checked_fmr(config.fmr)
-    run = open_finished(config.run)
+    if config.unknown_rate is not None:
+        raise UserError(
+            f"--unknown-rate is for a gallery, and {config.run} is none: leave it out, or make one with tammes index."
+        )
+    if config.fmr is not None:
+        checked_fmr(config.fmr)
+    run = open_finished(Path(config.run))
     vectors = of_vectors(run.read("config").get("data", ""))
     if vectors and config.skip_bad:
         raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
@@ -69,7 +114,8 @@ def calibrate(config: Calibrate) -> None:
     items = _items(config, run, part)
     names, trained_on = _class_names(items), run.read("classes", needs=("train",))["train"]
     say_known(names, trained_on)
-    found = _counted(items).threshold_at(config.fmr)
+    pairs = _counted(items)
+    found = pairs.balanced() if config.fmr is None else pairs.threshold_at(config.fmr)
     check, checked_on = _check(config, run, found) if part == "val" else (None, None)
     if part == "test":
         say("note: the test classes chose this threshold, so they are no longer an independent test of it.")
@@ -192,21 +238,23 @@ def _show(found: "Calibration", what: str, check: "Calibration | None", kind: st
             )
     Console(width=120).print(table)
     print(
-        f"Two {kind} whose embeddings are no farther apart than {found.threshold:.4f} are taken for the same class;"
-        f" {_in_words(found.false_match_rate, found)}."
+        f"Two {kind} whose embeddings are no farther apart than {found.threshold:.4f} are taken for the same class."
+        f" {_in_words(found)} --fmr moves this."
     )
     if check is not None:
-        print(f"On the test classes, which had no say in it, {_in_words(check.false_match_rate, found)}.")
+        print(f"On the test classes, which had no say in it: {_in_words(check)}")
 
 
 def _interval(ends: tuple[float, float] | None, form: str, times: int = 1) -> str:
     return "" if ends is None else f"\n[{times * ends[0]:{form}}, {times * ends[1]:{form}}]"
 
 
-def _in_words(rate: float, found: "Calibration") -> str:
-    """A rate as so many of ten, a hundred, a thousand, …: as many as make about one of the rate asked for."""
-    assert found.fmr is not None
-    number = 10 ** max(1, ceil(-log10(found.fmr) - 1e-9))
-    matched = f"{rate * number:.2g}"
-    some = "none is" if not rate else "about 1 is" if matched == "1" else f"about {matched} are"
-    return f"of {number:,} pairs of different classes {some}"
+def _in_words(found: "Calibration") -> str:
+    return (
+        f"Of pairs of the same class about {_percent(1 - found.true_match_rate)} will be missed; of pairs of different"
+        f" classes about {_percent(found.false_match_rate)} will be taken for the same."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

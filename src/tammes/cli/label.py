@@ -142,8 +142,8 @@ def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
 
 def _say(proposals: "list[Proposal]", threshold: "Threshold") -> None:
     """What the threshold means, for who reads the list."""
-    accepted = sum(each.accepted for each in proposals)
-    say(f"{accepted} of {len(proposals)} images are accepted as of a known class, {len(proposals) - accepted} are unknown.")
+    unknown = sum(not each.accepted for each in proposals)
+    say(f"{unknown} of {len(proposals)} images are unknown: not accepted as one of a class of the gallery.")
     if threshold.in_words():
         say(f"{threshold.in_words()} --unknown-rate moves this.")
         seen = "" if threshold.unseen else ", which the model was trained on or which are few: new photos may differ"

@@ -88,10 +88,14 @@ class Opened:
         """Have it read again."""
         self.__dict__.pop("threshold", None)
 
-    def limits(self, vectors: Float32[ndarray, "queries dim"], leave_out: Sequence[str | None] | None = None) -> ndarray:
+    def limits(
+        self, vectors: Float32[ndarray, "queries dim"], leave_out: Sequence[str | None] | None = None
+    ) -> ndarray:
         """The distance up to which neighbours of each vector are within the threshold, where there is one."""
         assert self.threshold is not None
-        found = neighbourhoods(in_store(self.store), vectors, self.store.count(), self.threshold.classes_needed, leave_out)
+        found = neighbourhoods(
+            in_store(self.store), vectors, self.store.count(), self.threshold.classes_needed, leave_out
+        )
         return np.array([self.threshold.limit(hits) for hits in found])
 
     @property

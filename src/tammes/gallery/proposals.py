@@ -55,13 +55,14 @@ def propose(
         without = None if leave_out is None else leave_out[part]
         classes = threshold.classes_needed
         for hits in neighbourhoods(in_store(store), vectors[part], total, classes, without, least=k):
-            found.append(_proposal(hits, threshold, k))
+            found.append(proposal(hits, threshold, k))
         if on_progress is not None:
             on_progress(min(start + _BATCH, len(vectors)), len(vectors))
     return found
 
 
-def _proposal(hits: Sequence[Hit], threshold: Threshold, k: int) -> Proposal:
+def proposal(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> Proposal:
+    """What an image may be by its neighbourhood (`neighbourhoods`): here it is decided whether it is accepted."""
     limit, guesses = threshold.limit(hits), [*votes(hits, k), "", ""]
     return Proposal(
         best_guess=guesses[0],

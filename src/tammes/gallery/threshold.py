@@ -224,9 +224,7 @@ def _score(hits: Sequence[Hit], others: int, farthest: Sequence[Hit] = ()) -> fl
     return distance / scale if scale else 0.0
 
 
-def _chosen(
-    known: Float64[ndarray, " known"], unknown: Float64[ndarray, " unknown"], rate: float | None
-) -> float:
+def _chosen(known: Float64[ndarray, " known"], unknown: Float64[ndarray, " unknown"], rate: float | None) -> float:
     """The score where both errors are equal, or the largest at which no more of the unknown are accepted than this.
 
     Between two of the scores, so that rounding does not decide. 0 where even that accepts more.

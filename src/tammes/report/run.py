@@ -436,8 +436,12 @@ def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Secti
         low, high = stored.get("threshold_interval") or (None, None)
         between = "" if low is None else f" [{low:.4f}, {high:.4f}]"
         text.append(
-            f"Calibrated: pairs nearer than {stored['threshold']:.4f}{between} are taken for the same class, at a false"
-            f" match rate of {stored['fmr']:g}."
+            f"Calibrated: pairs nearer than {stored['threshold']:.4f}{between} are taken for the same class, at"
+            + (
+                " equal rates of both errors."
+                if stored["fmr"] is None
+                else f" a false match rate of {stored['fmr']:g}."
+            )
         )
     edges = np.asarray(pairs.edges)
     wide = np.linspace(edges[0], edges[-1], _BINS + 1)

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tammes import __version__
 from tammes.errors import unknown_name
-from tammes.web.catalogue import Item
-from tammes.web.gallery import Gallery, unit
+from tammes.web.catalogue import Item, shown
+from tammes.web.gallery import unit
 from tammes.web.map import Map
 from tammes.web.refusals import CODES, RefusedError
-from tammes.web.site import Neighbour, Site, Upload
+from tammes.web.site import Found, Neighbour, Site, Upload
 from tammes.web.telemetry import CONTENT_TYPE
 from tammes.web.uploads import FIELD
 
@@ -44,9 +44,7 @@ class FoundModel(ItemModel):
     """An image that is near."""
 
     distance: float = Field(description="Euclidean, between vectors of length 1: 0 to 2.")
-    same: bool | None = Field(
-        description="Whether the distance is within the threshold of `tammes calibrate`; null without one."
-    )
+    within_threshold: bool | None = Field(description="Whether the distance is within the threshold; null without one.")
 
 
 class QueryModel(BaseModel):
@@ -63,7 +61,10 @@ class SearchModel(BaseModel):
     """The nearest images, nearest first."""
 
     query: QueryModel
-    threshold: float | None
+    threshold: float | None = Field(description="The distance up to which the nearest image is near enough.")
+    best_guess: str | None = Field(description="The class of what was searched with, by its neighbours.")
+    probability: float | None = Field(description="That the best guess is right.")
+    accepted: bool | None = Field(description="Whether it is of a known class: its nearest image is near enough.")
     found: list[FoundModel]
 
 
@@ -124,7 +125,10 @@ class GalleryModel(BaseModel):
     items: int
     classes: int
     dim: int
-    threshold: float | None
+    known_called_unknown: float | None = Field(
+        description="The share of images of known classes that are not accepted."
+    )
+    unknown_accepted: float | None = Field(description="The share of images of unknown classes that are accepted.")
     model: str
     created: str
 
@@ -183,7 +187,7 @@ def item_model(item: Item) -> ItemModel:
 
 
 def found_model(each: Neighbour) -> FoundModel:
-    return FoundModel(**_described(each.item), distance=each.distance, same=each.same)
+    return FoundModel(**_described(each.item), distance=each.distance, within_threshold=each.within)
 
 
 def thumbnail_address(item: Item) -> str:
@@ -214,9 +218,12 @@ def routes(site: Site) -> APIRouter:
         """What is served, and what made it."""
         gallery = site.gallery
         about, catalogue = gallery.opened.store.about, gallery.catalogue
+        threshold = await asyncio.to_thread(lambda: gallery.opened.threshold)
         return GalleryModel(
             name=gallery.name, items=len(catalogue), classes=catalogue.num_classes, dim=about.dim,
-            threshold=gallery.opened.threshold, model=about.model, created=about.created,
+            known_called_unknown=None if threshold is None else threshold.rejected,
+            unknown_accepted=None if threshold is None else threshold.accepted,
+            model=about.model, created=about.created,
         )  # fmt: skip
 
     @api.get("/api/count", tags=["gallery"], responses=wrong(404))
@@ -295,7 +302,7 @@ def routes(site: Site) -> APIRouter:
         vector = await asyncio.to_thread(gallery.vector, number, catalogue)
         found = await site.neighbours(vector, k, label, leave_out=catalogue.paths[number], exact=exact, gallery=gallery)
         query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
-        return _answer(gallery, query, found)
+        return _answer(query, found)
 
     @api.post("/api/search", tags=["search"], responses=wrong(400, 404, 408, 415), openapi_extra=_PICTURE)
     async def by_picture(request: Request, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
@@ -303,7 +310,7 @@ def routes(site: Site) -> APIRouter:
         gallery = site.gallery
         upload = await site.uploaded(request, gallery)
         found = await site.neighbours(upload.vector, k, label, exact=exact, gallery=gallery)
-        return _answer(gallery, _uploaded(upload), found)
+        return _answer(_uploaded(upload), found)
 
     @api.post("/api/search/vector", tags=["search"], responses=wrong(400, 404, 408))
     async def by_vector(asked: Annotated[VectorModel, Body()]) -> SearchModel:
@@ -312,7 +319,7 @@ def routes(site: Site) -> APIRouter:
         vector = unit(asked.vector, gallery.opened.store.about.dim)
         query = QueryModel(kind="vector", id=None, label=None, width=None, height=None)
         found = await site.neighbours(vector, asked.k, asked.label, exact=asked.exact, gallery=gallery)
-        return _answer(gallery, query, found)
+        return _answer(query, found)
 
     @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=wrong(404))
     async def by_kept_picture(picture: Name, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
@@ -320,7 +327,7 @@ def routes(site: Site) -> APIRouter:
         gallery = site.gallery
         upload = site.upload(picture, gallery)
         found = await site.neighbours(upload.vector, k, label, exact=exact, gallery=gallery)
-        return _answer(gallery, _uploaded(upload), found)
+        return _answer(_uploaded(upload), found)
 
     @api.get(
         "/api/pictures/{picture}/thumbnail", tags=["pictures"], response_class=Response,
@@ -376,9 +383,16 @@ def _uploaded(upload: Upload) -> QueryModel:
     return QueryModel(kind="picture", id=upload.id, label=None, width=upload.width, height=upload.height)
 
 
-def _answer(gallery: Gallery, query: QueryModel, found: list[Neighbour]) -> SearchModel:
-    limit = gallery.opened.threshold
-    return SearchModel(query=query, threshold=limit, found=[found_model(each) for each in found])
+def _answer(query: QueryModel, found: Found) -> SearchModel:
+    judged = found.judged
+    return SearchModel(
+        query=query,
+        threshold=None if judged is None else judged.threshold,
+        best_guess=None if judged is None else shown(judged.best_guess),
+        probability=None if judged is None else judged.probability,
+        accepted=None if judged is None else judged.accepted,
+        found=[found_model(each) for each in found.neighbours],
+    )
 
 
 def _map_model(found: Map, working: bool) -> MapModel:

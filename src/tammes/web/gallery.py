@@ -15,7 +15,9 @@ from tammes.datasets.pictures import open_small
 from tammes.errors import UserError
 from tammes.gallery import Hit, Row, open_gallery
 from tammes.gallery.opened import Opened
+from tammes.gallery.proposals import Proposal, proposal
 from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.threshold import neighbourhoods
 from tammes.web.catalogue import Catalogue, shown
 from tammes.web.decoding import View
 from tammes.web.embedding import Embedding
@@ -75,6 +77,18 @@ class Gallery:
         if catalogue.complete:
             return catalogue.nearest(vector, k, label=real, leave_out=leave_out)
         return self.opened.store.search(vector[None], k, label=real, leave_out=[leave_out], exact=exact)[0]
+
+    def judged(self, vector: Float32[ndarray, " dim"], leave_out: str | None = None) -> Proposal | None:
+        """What `tammes label` says of an image with this vector; None where there is no threshold."""
+        threshold = self.opened.threshold
+        if threshold is None:
+            return None
+
+        def search(vectors: ndarray, k: int, _: object) -> list[list[Hit]]:
+            return [self.search(vectors[0], k, leave_out=leave_out)]
+
+        found = neighbourhoods(search, vector[None], len(self.catalogue), threshold.classes_needed)
+        return proposal(found[0], threshold)
 
     def vector(self, number: int, catalogue: Catalogue | None = None) -> Float32[ndarray, " dim"]:
         """That of an item of a catalogue; the newest unless another is given."""

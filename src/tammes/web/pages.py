@@ -17,13 +17,13 @@ from numpy import ndarray
 from tammes import __version__
 from tammes.web import api
 from tammes.web.api import Id, K, Label, Name
-from tammes.web.catalogue import Catalogue, Item
+from tammes.web.catalogue import Catalogue, Item, shown
 from tammes.web.examples import examples
 from tammes.web.gallery import Gallery
 from tammes.web.guard import COOKIE, cookie_of, same_token
 from tammes.web.refusals import RefusedError, headers_of
 from tammes.web.reports import Report, policy
-from tammes.web.site import Neighbour, Site
+from tammes.web.site import Found, Site
 
 _HERE = Path(__file__).parent
 _REPORT = _HERE.parent / "report"
@@ -219,26 +219,26 @@ def _on_this_site(address: str) -> str:
     return address if plain else "/"
 
 
-async def _near(
-    site: Site, gallery: Gallery, vector: ndarray, k: int, label: str | None, **more: Any
-) -> list[Neighbour]:
+async def _near(site: Site, gallery: Gallery, vector: ndarray, k: int, label: str | None, **more: Any) -> Found:
     """What is near; nothing if there is no such class, which the page then says."""
     if label and label not in gallery.catalogue.real_label:
-        return []
+        return Found([], None)
     return await site.neighbours(vector, k, label or None, gallery=gallery, **more)
 
 
 async def _results(
-    site: Site, gallery: Gallery, found: list[Neighbour], k: int, label: str | None, *, address: str, **about: Any
+    site: Site, gallery: Gallery, answer: Found, k: int, label: str | None, *, address: str, **about: Any
 ) -> HTMLResponse:
-    catalogue = gallery.catalogue
+    catalogue, found, judged = gallery.catalogue, answer.neighbours, answer.judged
     numbers = [number for each in found if (number := catalogue.number(each.item.id)) is not None]
     await asyncio.to_thread(gallery.read_thumbnails, catalogue, numbers)
     among = Counter(each.item.label for each in found)
     label = label or None
     return _page(
         site, "results.html", here="search", found=found, k=k, label=label, address=address,
-        threshold=gallery.opened.threshold, farthest=max([each.distance for each in found], default=1.0),
+        judged=judged, guess="" if judged is None else shown(judged.best_guess),
+        end=1.05 * max([0.0 if judged is None else judged.threshold, *(each.distance for each in found)]) or 1.0,
+        rates="" if judged is None or gallery.opened.threshold is None else gallery.opened.threshold.in_words(),
         numbers=sorted({*_NUMBERS, k}), classes=list(catalogue.classes)[:_SUGGESTED],
         more_classes=len(catalogue.classes) > _SUGGESTED,
         no_such_class=label is not None and label not in catalogue.real_label,

@@ -16,6 +16,7 @@ from numpy import ndarray
 from starlette.requests import Request
 
 from tammes.gallery import Hit
+from tammes.gallery.proposals import Proposal
 from tammes.web.catalogue import Catalogue, Item
 from tammes.web.decoding import Decoders
 from tammes.web.gallery import Gallery, Watched
@@ -52,11 +53,19 @@ class Upload:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An item that was found; `same`: whether its distance is within the calibrated threshold, where there is one."""
+    """An item that was found; `within`: whether its distance is within the threshold, where there is one."""
 
     item: Item
     distance: float
-    same: bool | None
+    within: bool | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is near an image, and what the image may be; None where the gallery has no threshold."""
+
+    neighbours: list[Neighbour]
+    judged: Proposal | None
 
 
 class Site:
@@ -173,7 +182,7 @@ class Site:
     async def neighbours(
         self, vector: Float32[ndarray, " dim"], k: int, label: str | None, *, leave_out: str | None = None,
         exact: bool = False, gallery: Gallery | None = None,
-    ) -> list[Neighbour]:  # fmt: skip
+    ) -> Found:  # fmt: skip
         """The nearest items to a vector; those that have come since the catalogue was read are not among them.
 
         Args:
@@ -185,14 +194,18 @@ class Site:
             given = np.asarray(vector, dtype=np.float32)
             search = partial(gallery.search, given, k, label=label, leave_out=leave_out, exact=exact)
             where = self._searching if catalogue.complete else None
-            hits: list[Hit] = await asyncio.get_running_loop().run_in_executor(where, search)
-        limit = gallery.opened.threshold
+            loop = asyncio.get_running_loop()
+            hits: list[Hit] = await loop.run_in_executor(where, search)
+            judged = await loop.run_in_executor(where, partial(gallery.judged, given, leave_out))
         known = [(hit, catalogue.number_of_path(hit.path)) for hit in hits]
-        return [
-            Neighbour(catalogue.item(number), hit.distance, None if limit is None else hit.distance <= limit)
+        found = [
+            Neighbour(
+                catalogue.item(number), hit.distance, None if judged is None else hit.distance <= judged.threshold
+            )
             for hit, number in known
             if number is not None
         ]
+        return Found(found, judged)
 
     async def _watch(self) -> None:
         assert self._watched is not None
