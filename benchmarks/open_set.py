@@ -3,8 +3,8 @@
     python -m benchmarks.open_set GALLERY
 
 GALLERY was made by `tammes index` from images in one sub-folder per class. Of the classes that its model was not
-trained on, half stay in the gallery and half are held out, as if nobody had ever seen them. `tammes.gallery.proposals`
-finds its threshold on the gallery alone; then images of held-out classes should be given a class at the asked rate, and
+trained on, half stay in the gallery and half are held out, as if nobody had ever seen them. `tammes.gallery.threshold`
+is calibrated on the gallery alone; then images of held-out classes should be given a class at the asked rate, and
 images of the others their own. Also: R@1 of the gallery's own search beside that of `tammes.evaluate` on the same
 vectors.
 """
@@ -24,7 +24,8 @@ from benchmarks.timing import machine
 from tammes import evaluate
 from tammes.gallery import Row, open_gallery
 from tammes.gallery.opened import Opened
-from tammes.gallery.proposals import UNKNOWN, propose, threshold_for
+from tammes.gallery.proposals import propose
+from tammes.gallery.threshold import calibrated
 from tammes.runtime import write_atomically
 
 
@@ -35,7 +36,7 @@ class Options:
     gallery: Annotated[str, tyro.conf.Positional]
     """The gallery."""
     rates: tuple[float, ...] = (0.01, 0.05, 0.1, 0.2)
-    """Shares of images of unknown classes that may be given a class."""
+    """Shares of images of unknown classes that may be given a class, beside the balanced threshold."""
     seed: int = 0
     """Of which classes are held out, and which images ask."""
     out: Path = Path("benchmarks/results/open_set.json")
@@ -53,10 +54,11 @@ def main(options: Options) -> None:
     }
     write_atomically(options.out, json.dumps(found, indent=1).encode() + b"\n")
     print(f"R@1 of the gallery's search {found['recall'][0]:.6f}, of evaluate {found['recall'][1]:.6f}")
-    table = Table("asked for", "held-out classes given a class", "known classes rejected", "right of known", "distance")
+    table = Table("asked for", "held-out classes given a class", "known classes rejected", "of which was said", "right")
     for row in found["rows"]:
-        numbers = (row["asked"], row["accepted"], row["rejected"], row["right"])
-        table.add_row(*(f"{100 * number:.1f} %" for number in numbers), f"{row['threshold']['distance']:.4f}")
+        numbers = (row["accepted"], row["rejected"], row["threshold"]["rejected"], row["right"])
+        asked = "balanced" if row["asked"] is None else f"{100 * row['asked']:g} %"
+        table.add_row(asked, *(f"{100 * number:.1f} %" for number in numbers))
     Console().print(table)
 
 
@@ -82,22 +84,27 @@ def told(rows: list[Row], trained_on: set[str], opened: Opened, options: Options
         store = open_gallery(f"{folder}/gallery", create=opened.store.about)
         for start in range(0, len(kept), 1000):
             store.upsert(kept[start : start + 1000])
-        for rate in options.rates:
-            threshold = threshold_for(store, rate, trained_on, seed=options.seed)
-            of_strangers = propose(store, np.stack([row.vector for row in strangers]), threshold.distance)
+        for rate in (None, *options.rates):
+            threshold = calibrated(store, trained_on, unknown_rate=rate, seed=options.seed)
+            of_strangers = propose(store, np.stack([row.vector for row in strangers]), threshold)
             of_known = propose(
                 store,
                 np.stack([row.vector for row in known]),
-                threshold.distance,
+                threshold,
                 leave_out=[row.path for row in known],
             )
             found.append(
                 {
                     "asked": rate,
-                    "accepted": float(np.mean([each.label != UNKNOWN for each in of_strangers])),
-                    "rejected": float(np.mean([each.label == UNKNOWN for each in of_known])),
+                    "accepted": float(np.mean([each.accepted for each in of_strangers])),
+                    "rejected": float(np.mean([not each.accepted for each in of_known])),
                     "right": float(
-                        np.mean([each.label == row.label for each, row in zip(of_known, known, strict=True)])
+                        np.mean(
+                            [
+                                each.accepted and each.best_guess == row.label
+                                for each, row in zip(of_known, known, strict=True)
+                            ]
+                        )
                     ),
                     "held_out_classes": len(held_out),
                     "strangers": len(strangers),

@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float16
+from numpy import ndarray
 from PIL import ExifTags, Image
 
 from tammes.datasets.dataset import Dataset
 from tammes.datasets.folder import files_below
+from tammes.datasets.perceptual import CROPS, alike_pairs, hashes
 from tammes.datasets.pictures import ROOM, bands_in_mode, identified, resized_size
 from tammes.errors import UserError
 from tammes.runtime import opened
 from tammes.splits import Split, split
 
 HUGE_PIXELS = 50_000_000  # slow to decode, and no better once it is scaled down
+CROPPED_UP_TO = 20_000  # images: of more, crops are not compared, which would take as long as all else
 TINY_SIDE = 32  # of the shorter side: what is smaller is mostly invented when it is scaled up
 EXTREME_RATIO = 4.0  # of the sides: the centre, which is all that a test sees, is then less than a quarter
 
@@ -48,10 +52,11 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Images that are the same.
+    """Images that are the same, or nearly.
 
     Attributes:
-        same: "bytes" if their files are, "pixels" if only what they show is.
+        same: "bytes" if their files are, "pixels" if only what they show is, "nearly" if they look the same: scaled,
+            mirrored, lightly cropped, brighter or darker, or saved again.
         classes: the names of their classes.
         leaks: whether some of them train and others test.
     """
@@ -168,6 +173,7 @@ class _Seen(NamedTuple):
     misnamed: str = ""
     of_bytes: bytes = b""
     of_pixels: bytes = b""
+    hashes: Float16[ndarray, "crops hash"] | None = None
 
 
 def _looks(dataset: Dataset, shorter_side: int, threads: int) -> Iterator[_Seen]:
@@ -202,7 +208,8 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # UserError is a ValueError
         return _Seen(_reason(error), tuple(kinds), misnamed)
     kinds += _kinds(stored, shorter_side)
-    return _Seen("", tuple(kinds), misnamed, of_bytes, digest.digest())
+    look = hashes(stored, len(CROPS) if len(dataset) <= CROPPED_UP_TO else 1).astype(np.float16)
+    return _Seen("", tuple(kinds), misnamed, of_bytes, digest.digest(), look)
 
 
 def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
@@ -279,18 +286,35 @@ def _duplicates(dataset: Dataset, seen: list[_Seen], parts: Split | None) -> tup
     if parts is not None:
         trains[parts.train] = tests[parts.test] = True
     found = []
-    for group in groups.values():
+    for group in [*groups.values(), *_near(seen)]:
         of_bytes = {seen[index].of_bytes for index in group}
+        same = "pixels" if len({seen[index].of_pixels for index in group}) == 1 else "nearly"
         labels = np.unique(dataset.labels[group]).tolist()
         found.append(
             Duplicates(
                 images=tuple(dataset.keys[index] for index in group),
-                same="bytes" if len(of_bytes) == 1 and b"" not in of_bytes else "pixels",
+                same="bytes" if len(of_bytes) == 1 and b"" not in of_bytes else same,
                 classes=tuple(dataset.class_names[label] for label in labels),
                 leaks=bool(trains[group].any() and tests[group].any()),
             )
         )
     return tuple(found)
+
+
+def _near(seen: list[_Seen]) -> list[list[int]]:
+    """Groups of images that look the same, each by another of it, but have other pixels."""
+    firsts = {look.of_pixels: index for index, look in reversed(list(enumerate(seen))) if look.hashes is not None}
+    numbers = sorted(firsts.values())
+    if not numbers:
+        return []
+    group = {index: [index] for index in numbers}
+    every = np.stack([seen[index].hashes for index in numbers]).astype(np.float32)
+    for one, other in alike_pairs(every):
+        first, second = group[numbers[one]], group[numbers[other]]
+        if first is not second:
+            first += second
+            group.update(dict.fromkeys(second, first))
+    return [sorted(each) for index, each in group.items() if len(each) > 1 and index == min(each)]
 
 
 def _other_files(dataset: Dataset) -> tuple[str, ...]:

@@ -161,7 +161,10 @@ def _facts(report: "Report") -> Iterator[str]:
 
 
 def _groups(groups: "Sequence[Duplicates]") -> list[str]:
-    return _some([f"  {' = '.join(_some(group.images))} (same {group.same})" for group in groups], "  ")
+    how = {"nearly": "nearly the same"}
+    return _some(
+        [f"  {' = '.join(_some(group.images))} ({how.get(group.same, f'same {group.same}')})" for group in groups], "  "
+    )
 
 
 def _names(names: Sequence[str]) -> str:

@@ -13,8 +13,9 @@ from tammes.errors import check_distance
 class Duplicates:
     """List groups of images that are the same or nearly so.
 
-    Each image of a group is near another of it; every image is compared with every other. The threshold is a distance
-    between embeddings of unit length.
+    Each image of a group is near another of it by its embedding, or has nearly the same pixels: scaled, mirrored,
+    lightly cropped, brighter or darker, saved again. Every image is compared with every other by its embedding, and
+    with its nearest ones by a perceptual hash. The threshold is a distance between embeddings.
 
     For example:
 
@@ -26,7 +27,7 @@ class Duplicates:
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
     """The gallery that `tammes index` made."""
     threshold: float = 0.1
-    """How far apart two images may be; 0 lists only those that the model cannot tell apart at all."""
+    """How far apart two embeddings may be; images of nearly the same pixels are listed at any distance."""
     json: bool = False
     """Print one JSON object."""
 
@@ -49,4 +50,7 @@ def duplicates(config: Duplicates) -> None:
         for path in group.paths:
             print(f"  {printable(path)}")
     images = sum(len(group.paths) for group in groups)
-    print(f"{len(groups)} groups with {images} of {store.count():,} images, no farther apart than {config.threshold:g}")
+    print(
+        f"{len(groups)} groups with {images} of {store.count():,} images, no farther apart than {config.threshold:g} or"
+        " of nearly the same pixels"
+    )

@@ -1,12 +1,17 @@
-"""Groups of images that are nearly the same."""
+"""Groups of images that are nearly the same, by their embeddings or by their pixels."""
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+from PIL import Image
 
-from tammes.gallery.store import Store, content_of
+from tammes.datasets.perceptual import ALIKE, CROPS, SMALLEST, hashes, likeness
+from tammes.datasets.pictures import open_small
+from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
 
 _BATCH = 4096  # queries of one pass over the gallery
 _NEIGHBOURS = 16  # looked at first; more where all of them are near, but not more than ...
@@ -15,11 +20,11 @@ _MOST = 256  # ... so many: what is as near beyond them is joined through these
 
 @dataclass(frozen=True)
 class Group:
-    """Images each of which is near another of the group.
+    """Images each of which is near another of the group, or looks the same.
 
     Attributes:
         paths: in their order.
-        farthest: the largest distance between two that were found near each other.
+        farthest: the largest distance between two that were found near each other, or alike.
         identical: whether all files have the same content.
     """
 
@@ -28,8 +33,20 @@ class Group:
     identical: bool
 
 
+def _hashes(row: Row, crops: int = len(CROPS)) -> Float32[ndarray, "crops hash"]:
+    """The perceptual hashes of an image by its thumbnail; those of nothing where it has none that can be used."""
+    shown = open_small(row.thumbnail, THUMBNAIL) if min(row.width, row.height) >= SMALLEST else None
+    try:
+        return hashes(Image.new("L", (1, 1)) if shown is None else shown, crops)
+    except (OSError, SyntaxError, ValueError):  # an untrusted thumbnail may end early
+        return hashes(Image.new("L", (1, 1)), crops)
+
+
 def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, int], None] | None = None) -> list[Group]:
-    """All groups of images no farther apart than the threshold, the largest first."""
+    """All groups of images no farther apart than the threshold, or of nearly the same pixels, the largest first.
+
+    The pixels of each image, also mirrored and lightly cropped, are compared with those of its nearest neighbours.
+    """
     # A fingerprint that does not tell the content, as a stranger's may be, is like no other.
     contents = {path: content_of(fingerprint) or path for path, fingerprint in store.fingerprints().items()}
     total, done = store.count(), 0
@@ -42,7 +59,8 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
             path = joined[path]
         return path
 
-    for rows in store.rows(_BATCH):
+    whole = {row.path: _hashes(row, 1)[0] for rows in store.rows(_BATCH, thumbnails=True) for row in rows}
+    for rows in store.rows(_BATCH, thumbnails=True):
         waiting, k = list(rows), _NEIGHBOURS
         while waiting:
             vectors, own = np.stack([row.vector for row in waiting]), [row.path for row in waiting]
@@ -50,7 +68,11 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
             again = []
             for row, hits in zip(waiting, found, strict=True):
                 close = [hit for hit in hits if hit.distance <= threshold]
-                for hit in close:
+                others = [hit for hit in hits[:_NEIGHBOURS] if hit.distance > threshold and hit.path in whole]
+                if others and k == _NEIGHBOURS:
+                    alike = likeness(_hashes(row), np.stack([whole[hit.path] for hit in others])) >= ALIKE
+                    others = [hit for hit, same in zip(others, alike, strict=True) if same]
+                for hit in close + others:
                     one, other = sorted((head(row.path), head(hit.path)))
                     joined[other] = one
                     near[row.path] = max(near[row.path], hit.distance)
