@@ -15,7 +15,6 @@ from tammes.cli import main
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.items import items_of
 from tammes.runs import Run, open_run
-from tammes.verification import Calibration
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "0", "--epochs", "1")
 
@@ -73,7 +72,7 @@ def copied(run: Path, to: Path) -> Path:
 
 
 def run_it(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[str, str]:
-    calibrate(Calibrate(**options))
+    calibrate(Calibrate(**{**options, "run": str(options["run"])}))
     said = capsys.readouterr()
     return said.out, said.err
 
@@ -138,13 +137,9 @@ def test_the_table_says_what_the_threshold_means(
     low, high = found["check"]["true_match_interval"]
     assert f"[{100 * low:.1f}, {100 * high:.1f}]" in out
     assert "check on the" in out
-    matches = found["false_match_rate"] * 10
-    some = "about 1 is" if f"{matches:.2g}" == "1" else f"about {matches:.2g} are" if matches else "none is"
-    assert (
-        f"Two images whose embeddings are no farther apart than {found['threshold']:.4f} are taken for the same class;"
-        f" of 10 pairs of different classes {some}." in out
-    )
-    assert "On the test classes, which had no say in it, of 10 pairs of different classes " in out
+    assert f"no farther apart than {found['threshold']:.4f} are taken for the same class. Of pairs of the same" in out
+    assert "--fmr moves this." in out
+    assert "On the test classes, which had no say in it: Of pairs" in out
     assert (
         f"warning: only {found['false_matches']} false matches stand behind this threshold, too few to trust it."
         " Ask for a larger --fmr, or measure on more classes." in err
@@ -170,7 +165,7 @@ def test_without_validation_classes_the_test_classes_choose_and_it_says_so(
     assert found["false_match_rate"] <= 0.1
     assert found["false_matches"] >= 10
     assert "On the test classes" not in out
-    assert "of 10 pairs of different classes about 1 is." in out
+    assert "classes about 10 % will be taken for the same." in out
     low, high = found["threshold_interval"]
     assert low < found["threshold"] < high
     assert f"[{low:.4f}, {high:.4f}]" in out
@@ -215,9 +210,9 @@ def test_one_validation_class_makes_no_pair_so_the_test_classes_are_measured(
     run = copied(validated, tmp_path)
     classes = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps({**classes, "val": classes["val"][:1]}))
-    assert _part(Calibrate(run), Run(run)) == "test"
+    assert _part(Calibrate(str(run)), Run(run)) == "test"
     assert "note: with one validation class there is no pair of different classes: the test" in capsys.readouterr().err
-    assert _part(Calibrate(run, on="validation"), Run(run)) == "val"
+    assert _part(Calibrate(str(run), on="validation"), Run(run)) == "val"
 
 
 def test_a_check_that_cannot_be_made_is_said_and_left_out(
@@ -259,7 +254,7 @@ def test_a_run_of_vectors_is_calibrated_on_its_test_classes(
     assert (found["false_match_rate"], found["true_match_rate"]) == pytest.approx(expected[:2])
     assert (found["other_pairs"], found["same_pairs"]) == expected[2:]
     assert "Two vectors whose embeddings are no farther apart than" in out
-    assert "of 100 pairs of different classes about 2 are." in out
+    assert "of pairs of different classes about 2 % will be taken for the same." in out
     assert "no longer an independent test" in err
     _, err = run_it(capsys, run=run, data=str(file), fmr=0.02)
     assert "note: 10 of the 20 classes have the names of classes that the model was trained on" in err
@@ -308,10 +303,14 @@ def test_what_cannot_be_calibrated_is_refused(
     assert not (of_vectors / "calibration.json").exists()
 
 
-def test_no_false_match_at_all_is_said_as_none() -> None:
-    from tammes.cli.calibrate import _in_words
-
-    found = Calibration(0.5, None, 0.001, 0.0, None, 1.0, None, 0, 5, 5, 2, 4)
-    assert _in_words(0.0, found) == "of 1,000 pairs of different classes none is"
-    assert _in_words(0.0013, found) == "of 1,000 pairs of different classes about 1.3 are"
-    assert _in_words(0.000998, found) == "of 1,000 pairs of different classes about 1 is"
+def test_by_default_the_two_errors_are_balanced(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(plain, tmp_path)
+    out, _ = run_it(capsys, run=run)
+    found, items = kept(run), items_of(open_run(run))
+    false, true, other, same = rates(items.vectors, items.labels, found["threshold"])
+    assert found["fmr"] is None
+    assert (found["false_match_rate"], found["true_match_rate"]) == pytest.approx((false, true))
+    assert abs(false - (1 - true)) <= 1 / other + 1 / same
+    assert f"about {100 * (1 - true):.0f} % will be missed" in out

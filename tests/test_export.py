@@ -187,9 +187,11 @@ def test_the_command_measures_what_eight_bits_cost(
     said = capsys.readouterr().out
     recall = json.loads((run / "results.json").read_text())["trained"]["recall_at_1"]
     assert f"where PyTorch has {100 * recall:.2f}:" in said
-    assert "images, largest difference to PyTorch" in said
+    assert "checked    in 8 bits: 16 images, largest difference to PyTorch" in said
     assert "onnx, int8" in said
-    about = json.loads((tmp_path / "small.onnx.json").read_text())["checked"]["int8"]
+    checked = json.loads((tmp_path / "small.onnx.json").read_text())["checked"]
+    assert checked["max_difference"] > 1e-3  # that of 8 bits: of the other file it is below 1e-4
+    about = checked["int8"]
     assert about["operators"] == min(about["distance"], key=about["distance"].get)
     assert f"in 8 bits  {about['operators']} (distance on 8 training images held out: " in said
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.gallery.indexing import difference, label_of
-from tammes.gallery.proposals import Proposal, Threshold, _keeping, threshold_for
+from tammes.gallery.proposals import Proposal
+from tammes.gallery.threshold import Threshold, calibrated, stored
 from tammes.metrics import evaluate
 from tammes.neighbours import search
 from tammes.report.contact import contact_sheet
@@ -141,12 +143,14 @@ def test_search_finds_the_nearest_with_distance_class_and_whether_it_is_the_same
     near = search(load(run).encode(query), vectors, 5)
     assert [hit["path"] for hit in found] == [str(files[number]) for number in near.ids[0]]
     assert [hit["distance"] for hit in found] == pytest.approx(near.distances[0].tolist(), abs=1e-4)
-    threshold = json.loads((run / "calibration.json").read_text())["threshold"]
-    assert [hit["same"] for hit in found] == [hit["distance"] <= threshold for hit in found]
+    threshold = said["queries"][0]["threshold"]
+    assert [hit["within_threshold"] for hit in found] == [hit["distance"] <= threshold for hit in found]
     with Image.open(sheet) as drawn:
         assert drawn.width > 5 * 128
     main(["search", str(whole), str(query), "-k", "2"])
-    assert str(found[0]["path"]) in capsys.readouterr().out.replace("\n", "")
+    shown = capsys.readouterr().out
+    assert str(found[0]["path"]) in shown.replace("\n", "")
+    assert f"threshold {threshold:.4f}" in shown
 
 
 def test_search_by_class_by_vector_and_from_standard_input(
@@ -288,33 +292,23 @@ def test_a_class_of_one_image_says_nothing_about_how_many_are_rejected(run: Path
         (own / f"lone {number}").mkdir()
         shutil.copy(own / f"class {number}" / "0.png", own / f"lone {number}" / "0.png")
     main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
-    found = threshold_for(open_gallery(str(tmp_path / "g")), 0.5)
-    assert found.classes == 15
+    found = calibrated(open_gallery(str(tmp_path / "g")), unknown_rate=0.5)
+    assert (found.items, found.classes) == (71, 15)
+    assert found.rejected is not None
     assert 0 <= found.rejected < 1
     # The copies are at distance 0 from another class, and are seven of the 71; with their originals fourteen.
-    same = threshold_for(open_gallery(str(tmp_path / "g")), 0.1)
-    assert same.distance == pytest.approx(0, abs=1e-3)
-    assert same.rate == 14 / 71  # more than was asked for: there is no smaller distance
-
-
-@pytest.mark.parametrize(("distances", "rate", "distance"), [
-    ([3, 1, 2, 4], 0.5, 2), ([3, 1, 2, 4], 0.74, 2), ([1, 2, 2, 3], 0.5, 1), ([1] * 19 + [2], 0.97, 1),
-    ([1, 2, 3], 0.05, np.nextafter(1, 0)), ([2, 2, 2], 0.5, np.nextafter(2, 0)), ([0, 0, 1], 0.5, 0),
-    ([np.inf, np.inf], 0.5, np.finfo(float).max),
-])  # fmt: skip
-def test_a_threshold_keeps_the_rate_that_was_asked_for(distances: list[float], rate: float, distance: float) -> None:
-    found = _keeping(np.array(distances, dtype=float), rate)
-    assert found == distance
-    assert np.mean(np.array(distances) <= found) <= rate or found == 0
+    same = calibrated(open_gallery(str(tmp_path / "g")), unknown_rate=0.1)
+    assert same.score == pytest.approx(0, abs=1e-3)
+    assert same.accepted == 14 / 71  # more than was asked for: there is no smaller score
 
 
 def test_a_rate_that_no_threshold_keeps_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    _say([], 0.0, Threshold(0.0, 14 / 71, 0.5, 71, 15, unseen=False), 0.1)
+    _say([], Threshold(0.0, 5, 0.1, rejected=0.5, accepted=14 / 71, items=71, classes=15))
     said = capsys.readouterr().err
-    assert "19.7 % of the images of unknown classes are no farther" in said
-    assert "No distance keeps to --unknown-rate 0.1: more images than that are the same to the model" in said
-    _say([], 0.5, Threshold(0.5, 0.09, 0.5, 71, 15, unseen=False), 0.1)
-    assert "No distance" not in capsys.readouterr().err
+    assert "of photos of unknown classes about 20 % will be given a class" in said
+    assert "No threshold keeps to --unknown-rate 0.1: more images than that are the same to the model" in said
+    _say([], Threshold(0.5, 5, 0.1, rejected=0.5, accepted=0.09, items=71, classes=15))
+    assert "No threshold" not in capsys.readouterr().err
 
 
 def test_fewer_images_with_a_class_than_votes(
@@ -326,9 +320,9 @@ def test_fewer_images_with_a_class_than_votes(
     shutil.copy(own / "class 2" / "0.png", own / "few" / "a" / "0.png")
     main(["index", str(run), str(own / "few"), "--gallery", gallery])
     said = answer(capsys, "label", gallery, str(own / "class 2"), "--threshold", "3")
-    assert {each["label"] for each in said["images"]} == {"a"}
+    assert {(each["best_guess"], each["accepted"]) for each in said["images"]} == {("a", True)}
     said = answer(capsys, "label", gallery, str(own / "few"), "--threshold", "3")
-    assert said["images"][0]["label"] == "unknown"
+    assert (said["images"][0]["best_guess"], said["images"][0]["accepted"]) == ("", False)
     assert said["images"][0]["distance"] is None
 
 
@@ -382,15 +376,63 @@ def test_labels_are_proposed_and_strangers_are_unknown(
     main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
     command = ["label", str(tmp_path / "g"), str(loose)]
     said = answer(capsys, *command, "--threshold", "3")
-    right = [each["label"] == f"class {Path(each['path']).name[0]}" for each in said["images"]]
+    right = [each["best_guess"] == f"class {Path(each['file']).name[0]}" for each in said["images"]]
     assert np.mean(right) > 0.6
-    assert all(0 < each["confidence"] <= 1 for each in said["images"])
-    assert {each["label"] for each in answer(capsys, *command, "--threshold", "0")["images"]} == {"unknown"}
+    assert not any(each["accepted"] for each in answer(capsys, *command, "--threshold", "0")["images"])
     main([*command, "--unknown-rate", "0.2", "--out", str(tmp_path / "labels.csv")])
     with (tmp_path / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
-    assert set(rows[0]) == {"path", "label", "confidence", "distance", "nearest", "runner_up"}
+    assert list(rows[0]) == ["file", "best_guess", "distance", "probability", "accepted"]
+    assert {row["best_guess"] for row in rows} <= {f"class {number}" for number in range(8)}  # of the unknown too
+    assert all(0 <= float(row["probability"]) <= 1 for row in rows)
+    assert {row["accepted"] for row in rows} <= {"yes", "no"}
+
+
+def test_one_threshold_for_label_search_and_calibrate(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same image is within the threshold for each of them, at the rate that calibrate has set, also after index."""
+    gallery, loose, rng = str(tmp_path / "g"), tmp_path / "loose", np.random.default_rng(8)
+    loose.mkdir()
+    for number in range(12):
+        stripes(number, rng).save(loose / f"{number:02}.png")
+    main(["index", str(run), str(own), "--gallery", gallery])
+    for asked in (None, 0.3):
+        if asked is not None:
+            assert answer(capsys, "calibrate", gallery, "--unknown-rate", str(asked))["asked"] == asked
+            main(["index", str(run), str(own), "--gallery", gallery])
+        labelled = answer(capsys, "label", gallery, str(loose))
+        assert labelled["threshold"]["asked"] == asked
+        held = stored(open_gallery(gallery))
+        assert held is not None
+        assert labelled["threshold"] == json.loads(held.to_json())
+        found = answer(capsys, "search", gallery, *map(str, sorted(loose.iterdir())), "-k", "1")["queries"]
+        for image, query in zip(labelled["images"], found, strict=True):
+            assert image["threshold"] == pytest.approx(query["threshold"], rel=1e-5)
+            assert image["accepted"] == query["found"][0]["within_threshold"]
+    capsys.readouterr()
+    main(["calibrate", gallery])
+    said = capsys.readouterr().out
+    assert "Of photos of known classes about" in said
+    assert "--unknown-rate moves this" in said
+    assert "--fmr is for a run" in refused(capsys, "calibrate", gallery, "--fmr", "0.1")
+    assert "--unknown-rate is for a gallery" in refused(capsys, "calibrate", str(run), "--unknown-rate", "0.1")
+
+
+def test_a_gallery_without_a_threshold_calibrates_itself(
+    whole: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of older versions are."""
+    older = tmp_path / "older"
+    shutil.copytree(whole, older)
+    store = open_gallery(str(older))
+    store.describe(replace(store.about, threshold=""))
+    image = str(photos / "class 1" / "1.png")
+    before, after = (answer(capsys, "search", str(each), image)["queries"][0] for each in (whole, older))
+    assert before["threshold"] == after["threshold"] is not None
+    store.describe(replace(store.about, threshold='{"score": "x"}'))
+    assert "score must be a finite number" in refused(capsys, "search", str(older), image)
 
 
 def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +444,7 @@ def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, caps
     Image.fromarray((rng.normal(128, 5, (32, 32))).astype(np.uint8)).save(tmp_path / "loose" / "one.png")
     main(["index", str(run), str(own), "--gallery", str(tmp_path / "g")])
     said = answer(capsys, "label", str(tmp_path / "g"), str(tmp_path / "loose"), "--threshold", "1")
-    assert said["images"][0]["label"] == "novel"
+    assert said["images"][0]["best_guess"] == "novel"
 
 
 def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tmp_path: Path) -> None:
@@ -425,9 +467,9 @@ def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tm
 
 
 def test_halves_of_characters_go_into_a_table(tmp_path: Path) -> None:
-    proposal = Proposal("b\udce9", 0.5, "/photos/\ud800\udfff\udce9", 0.25, "")
+    proposal = Proposal("b\udce9\ud800", 0.25, 0.5, True, 0.3, "", "")
     line = _table([tmp_path / "\udcff.png"], [proposal]).splitlines()[1]
-    assert line == os.fsencode(tmp_path) + b"/\xff.png,b\xe9,0.5000,0.250000,/photos/\\ud800\\udfff\xe9,"
+    assert line == os.fsencode(tmp_path) + b"/\xff.png,b\xe9\\ud800,0.2500,0.500,yes"
 
 
 def test_what_is_refused(

@@ -389,7 +389,8 @@ def test_what_is_served(server: Server, run: Path, store: Store) -> None:
     assert (said["name"], said["items"], said["classes"], said["dim"]) == ("stripes", 80, 10, 16)
     assert said["model"] == model_digest(Run(run))
     assert said["created"] == store.about.created
-    assert said["threshold"] == json.loads((run / "calibration.json").read_text())["threshold"]
+    held = json.loads(store.about.threshold)
+    assert (said["known_called_unknown"], said["unknown_accepted"]) == (held["rejected"], held["accepted"])
     assert str(run) not in json.dumps(said)
     assert server.get("/api/health").json()["status"] == "ok"
 
@@ -397,9 +398,27 @@ def test_what_is_served(server: Server, run: Path, store: Store) -> None:
 def test_the_threshold_says_which_are_the_same(server: Server, items: list[dict[str, Any]]) -> None:
     answer = server.get(f"/api/items/{items[0]['id']}/neighbours", params={"k": 200}).json()
     assert answer["threshold"] is not None
-    same = [each["same"] for each in answer["found"]]
-    assert same == [each["distance"] <= answer["threshold"] for each in answer["found"]]
-    assert len(set(same)) == 2
+    within = [each["within_threshold"] for each in answer["found"]]
+    assert within == [each["distance"] <= answer["threshold"] for each in answer["found"]]
+    assert len(set(within)) == 2
+    assert answer["accepted"] == within[0]
+
+
+def test_the_server_says_of_an_image_what_label_says(
+    server: Server, gallery: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(21)
+    for number in range(10):
+        stripes(number, rng).save(tmp_path / f"{number}.png")
+    capsys.readouterr()
+    main(["label", str(gallery), str(tmp_path), "--json"])
+    labelled = json.loads(capsys.readouterr().out)["images"]
+    assert {each["accepted"] for each in labelled} == {True, False}
+    for each in labelled:
+        said = server.post("/api/search", files={"image": FilePath(each["file"]).read_bytes()}).json()
+        assert (said["best_guess"], said["accepted"]) == (each["best_guess"], each["accepted"])
+        assert said["threshold"] == pytest.approx(each["threshold"], rel=1e-4)
+        assert said["probability"] == pytest.approx(each["probability"], abs=1e-3)
 
 
 def test_a_thumbnail_is_kept_for_ever_only_under_its_own_address(server: Server, items: list[dict[str, Any]]) -> None:

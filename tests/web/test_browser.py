@@ -112,10 +112,17 @@ def test_a_picture_that_is_chosen_finds_what_the_api_finds(
     assert labels(page) == [each["label"] for each in answer["found"]]
     assert distances(page) == [round(each["distance"], 3) for each in answer["found"]]
     assert distances(page)[0] == 0
-    marks = page.locator("#found .mark").all_inner_texts()
-    assert [mark.split(maxsplit=1)[1] for mark in marks] == [
-        "same" if each["same"] else "not same" for each in answer["found"]
+    assert page.locator("#found li .hidden", has_text="within threshold").all_text_contents() == [
+        f"within threshold: {'yes' if each['within_threshold'] else 'no'}" for each in answer["found"]
     ]
+    marks = page.locator("#found .limit").evaluate_all("all => all.map((mark) => mark.getBoundingClientRect().left)")
+    bars = page.locator("#found .all + rect").evaluate_all("all => all.map((bar) => bar.getBoundingClientRect().right)")
+    for mark, bar, each in zip(marks, bars, answer["found"], strict=True):
+        if abs(each["distance"] - answer["threshold"]) > 0.05 * answer["threshold"]:
+            assert (bar < mark) == each["within_threshold"]
+    said = page.locator(".judged").inner_text()
+    assert answer["best_guess"] in said
+    assert said.endswith(f"Within threshold: {'yes' if answer['accepted'] else 'no'}")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     loaded = "[...document.querySelectorAll('.asked img, #found img')].every((i) => i.complete && i.naturalWidth)"
     until(page, loaded)

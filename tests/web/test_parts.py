@@ -838,15 +838,15 @@ def test_a_version_that_changes_alone_changes_nothing(
     watched.now.close()
 
 
-def test_a_run_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path, Path], run: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own run"
-    shutil.copytree(run, own)
-    (own / "calibration.json").unlink()
-    watched = Watched(str(changing[1]), own, "cpu")
-    assert watched.now.opened.threshold is None
-    shutil.copy(run / "calibration.json", own)
-    assert not watched.renew()
-    assert watched.now.opened.threshold is not None
+def test_a_gallery_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path, Path], run: Path) -> None:
+    watched = Watched(str(changing[1]), run, "cpu")
+    before = watched.now.opened.threshold
+    assert before is not None
+    main(["calibrate", str(changing[1]), "--unknown-rate", "0.01"])
+    watched.renew()
+    after = watched.now.opened.threshold
+    assert after is not None
+    assert (before.asked, after.asked) == (None, 0.01)
     watched.now.close()
 
 
