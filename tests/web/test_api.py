@@ -415,7 +415,7 @@ def test_the_server_says_of_an_image_what_label_says(
     labelled = json.loads(capsys.readouterr().out)["images"]
     assert {each["accepted"] for each in labelled} == {True, False}
     for each in labelled:
-        said = server.post("/api/search", files={"image": FilePath(each["file"]).read_bytes()}).json()
+        said = server.post("/api/search", files={"image": Path(each["file"]).read_bytes()}).json()
         assert (said["best_guess"], said["accepted"]) == (each["best_guess"], each["accepted"])
         assert said["threshold"] == pytest.approx(each["threshold"], rel=1e-4)
         assert said["probability"] == pytest.approx(each["probability"], abs=1e-3)
