@@ -3,7 +3,9 @@
 How near is near differs from place to place: images of classes that trained the model, and of some classes by nature,
 lie closer together than others. So a distance is compared with the others of the same image: its score is the distance
 to the nearest image with a class over its scale, which is the mean distance to the nearest image of each of the next
-classes. An image of a known class is much nearer to it than to the next ones; one of an unknown class is not.
+classes. An image of a known class is much nearer to it than to the next ones; one of an unknown class is not. What is
+left of the difference between classes is lessened by a factor of the class that is nearest: how near its own images
+are to each other, compared with other classes.
 
 The gallery calibrates it. Each image is searched with against all others, as a photo of a known class would be, and
 against all others but its own class, as a photo of an unknown class would be.
@@ -11,8 +13,8 @@ against all others but its own class, as a photo of an unknown class would be.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 VOTES = 8  # neighbours whose classes decide
 OTHERS = 5  # classes whose distances make the scale
+_TRUST, _DOUBT = 0.3, 2  # the exponent of a class's factor; images of a class whose factor counts half of that
 _SAMPLE = 2000  # images of the gallery that calibrate
 _FEWEST_CLASSES = 5  # that the model was not trained on, to calibrate on those alone
 _FIRST, _MOST = 64, 1024  # neighbours looked at: at first, and where they are of too few classes
@@ -48,6 +51,7 @@ class Threshold:
         accepted: the share of images of unknown classes that will be given a class; likewise.
         items, classes: what calibrated it.
         unseen: whether these are classes that the model was not trained on.
+        factors: of classes; the scale of an image is multiplied by that of the class of its nearest image.
         slope, offset: the best guess is right with the probability 1 / (1 + exp(-(offset + slope * score))).
     """
 
@@ -61,16 +65,19 @@ class Threshold:
     unseen: bool = False
     slope: float | None = None
     offset: float | None = None
+    factors: dict[str, float] = field(default_factory=dict)
 
     def limit(self, hits: Sequence[Hit]) -> float:
         """The distance up to which a neighbour is within the threshold, by the neighbourhood of the same image."""
-        return self.score * _distance_and_scale(hits, self.others)[1]
+        return self.score * _distance_and_scale(hits, self.others, self.factors)[1]
 
     def probability(self, hits: Sequence[Hit]) -> float | None:
         """How likely the best guess is right, where as many images are of unknown classes as of known ones."""
         if self.slope is None or self.offset is None or not hits:
             return None
-        return float(1 / (1 + np.exp(-np.clip(self.offset + self.slope * _score(hits, self.others), -50, 50))))
+        return float(
+            1 / (1 + np.exp(-np.clip(self.offset + self.slope * _score(hits, self.others, self.factors), -50, 50)))
+        )
 
     @property
     def classes_needed(self) -> int:
@@ -95,8 +102,8 @@ def stored(store: Store) -> Threshold | None:
         return None
     advice = "Calibrate it again: tammes calibrate GALLERY"
     found = Threshold(**parsed(store.about.threshold, Threshold, "the threshold of the gallery", advice))
-    if not (found.score >= 0 and 0 <= found.others <= OTHERS):
-        raise UserError(f"the threshold of the gallery has a score of {found.score:g}. {advice}")
+    if not (found.score >= 0 and 0 <= found.others <= OTHERS and all(each > 0 for each in found.factors.values())):
+        raise UserError(f"the threshold of the gallery has numbers out of their range. {advice}")
     return found
 
 
@@ -175,18 +182,24 @@ def calibrated(
     unseen = sizes.keys() - set(trained_on)
     chosen = unseen if len(unseen) >= _FEWEST_CLASSES else sizes.keys()
     others = min(OTHERS, len(sizes) - 2)  # of two classes one is left where the other is left out: no scale
-    known, right, unknown = [], [], []
-    rows = _sample(store, chosen, seed)
+    rows, found = _sample(store, seed), []
     for start in range(0, len(rows), _TOGETHER):
         some = rows[start : start + _TOGETHER]
         vectors, paths = np.stack([row.vector for row in some]), [row.path for row in some]
-        found = neighbourhoods(in_store(store), vectors, store.count(), others + 2, paths)
-        for row, hits in zip(some, found, strict=True):
-            if sizes[row.label] > 1 and hits:
-                known.append(_score(hits, others))
-                right.append(next(iter(votes(hits))) == row.label)
-            unknown.append(_score([hit for hit in hits if hit.label != row.label], others, farthest=hits))
-    of_known, of_unknown = np.sort(known), np.sort(unknown)
+        found += neighbourhoods(in_store(store), vectors, store.count(), others + 2, paths)
+    several = [(row.label, hits) for row, hits in zip(rows, found, strict=True) if sizes[row.label] > 1]
+    factors = _factors(several) if others else {}
+    known, right, unknown = [], [], []
+    for row, hits in zip(rows, found, strict=True):
+        if row.label not in chosen:
+            continue
+        if sizes[row.label] > 1 and hits:
+            known.append(_score(hits, others, factors))
+            right.append(next(iter(votes(hits))) == row.label)
+        without = [hit for hit in hits if hit.label != row.label]
+        unknown.append(_score(without, others, factors) if without else np.inf)
+    farthest = 1 + max([0.0, *(each for each in known + unknown if np.isfinite(each))])
+    of_known, of_unknown = np.sort(known), np.sort(np.minimum(unknown, farthest))  # with none left: beyond all
     score = _chosen(of_known, of_unknown, unknown_rate)
     slope, offset = _logistic(np.array(known), np.array(right, dtype=bool), of_unknown)
     return Threshold(
@@ -195,16 +208,37 @@ def calibrated(
         asked=unknown_rate,
         rejected=float(np.mean(of_known > score)) if known else None,
         accepted=float(np.mean(of_unknown <= score)),
-        items=len(rows),
-        classes=len({row.label for row in rows}),
+        items=len(unknown),
+        classes=len({row.label for row in rows if row.label in chosen}),
         unseen=chosen == unseen,
         slope=slope,
         offset=offset,
+        factors=factors,
     )
 
 
-def _distance_and_scale(hits: Sequence[Hit], others: int) -> tuple[float, float]:
-    """How far the nearest is; and the mean distance of the nearest of each of the next classes."""
+def _factors(of: Sequence[tuple[str, Sequence[Hit]]]) -> dict[str, float]:
+    """How far images of each class are from the nearest other of it, compared with the median of all classes.
+
+    Of a class with few images that is not certain, so it counts less.
+
+    Args:
+        of: images by their classes and neighbourhoods.
+    """
+    own: dict[str, list[float]] = defaultdict(list)
+    for label, hits in of:
+        if hits:
+            own[label].append(next((hit.distance for hit in hits if hit.label == label), hits[-1].distance))
+    middle = float(np.median(np.concatenate(list(own.values())))) if own else 0.0
+    return {
+        name: round(float((np.median(each) / middle) ** (_TRUST * len(each) / (len(each) + _DOUBT))), 4)
+        for name, each in own.items()
+        if middle and np.median(each)
+    }
+
+
+def _distance_and_scale(hits: Sequence[Hit], others: int, factors: Mapping[str, float]) -> tuple[float, float]:
+    """How far the nearest is; and the mean distance of the nearest of each of the next classes, times its factor."""
     first: dict[str, float] = {}
     for hit in hits:
         first.setdefault(hit.label, hit.distance)
@@ -213,14 +247,12 @@ def _distance_and_scale(hits: Sequence[Hit], others: int) -> tuple[float, float]
         return (distances[0] if distances else 0.0), 1.0
     rest = distances[1 : 1 + others]
     rest += [hits[-1].distance] * (others - len(rest))  # not among those looked at, so no nearer than the last
-    return distances[0], float(np.mean(rest))
+    return distances[0], float(np.mean(rest)) * factors.get(hits[0].label, 1.0)
 
 
-def _score(hits: Sequence[Hit], others: int, farthest: Sequence[Hit] = ()) -> float:
-    """The score of an image by its neighbourhood; with no neighbour left, that of one as far as all looked at."""
-    if not hits:
-        return 1.0 if others or not farthest else farthest[-1].distance
-    distance, scale = _distance_and_scale(hits, others)
+def _score(hits: Sequence[Hit], others: int, factors: Mapping[str, float]) -> float:
+    """The score of an image by its neighbourhood."""
+    distance, scale = _distance_and_scale(hits, others, factors)
     return distance / scale if scale else 0.0
 
 
@@ -261,13 +293,13 @@ def _logistic(
     return float(found[0] / spread), float(found[1] - found[0] * middle / spread)
 
 
-def _sample(store: Store, chosen: Collection[str], seed: int) -> list[Row]:
-    """Images with a class of these, at random, in one pass over the gallery (reservoir sampling)."""
+def _sample(store: Store, seed: int) -> list[Row]:
+    """Images with a class, at random, in one pass over the gallery (reservoir sampling)."""
     rng, seen = np.random.default_rng(seed), 0
     kept: list[Row] = []
     for rows in store.rows(4096):
         for row in rows:
-            if row.label not in chosen:
+            if not row.label:
                 continue
             seen += 1
             if len(kept) < _SAMPLE:
