@@ -4,7 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow explore lint fix results docs browser clean help
+# What the paper's tables are made of: make paper-tables DATA=datasets CARS=datasets/stanford_cars WEIGHTS=weights
+CARS ?= $(CARS196)
+PAPER = $(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(if $(CARS),--cars "$(CARS)") \
+	$(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(OUT),--out "$(OUT)")
+
+.PHONY: demo test test-slow explore lint fix results paper-tables paper-status docs browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -49,6 +54,12 @@ fix: $(INSTALLED)  ## repair format and lint
 
 results: $(INSTALLED)  ## write docs/results.md and the README's tables from what is stored in benchmarks/results
 	$(BIN)/python -m benchmarks.page
+
+paper-tables: $(INSTALLED)  ## train the paper's tables, days of work; stop it whenever, the same command resumes it
+	$(PAPER)
+
+paper-status: $(INSTALLED)  ## what of the paper's tables is done, and how long the rest takes; JSON=1 for a program
+	@$(PAPER) --status $(if $(JSON),--json)
 
 docs: $(INSTALLED)  ## write the site into site/; warnings are errors, no network is asked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -32,15 +32,13 @@ SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
-    "Which layer images are compared by (the paper's table 2)": ("cub-layers-head", "cub-layers-top", "cars196-layers"),
-    "Where the centroids are (table 3)": (
-        *("cub-centroids-head", "cub-centroids-top", "cub-softmax-top", "cars196-centroids"),
-    ),
-    "CUB-200-2011, every method (table 4)": ("cub-methods",),
-    "CARS196, every method (table 5)": ("cars196-methods",),
+    "The paper's own experiment (its table 2)": (*("paper-cub", "paper-cars196", "cub-layers-head", "cub-layers-top"),),
+    "Where the centroids are (table 3)": ("cub-centroids-head", "cub-centroids-top", "cub-softmax-top"),
+    "CUB-200-2011, every method (table 4)": ("minutes-cub", "methods-cub", "cub-methods"),
+    "CARS196, every method (table 5)": ("minutes-cars196", "methods-cars196"),
     "The state of the art (table 6)": ("cub-more-head", "cub-more-top", "cub-more", "cars196-more"),
-    "Minutes to train (table 7)": ("cub-minutes", "cars196-minutes"),
-    "Another network, VGG-16 (table 8)": ("cub-vgg16", "cub-vgg16-all", "cars196-vgg16"),
+    "Minutes to train (table 7)": ("cub-minutes",),
+    "Another network, VGG-16 (table 8)": ("paper-vgg-cub", "paper-vgg-cars196"),
     "Complexity (table 1)": (),
     "Omniglot": ("omniglot-layers", "omniglot-centroids", "omniglot-methods"),
     "Glyphs, the embedded characters": (
@@ -60,13 +58,26 @@ CAVEATS = {
     " temperature that the search chose, not with its learned scale.",
 }
 NOT_MOVED = {"Proxy-Anchor", "multi-similarity", "ArcFace"}  # of cub-more-top
-# Why a plan was not run, where it is not for want of time.
-WHY_NOT = {"vgg16": "its ImageNet weights were not at hand", "cars196": "its images were not at hand"}
+# What our copies of the data differ in from what was published.
+COPIES = (
+    "The images of CUB-200-2011 were scaled to a shorter side of 256 pixels and stored again (WebP) before all of this;"
+    " of CARS196 15 of the 16,185 images were missing (8,048 trained, 8,122 tested). The ImageNet weights of GoogLeNet,"
+    " VGG-16 and ResNet-50 were stored in half precision. Training computes in what the command says."
+)
+BOUND = {
+    "loss": "training loss",
+    "triplet_loss": "L_t",
+    "discriminative_loss": "L_d",
+    "gap": "gap",
+    "certificate": "certificate",
+    "epsilon": "ε",
+}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
 # Rows of the README: how they were trained, the plan, its preset, the methods.
 IN_README = (
     ("`head --preset paper`", "cub-layers-head", "paper", ("one-hot centroids",)),
     ("`top`", "cub-centroids-top", "default", ("one-hot centroids", "K-means centroids")),
+    ("`all --preset paper`", "paper-cub", "paper", ("discriminative, one-hot centroids",)),
 )
 PAPER_IN_README = (
     ("one-hot centroids", "centroids-cub", "one-hot"),
@@ -95,12 +106,14 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
         " stored by `python -m benchmarks.store runs/NAME`. The command of a row is that of its first seed. Minutes"
         " are of training alone, the mean over seeds.",
         "",
+        COPIES,
+        "",
     ]
     placed = {name for names in SECTIONS.values() for name in names}
     more = sorted(file.stem for file in (results / "plans").glob("*.json") if file.stem not in placed)
     for heading, names in (SECTIONS | {"Other plans": tuple(more)}).items():
         content = [line for name in names for line in _plan(name, results, plans)]
-        if "(table 4)" in heading:
+        if "(table 4)" in heading and not _every_layer(results):
             content += _if_stored(results, "cub_all", cub_all)
         if "VGG-16" in heading:
             content += _if_stored(results, "throughput", vgg16_speed)
@@ -149,7 +162,37 @@ def plan_section(stored: Mapping[str, Any]) -> list[str]:
     lines += [f"    {stored['command']}", ""]
     for preset, rows in from_json(stored["tables"]).items():
         lines += [f"Preset {preset}:", ""] if len(stored["tables"]) > 1 else []
-        lines += [*_drawn(_with_not_run(rows)), *_drawn(_made(stored["runs"][preset]))]
+        lines += [
+            *_drawn(_with_not_run(rows)),
+            *_curves(stored["runs"][preset]),
+            *_drawn(_made(stored["runs"][preset])),
+        ]
+    return lines
+
+
+def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """R@1 over minutes, and the triplet loss below its bound over epochs, where they were watched."""
+    at = sorted({each["epoch"] for run in runs for each in run.get("curve", ())})
+    lines: list[str] = []
+    if len(at) > 1:
+        shown = {"R@1 (minutes) after epoch": [run["method"] for run in runs]}
+        for epoch in at:
+            points = [next((each for each in run.get("curve", ()) if each["epoch"] == epoch), None) for run in runs]
+            shown[str(epoch)] = ["" if p is None else f"{p['recall_at_1']:.2f} ({p['minutes']:.0f})" for p in points]
+        lines += _drawn(shown)
+    for run in runs:
+        bound = run.get("bound", [])
+        if bound:
+            epochs = [each for each in bound if each["epoch"] in (*at, bound[-1]["epoch"])] if at else bound
+            lines += [
+                f"{run['method']}, seed {run['seeds'][0]}: on a fixed sample of training images, the"
+                " triplet loss L_t, its bound L_d, their gap and what is proven of it, each the mean over triplets:",
+                "",
+                *_drawn(
+                    {"epoch": [str(each["epoch"]) for each in epochs]}
+                    | {title: [f"{each[name]:.4f}" for each in epochs] for name, title in BOUND.items()}
+                ),
+            ]
     return lines
 
 
@@ -175,9 +218,8 @@ def _made(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 def not_run_section(plan: Plan) -> list[str]:
     """A table of the paper that was not made again yet: its rows, and the commands that would make them."""
     assert plan.paper is not None
-    why = [reason for what, reason in WHY_NOT.items() if what in (plan.data, plan.train.get("backbone"))]
     paper = published_table(plan.paper)
-    lines = [f"### {plan.title}", "", f"Not run{': ' + ', '.join(why) if why else ' yet'}. The paper's column is table"]
+    lines = [f"### {plan.title}", "", "Not run yet. The paper's column is table"]
     lines[-1] += f" {paper.number} of Do et al. (2019), {paper.what}. {paper.note}"
     data = "" if plan.data == "glyphs" else " --data DATASETS"
     lines += ["", f"    tammes benchmark benchmarks/plans/{plan.file.name}{data}", ""]
@@ -229,7 +271,6 @@ def cub_all(stored: Mapping[str, Any]) -> list[str]:
         f" {stored['seed']}:",
         "",
         f"    {stored['command']}",
-        "    python -m benchmarks.cub_all CUB_200_2011 --weights FILE",
         "",
         *_drawn(measured),
         *_drawn(epochs),
@@ -821,6 +862,11 @@ def readme_cub(results: Path) -> list[str]:
     ]
 
 
+def _every_layer(results: Path) -> bool:
+    """Whether the paper's own experiment is stored; an earlier run in fewer epochs stands for it until then."""
+    return (results / "plans" / "paper-cub.json").exists()
+
+
 def _cub_rows(results: Path) -> tuple[list[list[str]], list[str]]:
     """Rows of the plans that are stored, the untrained ones first; and the names of these plans."""
     rows: list[list[str]] = []
@@ -839,7 +885,7 @@ def _cub_rows(results: Path) -> tuple[list[list[str]], list[str]]:
         ]
         plans += [name] * (name not in plans)
     rows = [*untrained.values(), *rows]
-    every = _read(results / "cub_all.json")
+    every = None if _every_layer(results) else _read(results / "cub_all.json")
     if every is not None:
         recalls = [f"{100 * every['penultimate'][name]:.2f}" for name in RECALLS]
         said = f"every layer in {len(every['epochs'])} epochs, one-hot centroids, one seed"

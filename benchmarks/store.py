@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from benchmarks.page import PLANS, RESULTS, write_page
+from tammes.benchmark.tables import curve
 from tammes.errors import UserError
 from tammes.runtime import write_atomically
 
@@ -89,7 +90,31 @@ def _run(method: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
         "commits": sorted({(cell["commit"] or "unknown")[:7] for cell in done}),
         "machines": sorted({_machine(cell["machine"]) for cell in done}),
         "command": named_only((done or cells)[0]["command"]),
+    } | _epochs([cell for cell in done if "epochs" in cell])
+
+
+def _epochs(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every seed's figures and epochs; R@1 over minutes, the mean over seeds; and the bound of the first seed."""
+    if not cells:
+        return {}
+    by_seed = [{name: cell.get(name) for name in ("seed", "schema", "images", "layers", "epochs")} for cell in cells]
+    curves = [curve(cell["epochs"]) for cell in cells]
+    shared = [epoch for epoch in curves[0] if all(epoch in each for each in curves)]
+    bound = [line for line in cells[0]["epochs"] if "bound" in line]
+    return {
+        "by_seed": by_seed,
+        "curve": [
+            {"epoch": epoch, "minutes": mean(each[epoch][0] for each in curves)}
+            | {"recall_at_1": mean(each[epoch][1] for each in curves)}
+            for epoch in shared
+        ],
+        "bound": [{"epoch": line["epoch"], "loss": line["loss"]} | _over_triplets(line["bound"]) for line in bound],
     }
+
+
+def _over_triplets(bound: dict[str, Any]) -> dict[str, Any]:
+    sums = ("triplet_loss", "discriminative_loss", "gap", "certificate")
+    return {name: bound[name] / max(1, bound["triplets"]) for name in sums} | {"epsilon": bound["epsilon"]}
 
 
 def _machine(of: dict[str, Any]) -> str:

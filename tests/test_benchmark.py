@@ -18,8 +18,8 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from tammes.benchmark.cells import Cell, table_cells
-from tammes.benchmark.choose import trials
-from tammes.benchmark.plan import read_plan
+from tammes.benchmark.choose import chosen, trials
+from tammes.benchmark.plan import Plan, read_plan
 from tammes.cli import benchmark_job, job, main, measuring, networks
 from tammes.cli.benchmark import _command
 from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
@@ -27,7 +27,7 @@ from tammes.cli.benchmark_watch import Watch
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.runs import open_run
+from tammes.runs import Run, open_run
 from tests.test_cli_train import printed, refused
 
 # In one worker, so that the benchmark of `done` is run once.
@@ -307,8 +307,9 @@ def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
 def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     root: Path, started: Callable[[list[str], Path], BaseProcess], tmp_path: Path
 ) -> None:
-    text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "")
+    text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "curve = [1, 8, 12]")
     text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
+    text += "log-bound = true\n"
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
     process = started(words, tmp_path / "said.txt")
@@ -328,6 +329,148 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     job.run_job(alone)
     ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, tmp_path / "alone"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    kept, alone_kept = (
+        [_timeless(line) for line in each.epochs()] for each in (open_run(run), Run(tmp_path / "alone"))
+    )
+    assert kept == alone_kept
+    assert [_timeless(line) for line in (cell.result() or {})["epochs"][:-1]] == kept[:-1]
+
+
+def _timeless(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in ("seconds", "images_per_second")}
+
+
+WATCHED = """
+data = "photos"
+seeds = [0, 1]
+layers = ["penultimate", "last"]
+[train]
+backbone = "conv4"
+dim = 16
+batch-size = 8
+epochs = 3
+schedule = "halve"
+curve = [1, 3]
+[[method]]
+name = "ours"
+log-bound = true
+[[method]]
+name = "pairs"
+loss = "lifted"
+seeds = [1]
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a benchmark that looks at test classes and at the bound while it trains."""
+    folder = tmp_path_factory.mktemp("watched")
+    main(["benchmark", str(planned(folder, WATCHED)), "--data", str(root), "--out", str(folder / "out")])
+    return folder / "out"
+
+
+def test_a_cell_keeps_its_epochs_and_how_many_images_there_were(watched: Path, tmp_path: Path) -> None:
+    cell = json.loads((watched / "default" / "ours" / "seed-0.json").read_text())
+    assert (cell["schema"], cell["images"]) == (2, {"train": 32, "test": 32})
+    assert [line["epoch"] for line in cell["epochs"] if "test_recall_at_1" in line] == [1, 3]
+    assert cell["epochs"][-1]["test_recall_at_1"] == cell["layers"]["penultimate"]["recall_at_1"]
+    assert cell["training_seconds"] == pytest.approx(sum(line["seconds"] for line in cell["epochs"]), abs=0.01)
+    for line in cell["epochs"]:
+        bound = line["bound"]
+        assert bound["triplet_loss"] <= bound["discriminative_loss"] + 1e-6
+        assert bound["gap"] <= bound["certificate"] + 1e-6
+    assert "32 images trained and 32 tested." in (watched / "table.md").read_text()
+    # The first epoch by itself is the first point of the curve.
+    alone = replace(saved_options(open_run(watched / "default" / "ours" / "seed-0")), epochs=1, out=tmp_path / "alone")
+    job.run_job(replace(alone, curve=(), log_bound=False))
+    found = json.loads((tmp_path / "alone" / "results.json").read_text())["trained"]["recall_at_1"]
+    assert cell["epochs"][0]["test_recall_at_1"] == found
+
+
+def test_a_method_has_only_its_own_seeds_and_layers(watched: Path) -> None:
+    found = json.loads((watched / "results.json").read_text())
+    assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("ours", 0), ("ours", 1), ("pairs", 1)]
+    names = [row["name"] for row in found["tables"]["default"]]
+    assert names[:3] == ["ours, penultimate layer", "ours, last layer", "pairs, penultimate layer"]
+    assert "pairs, last layer" not in names
+
+
+def test_the_page_of_a_benchmark_draws_what_was_watched(watched: Path) -> None:
+    main(["report", str(watched)])
+    page = (watched / "report.html").read_text()
+    assert "Accuracy and bound as training goes on" in page
+    assert "R@1 over minutes of training" in page
+    assert "The bound and the triplet loss" in page
+
+
+def test_a_cell_of_a_newer_version_is_not_taken_for_one_of_ours(watched: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, WATCHED), Train)
+    cell = table_cells(plan, tmp_path / "out")[0]
+    cell.folder.parent.mkdir(parents=True)
+    newer = json.loads((watched / "default" / "ours" / "seed-0.json").read_text()) | {"schema": 3}
+    cell.file.write_text(json.dumps(newer))
+    with pytest.raises(UserError, match="schema 3"):
+        cell.result()
+
+
+def found_in_search(plan: Plan, out: Path, recalls: dict[float, float]) -> None:
+    """What was found for each rate, without any training."""
+    for trial in trials(plan, out, "default", plan.methods[0]):
+        if trial.changes["rate"] in recalls:
+            trial.folder.parent.mkdir(parents=True, exist_ok=True)
+            trial.write({"recall_at_1": recalls[trial.changes["rate"]], "seconds": 1.0})
+
+
+def test_a_search_goes_a_step_further_where_the_best_rate_is_at_the_edge(tmp_path: Path) -> None:
+    text = SEARCH.replace("rate = [0.001, 0.01]", "rate = [0.001, 0.01, 0.1]\nwiden = true").replace(
+        "search = { push = [0.2, 0.3] }", ""
+    )
+    plan = read_plan(planned(tmp_path, text), Train)
+
+    def tried(out: Path) -> list[float]:
+        return [cell.changes["rate"] for cell in trials(plan, out, "default", plan.methods[0])]
+
+    for name, best, more in (("low", 0.001, [0.0001]), ("middle", 0.01, []), ("high", 0.1, [1.0])):
+        out = tmp_path / name
+        assert tried(out) == [0.001, 0.01, 0.1]
+        found_in_search(plan, out, {0.001: 0.1, 0.01: 0.1, 0.1: 0.1} | {best: 0.5})
+        assert tried(out) == [0.001, 0.01, 0.1, *more]
+        assert (chosen(plan, out, "default", plan.methods[0]) is None) == bool(more)
+        found_in_search(plan, out, {1.0: 0.6, 0.0001: 0.4})
+        expected = {"low": 0.001, "middle": 0.01, "high": 1.0}[name]
+        assert chosen(plan, out, "default", plan.methods[0]) == {"rate": expected}
+        assert len(tried(out)) == 3 + len(more)  # one step, not more
+
+
+def test_a_method_is_searched_with_rates_of_its_own_and_the_search_with_options_of_its_own(tmp_path: Path) -> None:
+    text = SEARCH.replace("push = [0.2, 0.3]", "rate = [0.5, 5.0]").replace(
+        "quarters = [1]", 'quarters = [1]\n[search.train]\ntrain = "top"\nepochs = 4'
+    )
+    plan = read_plan(planned(tmp_path, text.replace('"conv4"', '"resnet18"')), Train)
+    *tried, cell = all_cells(plan, tmp_path / "out")
+    assert [trial.changes for trial in tried] == [{"rate": 0.5}, {"rate": 5.0}]
+    trial, table = (options_of(plan, each, str(tmp_path), {}) for each in (tried[0], cell))
+    assert (trial.train, trial.epochs, table.train, table.epochs) == ("top", 4, "head", 1)
+
+
+def test_rates_are_taken_over_from_the_search_of_another_plan(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searching = read_plan(planned(tmp_path, SEARCH.replace("search = { push = [0.2, 0.3] }", "")), Train)
+    file = tmp_path / "more.toml"
+    start, end = SEARCH.index("[search]"), SEARCH.index("[[method]]")
+    file.write_text(
+        'rates_from = "plan"\n' + SEARCH[:start] + SEARCH[end:].replace("search = { push = [0.2, 0.3] }", "")
+    )
+    words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "more")]
+    assert "rates over that plan chooses" in refused(capsys, *words)
+    assert not (tmp_path / "more").exists()
+    found_in_search(searching, tmp_path / "plan", {0.001: 0.5, 0.01: 0.4})
+    main(words)
+    cell = json.loads((tmp_path / "more" / "default" / "ours" / "seed-5.json").read_text())
+    assert cell["chosen"] == {"rate": 0.001}
+    assert "--rate 0.001" in cell["command"]
+    assert "is the one that plan chose" in (tmp_path / "more" / "table.md").read_text()
 
 
 def test_one_cell_has_one_owner(tmp_path: Path) -> None:

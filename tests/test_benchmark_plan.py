@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tammes.benchmark import tables as benchmark_tables
+from tammes.benchmark.cells import table_cells
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published, published_table
 from tammes.cli import main
@@ -108,7 +110,14 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         (SHORTEST + "[search]\nrate = [1]\nquarters = [4]\n", "quarters must be one of 0, 1, 2, 3, got 4."),
         (SHORTEST + "[search]\nrate = [1]\n[train]\nrate = 1\n", "rate is given in [train] and searched for"),
         (SHORTEST + "rate = 2\n[search]\nrate = [1]\n", "method 'one': rate is searched for in [search]"),
-        (SHORTEST + "search = { push = [1], rate = [2] }\n[search]\nrate = [1]\n", "hyper-parameter, got push, rate"),
+        (SHORTEST + "search = { push = [1], dim = [2] }\n[search]\nrate = [1]\n", "hyper-parameter, got dim, push"),
+        (SHORTEST + "search = { rate = [1, 2] }\n[search]\nrate = [1]\n", "2 values of rate, and [search] 1"),
+        (SHORTEST + "seeds = [3]\n", "method 'one': seeds has 3, and seeds at the top"),
+        (SHORTEST + "[search]\nrate = [1]\n[search.train]\nepoch = 1\n", "'epoch' is no option"),
+        ('rates_from = "x"\n' + SHORTEST + "[search]\nrate = [1]\n", "rates_from = 'x' and [search] both"),
+        ('rates_from = "x"\n' + SHORTEST, "cannot read the plan"),
+        ('rates_from = "plan"\n' + SHORTEST, "has no [search], so no rates can be taken over"),
+        (SHORTEST + "[train]\ncurve = [1.5]\n", "curve must be a list of whole numbers"),
         (SHORTEST + "search = { epochs = [1] }\n[search]\nrate = [1]\n", "search cannot be of epochs"),
         (SHORTEST + "push = 0\nsearch = { push = [1] }\n[search]\nrate = [1]\n", "cannot be of push: it is given"),
         (
@@ -120,10 +129,6 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         (
             SHORTEST + 'loss = "lifted"\nloss-options = ["margin=1"]\n',
             "does not take loss-options: it belongs in the method by their own names, such as margin = 0.2.",
-        ),
-        (
-            'layers = ["penultimate", "last"]\n' + SHORTEST + 'loss = "lifted"\n',
-            "without a class layer there is no layer 'last' beside the penultimate.",
         ),
         (SHORTEST + "search = { pull = [1] }\n[search]\nrate = [1]\n", "'pull' is no option of tammes train"),
         ('layers = ["last"]\n' + SHORTEST + "class-layer = false\n", "without a class layer there is no layer 'last'"),
@@ -161,12 +166,39 @@ def test_the_plans_that_come_with_the_code_are_plans(file: Path) -> None:
 
 
 def test_every_table_of_the_paper_on_images_has_a_plan_with_all_of_its_rows() -> None:
+    # The table of minutes is made of the plans of methods; one-hot centroids are their Discriminative.
+    minutes = {name for name in published() if name.startswith("minutes-")}
     rows: dict[str, set[str]] = {}
     for file in PLANS:
         found = read_plan(file, Train)
-        if found.paper is not None:
-            rows.setdefault(found.paper, set()).update(row for m in found.methods for row in m.paper.values())
-    assert rows == {name: set(table.rows) for name, table in published().items() if name != "complexity"}
+        for row in (row for method in found.methods for row in method.paper.values()):
+            table, _, name = row.rpartition("/")
+            rows.setdefault(table or str(found.paper), {"one-hot"} if "centroids" in table else set()).add(name)
+    for name in minutes:
+        assert rows.pop(name, set()) <= set(published()[name].rows)
+        assert set(published()[name].rows) <= rows[name.removeprefix("minutes-")]
+    assert rows == {
+        name: set(table.rows) for name, table in published().items() if name not in {"complexity", *minutes}
+    }
+
+
+def test_a_method_has_the_layers_that_there_are_and_seeds_of_its_own(tmp_path: Path) -> None:
+    more = '[[method]]\nname = "pairs"\nloss = "lifted"\nseeds = [1]\n'
+    found = plan(tmp_path, 'seeds = [0, 1]\nlayers = ["last", "penultimate"]\n' + SHORTEST + more)
+    one, pairs = found.methods
+    assert (one.layers, one.seeds) == (("last", "penultimate"), (0, 1))
+    assert (pairs.layers, pairs.seeds) == (("penultimate",), (1,))
+    assert (found.options(one)["embedding"], found.options(pairs)["embedding"]) == ("last", "penultimate")
+    assert [(cell.seed, cell.method.name) for cell in table_cells(found, tmp_path)] == [
+        (0, "one"),
+        (1, "one"),
+        (1, "pairs"),
+    ]
+
+
+def test_a_row_of_the_paper_may_be_of_another_table(tmp_path: Path) -> None:
+    found = plan(tmp_path, 'paper = "cub"\n' + SHORTEST + 'paper = "centroids-cub/K-means"\n')
+    assert benchmark_tables.table(found, "default", [])[0].paper == published()["centroids-cub"].rows["K-means"]
 
 
 def test_the_papers_numbers() -> None:

@@ -276,10 +276,10 @@ def searched(tmp_path: Path) -> Plan:
 
 def test_the_search_takes_the_best_mean_over_the_quarters(searched: Plan, tmp_path: Path) -> None:
     method = searched.methods[0]
-    assert combinations(searched, method) == [
+    assert combinations(searched, tmp_path, "default", method) == [
         {"rate": 0.1, "push": 0.0}, {"rate": 0.1, "push": 0.3}, {"rate": 0.2, "push": 0.0}, {"rate": 0.2, "push": 0.3},
     ]  # fmt: skip
-    assert combinations(searched, searched.methods[1]) == [{"rate": 0.1}, {"rate": 0.2}]
+    assert combinations(searched, tmp_path, "default", searched.methods[1]) == [{"rate": 0.1}, {"rate": 0.2}]
     cells = trials(searched, tmp_path, "default", method)
     assert [cell.quarter for cell in cells] == [3, 1] * 4
     assert len({cell.folder for cell in cells}) == len({cell.name for cell in cells}) == 8

@@ -311,9 +311,13 @@ def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) 
         " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head --epochs 15"
         " --batch-size 128 --start pca --keep-start False` |"
     ) in made
-    assert "Not run: its ImageNet weights were not at hand. The paper's column is table 8" in made
-    assert "`tammes train CUB_200_2011 --preset paper --centroids one-hot --backbone vgg16 --train all`" in made
-    assert "Not run: its images were not at hand." in made
+    assert "Not run yet. The paper's column is table 8" in made
+    assert (
+        "`tammes train CUB_200_2011 --preset paper --centroids one-hot --backbone vgg16 --train all --epochs 5" in made
+    )
+    assert "| K-means centroids, penultimate layer | not run | 66.93 / 76.74 / 83.80 / 90.37 / - |" in made
+    assert "shorter side of 256 pixels" in made
+    assert "15 of the 16,185 images were missing" in made
     assert "Glyphs" not in made  # not in the paper, so there is nothing to compare with
     assert "## Complexity" not in made
     assert "## Older runs" not in made
@@ -361,6 +365,38 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
     brief = "| every layer in 1 epochs, one-hot centroids, one seed | 55.00 | 60.00 | 70.00 | 80.00 | 120 |"
     assert brief in readme(BLOCKS, tmp_path)
+
+
+def test_what_was_watched_while_a_plan_trained_stands_on_the_page(tmp_path: Path) -> None:
+    bound = {
+        "triplet_loss": 4.0,
+        "discriminative_loss": 8.0,
+        "gap": 4.0,
+        "certificate": 6.0,
+        "epsilon": 0.5,
+        "triplets": 2,
+    }
+    lines = [
+        {"epoch": 1, "seconds": 60.0, "loss": 0.9, "bound": bound, "test_recall_at_1": 0.25},
+        {"epoch": 2, "seconds": 60.0, "loss": 0.8, "bound": bound | {"triplet_loss": 2.0, "gap": 6.0}},
+        {"epoch": 3, "seconds": 120.0, "loss": 0.7, "bound": bound, "test_recall_at_1": 0.5},
+    ]
+    made = results("paper-cub")
+    for each in made["cells"]:
+        if each["state"] == "done":
+            each |= {"epochs": lines, "images": {"train": 10, "test": 12}, "schema": 2}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text(json.dumps(made))
+    (tmp_path / "cub_all.json").write_text("{}")  # an earlier run, which is not shown any more
+    kept = json.loads(store(tmp_path / "run", tmp_path / "plans").read_text())
+    run = next(run for runs in kept["runs"].values() for run in runs if run["seeds"])
+    assert run["by_seed"][0]["images"] == {"train": 10, "test": 12}
+    assert run["by_seed"][0]["schema"] == 2
+    text = page(tmp_path)
+    assert "| R@1 (minutes) after epoch | 1 | 3 |" in text
+    assert f"| {run['method']} | 25.00 (1) | 50.00 (4) |" in text
+    assert "| epoch | training loss | L_t | L_d | gap | certificate | ε |" in text
+    assert "| 3 | 0.7000 | 2.0000 | 4.0000 | 2.0000 | 3.0000 | 0.5000 |" in text
 
 
 def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) -> None:

@@ -377,6 +377,21 @@ def test_options_that_cannot_be(options: dict[str, float], message: str) -> None
 def test_what_it_says_of_itself() -> None:
     expected = "margin=0.01, weight=0.8, gap=0.4, gamma=1, neighbours=8, hardness=0.2"
     assert SmartMiningLoss(neighbours=8).extra_repr() == expected
-    assert list(METHOD.options) == ["margin", "weight", "gap", "gamma", "neighbours", "hardness"]
+    assert list(METHOD.options) == ["margin", "weight", "gap", "gamma", "neighbours", "hardness", "share"]
     assert METHOD.sees == "all images each epoch"
     assert METHOD.batch == "triplets that it mines"
+
+
+def test_a_share_of_the_triplets_makes_a_shorter_epoch() -> None:
+    whole, third = SmartMiningLoss(), SmartMiningLoss(share=1 / 3)
+    orders = [looked(loss, unit(SIX), SIX_LABELS).order for loss in (whole, third)]
+    assert orders[0] is not None
+    assert orders[1] is not None
+    assert (len(orders[0]), len(orders[1])) == (18, 6)  # six anchors; two of them, as many images as there are
+    assert torch.equal(orders[0][:6], orders[1])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_share_is_a_part_of_the_triplets(share: float) -> None:
+    with pytest.raises(UserError, match=f"share .*got {share}"):
+        SmartMiningLoss(share=share)

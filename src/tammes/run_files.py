@@ -106,6 +106,7 @@ class Line(TypedDict):
     seconds: NotRequired[float]
     images_per_second: NotRequired[Real]
     val_recall_at_1: NotRequired[Real]
+    test_recall_at_1: NotRequired[Real]
     bound: NotRequired[Bound]
 
 

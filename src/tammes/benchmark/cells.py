@@ -7,7 +7,7 @@ behind but a run to go on with: the system frees its locks.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -15,9 +15,10 @@ from typing import Any, NotRequired, TypedDict
 from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
 from tammes.records import Positive, Real, read_json
-from tammes.run_files import BesideRecall, Measures
+from tammes.run_files import BesideRecall, Line, Measures
 from tammes.runtime import check_no_links, lock, open_inside, write_atomically
 
+SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
 
 
@@ -67,9 +68,19 @@ class Distances(TypedDict):
     std: float
 
 
+class NumberOfImages(TypedDict):
+    """That a cell was trained and tested on."""
+
+    train: int
+    test: int
+
+
 class Tabled(TypedDict):
     """The result of a cell of the table."""
 
+    schema: NotRequired[int]
+    images: NotRequired[NumberOfImages]
+    epochs: NotRequired[list[Line]]
     layers: dict[str, Recall]
     untrained: Measures
     best: NotRequired[Measures | None]
@@ -145,6 +156,10 @@ class Cell:
         shape = Failed | (Tabled if self.quarter is None else Tried)
         advice = f"Remove it to have it made anew: {self.name}."
         found: dict[str, Any] | None = read_json(self.file, shape, advice)
+        if found is not None and found.get("schema", SCHEMA) > SCHEMA:
+            raise UserError(
+                f"{self.file}: schema {found['schema']} is of a newer version of tammes; {SCHEMA} is known."
+            )
         if found is not None and self.quarter is None and "error" not in found:
             missing = next((layer for layer in layers or ("",) if layer not in found["layers"]), None)
             if missing or not found["layers"]:
@@ -180,7 +195,11 @@ class Cell:
 
 def table_cells(plan: Plan, out: Path) -> list[Cell]:
     """Seed after seed, so that the table fills evenly."""
-    return [Cell(out, preset, method, seed) for preset, seed, method in product(plan.presets, plan.seeds, plan.methods)]
+    return [
+        Cell(out, preset, method, seed)
+        for preset, seed, method in product(plan.presets, plan.seeds, plan.methods)
+        if seed in method.seeds
+    ]
 
 
 def begin(plan: Plan, out: Path) -> None:
@@ -208,9 +227,13 @@ def _remembered(plan: Plan) -> dict[str, Any]:
     """All that a result depends on, by a name for errors; as JSON has it."""
     found: dict[str, Any] = {"data": plan.data, "layers": list(plan.layers), "train": plan.train}
     if plan.search is not None:
-        found["search"] = {"rate": plan.search.rate, "quarters": plan.search.quarters, "seed": plan.search.seed}
+        # What is new in this list is left out where it is as it always was: older folders do not have it.
+        found["search"] = {name: value for name, value in asdict(plan.search).items() if value or name == "seed"}
     else:
         found["search"] = None
+    if plan.rates_from is not None:
+        found["rates_from"] = plan.rates_from.file.stem
     for method in plan.methods:
-        found[f"method {method.name!r}"] = {"options": method.options, "search": method.search}
+        own = {"options": method.options, "search": method.search}
+        found[f"method {method.name!r}"] = own | ({"rates": method.rates} if method.rates else {})
     return dict(json.loads(json.dumps(found)))

@@ -6,13 +6,13 @@ Nothing in it is guessed at: a key that is not known, or a value of the wrong ki
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tammes.benchmark.published import published_table
+from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
 from tammes.losses import Method as Loss
 from tammes.objectives import METHODS, find_method, find_miner
@@ -39,7 +39,7 @@ FOR_ALL = {
         "precision",
         "device",
     ),
-    *("test_classes", "val_classes", "skip_bad"),
+    *("test_classes", "val_classes", "skip_bad", "curve"),
 }
 # What is said in another place.
 ELSEWHERE = {
@@ -67,13 +67,19 @@ class Method:
     Attributes:
         options: those of `tammes train` that are its own.
         search: its own hyper-parameter, if it has one, and the values to try.
-        paper: layer -> the row of the paper's table that is the same method.
+        paper: layer -> the row of the paper's table that is the same method; TABLE/ROW where it is in another table.
+        layers: those of the plan that it has.
+        seeds: those of the plan that it is run with.
+        rates: learning rates to try in place of those that are tried for all, and as many.
     """
 
     name: str
     options: dict[str, Any]
     search: dict[str, tuple[Any, ...]]
     paper: dict[str, str]
+    layers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -95,11 +101,15 @@ class Search:
         rate: learning rates of the new layers; that of the backbone goes with it.
         quarters: which quarters of the training classes validate, one after the other.
         seed: of all these trainings.
+        widen: whether one more rate is tried where the best is the lowest or the highest, a step beyond it.
+        train: options of these trainings, in place of those of the plan's.
     """
 
     rate: tuple[float, ...]
     quarters: tuple[int, ...]
     seed: int
+    widen: bool = False
+    train: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,10 +126,11 @@ class Plan:
     methods: tuple[Method, ...]
     search: Search | None
     paper: str | None
+    rates_from: "Plan | None" = None  # the plan whose search has chosen for the methods of this one
 
     def options(self, method: Method) -> dict[str, Any]:
         """The options of `tammes train` for a method, beside data, preset, seed and what is searched for."""
-        return self.train | method.options | {"embedding": self.layers[0]}
+        return self.train | method.options | {"embedding": method.layers[0]}
 
 
 def slug(name: str) -> str:
@@ -141,11 +152,12 @@ def in_words(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
 
 
-def read_plan(file: Path, train: type) -> Plan:
+def read_plan(file: Path, train: type, *, searches: bool = False) -> Plan:
     """The plan in a file.
 
     Args:
         train: the dataclass whose fields are the options of a training.
+        searches: whether it must search for itself, so that others can take over what it has chosen.
     """
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -158,7 +170,9 @@ def read_plan(file: Path, train: type) -> Plan:
     except ValueError:  # Python reads no whole number of more than a few thousand digits
         raise UserError(f"{file} holds a number of thousands of digits. {_RANGE}") from None
     _check_numbers(file, given)
-    return _Reader(file, get_type_hints(train), {field.name: field.default for field in fields(train)}).plan(given)
+    if searches and "search" not in given:
+        raise UserError(f"{file} has no [search], so no rates can be taken over from it.")
+    return _Reader(file, train, get_type_hints(train)).plan(given)
 
 
 def _check_numbers(file: Path, given: Any, name: str = "") -> None:
@@ -178,11 +192,11 @@ class _Reader:
     """What reading a plan needs everywhere: the file, for errors, and the options of a training."""
 
     file: Path
+    train: type
     kinds: Mapping[str, Any]
-    defaults: Mapping[str, Any]
 
     def plan(self, given: dict[str, Any]) -> Plan:
-        known = ("title", "data", "presets", "seeds", "layers", "paper", "train", "search", "method")
+        known = ("title", "data", "presets", "seeds", "layers", "paper", "train", "search", "rates_from", "method")
         self.known(given, known, "")
         data = self.of(given, "data", str, default=MISSING)
         if Path(data).suffix.lower() in (".npz", ".parquet"):
@@ -191,38 +205,62 @@ class _Reader:
         train = self.options(self.of(given, "train", dict, default={}), "[train]")
         search = self.search(given, train)
         paper = self.of(given, "paper", str, default=None)
-        rows = None if paper is None else self.named(lambda: published_table(paper)).rows
+        if paper is not None:
+            self.named(lambda: published_table(paper))
+        seeds = self.listed(given, "seeds", int, (0, 1, 2))
+        for seed in seeds:
+            self.seed("each of seeds", seed)
         tables = self.of(given, "method", list, default=MISSING)
         if not tables or not all(isinstance(table, dict) for table in tables):
             raise UserError(f"{self.file}: a plan needs one [[method]] or more, each with a name and its own options.")
-        methods = tuple(self.method(table, search, train, layers, rows) for table in tables)
+        methods = tuple(self.method(table, search, train, layers, seeds, paper) for table in tables)
         for number, method in enumerate(methods):
             for other in methods[:number]:
                 if other.slug == method.slug:
                     raise UserError(
                         f"{self.file}: the methods {other.name!r} and {method.name!r} would share a folder. Rename one."
                     )
-        seeds = self.listed(given, "seeds", int, (0, 1, 2))
-        for seed in seeds:
-            self.seed("each of seeds", seed)
+        presets = self.listed(given, "presets", self.kinds["preset"], ("default",))
         return Plan(
             file=self.file,
             title=self.of(given, "title", str, default=self.file.stem),
             data=data,
-            presets=self.listed(given, "presets", self.kinds["preset"], ("default",)),
+            presets=presets,
             seeds=seeds,
             layers=layers,
             train=train,
             methods=methods,
             search=search,
             paper=paper,
+            rates_from=self.rates_from(given, train, presets, methods),
         )
+
+    def rates_from(
+        self, given: dict[str, Any], train: dict[str, Any], presets: tuple[str, ...], methods: tuple[Method, ...]
+    ) -> Plan | None:
+        """The plan beside this one whose search chooses for it."""
+        name = self.of(given, "rates_from", str, default=None)
+        if name is None:
+            return None
+        for there, what in (("search" in given, "[search]"), ("rate" in train, "rate in [train]")):
+            if there:
+                raise UserError(f"{self.file}: rates_from = {name!r} and {what} both say the rates: leave out one.")
+        beside = self.file.with_name(f"{name}.toml")
+        found: Plan = self.named(lambda: read_plan(beside, self.train, searches=True), "rates_from: ")
+        given_twice = [method.name for method in methods if "rate" in method.options]
+        if given_twice:
+            raise UserError(f"{self.file}: method {given_twice[0]!r}: rate is taken over by rates_from: leave it out.")
+        missing = sorted({method.name for method in methods} - {method.name for method in found.methods})
+        missing += sorted(set(presets) - set(found.presets))
+        if missing:
+            raise UserError(f"{self.file}: rates_from = {name!r}, and {found.file} does not search for {missing[0]!r}.")
+        return found
 
     def search(self, given: dict[str, Any], train: dict[str, Any]) -> Search | None:
         if "search" not in given:
             return None
         table = self.of(given, "search", dict, default=MISSING)
-        self.known(table, ("rate", "quarters", "seed"), "[search] ")
+        self.known(table, ("rate", "quarters", "seed", "widen", "train"), "[search] ")
         if "rate" in train:
             raise UserError(
                 f"{self.file}: rate is given in [train] and searched for in [search]. Leave out one of them."
@@ -233,6 +271,8 @@ class _Reader:
             rate=self.listed(table, "rate", float, MISSING, "[search] "),
             quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
             seed=seed,
+            widen=self.of(table, "widen", bool, default=False, where="[search] "),
+            train=self.options(self.of(table, "train", dict, default={}, where="[search] "), "[search.train]"),
         )
 
     def method(
@@ -241,7 +281,8 @@ class _Reader:
         search: Search | None,
         train: dict[str, Any],
         layers: tuple[str, ...],
-        rows: Mapping[str, Any] | None,
+        seeds: tuple[int, ...],
+        paper: str | None,
     ) -> Method:
         name = self.of(table, "name", str, default=MISSING, where="[[method]] ")
         if not name.strip() or not name.isprintable() or len(slug(name).encode()) > _LONGEST_NAME:
@@ -250,7 +291,7 @@ class _Reader:
                 f" printed, as it is that of a folder too; got {shown(name)}."
             )
         where = f"method {name!r}: "
-        own = {key: value for key, value in table.items() if key not in ("name", "search", "paper")}
+        own = {key: value for key, value in table.items() if key not in ("name", "search", "paper", "seeds")}
         # The options of a loss that is not there yet cannot be known either.
         loss = own.get("loss", train.get("loss", "discriminative"))
         found = self.loss(loss, own.get("miner", train.get("miner")), own.get("base", train.get("base")), where)
@@ -270,13 +311,24 @@ class _Reader:
             )
         options = {"loss": loss} | options
         no_class_layer = found is not None and found.on != "class layer"
-        if (no_class_layer or options.get("class_layer", train.get("class_layer", True)) is False) and "last" in layers:
-            raise UserError(
-                f"{self.file}: {where}without a class layer there is no layer 'last' beside the penultimate."
-            )
-        asked = self.of(table, "search", dict, default={}, where=where)
+        if no_class_layer or options.get("class_layer", train.get("class_layer", True)) is False:
+            layers = tuple(layer for layer in layers if layer != "last")
+            if not layers:
+                raise UserError(f"{self.file}: {where}without a class layer there is no layer 'last'.")
+        own_seeds = self.listed(table, "seeds", int, seeds, where)
+        for seed in own_seeds:
+            if seed not in seeds:
+                raise UserError(f"{self.file}: {where}seeds has {seed}, and seeds at the top of the file has not.")
+        asked = dict(self.of(table, "search", dict, default={}, where=where))
         if asked and search is None:
             raise UserError(f"{self.file}: {where}search needs a table [search] with rate = [...], the same for all.")
+        rates = self.listed(asked, "rate", float, (), f"{where}search ")
+        if rates and search is not None and len(rates) != len(search.rate):
+            raise UserError(
+                f"{self.file}: {where}search has {len(rates)} values of rate, and [search] {len(search.rate)}: each"
+                " method must have as many tries."
+            )
+        asked.pop("rate", None)
         if len(asked) > 1:
             raise UserError(f"{self.file}: {where}search is of one hyper-parameter, got {', '.join(sorted(asked))}.")
         values: dict[str, tuple[Any, ...]] = {}
@@ -298,7 +350,7 @@ class _Reader:
             raise UserError(
                 f"{self.file}: {where}rate is searched for in [search], the same for all. Leave it out here."
             )
-        return Method(name, options, values, self.paper(table, where, layers, rows))
+        return Method(name, options, values, self.paper(table, where, layers, paper), layers, own_seeds, rates)
 
     def loss(self, name: Any, miner: Any, base: Any, where: str) -> Loss | None:
         """The loss of a method; None if it is not there yet."""
@@ -327,13 +379,11 @@ class _Reader:
             self.named(lambda: loss.parse(said), where)
         return said
 
-    def paper(
-        self, table: dict[str, Any], where: str, layers: tuple[str, ...], rows: Mapping[str, Any] | None
-    ) -> dict[str, str]:
+    def paper(self, table: dict[str, Any], where: str, layers: tuple[str, ...], of: str | None) -> dict[str, str]:
         """Which row of the paper's table a method is: one name, for the first layer, or one for each layer."""
         if "paper" not in table:
             return {}
-        if rows is None:
+        if of is None:
             raise UserError(
                 f'{self.file}: {where}paper names a row, but the file does not say of which table: paper = "cub".'
             )
@@ -344,8 +394,7 @@ class _Reader:
             )
         self.known(given, layers, where + "paper: ")
         for row in given.values():
-            if row not in rows:
-                raise UserError(f"{self.file}: {where}paper has no row {row!r}. Its rows: {', '.join(rows)}.")
+            self.named(lambda row=row: published_row(of, row), where)
         return given
 
     def options(self, given: dict[str, Any], where: str, *, strict: bool = True, values: bool = True) -> dict[str, Any]:
@@ -450,6 +499,7 @@ def _in_words(kind: Any) -> str:
         bool: "true or false",
         dict: "a table",
         tuple[str, ...]: "a list of texts",
+        tuple[int, ...]: "a list of whole numbers",
         list: "tables [[…]]",
     }
     return words.get(kind, str(kind))

@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 
-from tammes.errors import unknown_name
+from tammes.errors import UserError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,12 @@ def published_table(name: str) -> Published:
     if name not in tables:
         raise unknown_name("table of the paper", name, tables)
     return tables[name]
+
+
+def published_row(table: str, row: str) -> dict[str, int | float | str]:
+    """A row of a table, or of another one if its name is TABLE/ROW."""
+    other, _, name = row.rpartition("/")
+    rows = published_table(other or table).rows
+    if name not in rows:
+        raise UserError(f"paper has no row {name!r}. Its rows: {', '.join(rows)}.")
+    return rows[name]

@@ -9,11 +9,11 @@ from typing import Any, NotRequired, TypedDict
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
 from tammes.benchmark.plan import Method, Plan, in_words
-from tammes.benchmark.published import published_table
+from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
 from tammes.losses import WITH_CENTROIDS
 from tammes.records import Positive, read_json
-from tammes.run_files import Measures
+from tammes.run_files import Line, Measures
 from tammes.runs import Run, centroids_of
 
 MEASURES = {
@@ -115,13 +115,12 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
         tried: how many combinations the search had for each method, by its name.
     """
     ours = [cell for cell in cells if cell.preset == preset and cell.quarter is None]
-    paper = {} if plan.paper is None else published_table(plan.paper).rows
     rows: list[Row] = []
     first: dict[str, Mapping[int, float]] = {}
     untrained: dict[int, dict[str, Any]] = {}
     for method in plan.methods:
         done = [cell for cell in ours if cell.method.name == method.name and cell.state == DONE]
-        results = {cell.seed: result for cell in done if (result := cell.result(plan.layers)) is not None}
+        results = {cell.seed: result for cell in done if (result := cell.result(method.layers)) is not None}
         for seed, result in results.items():
             untrained.setdefault(seed, result["untrained"])
         shared: dict[str, Any] = {
@@ -133,13 +132,16 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
             ),
             "distances": _distances(list(results.values())),
         }
-        for layer in plan.layers:
+        for layer in method.layers:
             found = {seed: result["layers"][layer] for seed, result in results.items()}
             row = _row(method.name, layer, "last", found, first)
-            rows.append(replace(row, paper=paper.get(method.paper.get(layer, "")), **shared))
+            theirs = None
+            if plan.paper is not None and layer in method.paper:
+                theirs = published_row(plan.paper, method.paper[layer])
+            rows.append(replace(row, paper=theirs, **shared))
         best = {seed: result["best"] for seed, result in results.items() if result.get("best") is not None}
         if best:
-            rows.append(replace(_row(method.name, plan.layers[0], BEST, best, first), **shared))
+            rows.append(replace(_row(method.name, method.layers[0], BEST, best, first), **shared))
     rows.append(_row(UNTRAINED, "", "last", untrained, first))
     return rows
 
@@ -264,16 +266,30 @@ def markdown(plan: Plan, tables: Mapping[str, Sequence[Row]], remarks: Sequence[
     return "\n".join(lines)
 
 
-def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str, int]) -> list[str]:
+# Images that were published, for training and test together.
+_PUBLISHED = {"CUB_200_2011": 11788, "cars196": 16185}
+
+
+def remarks(
+    plan: Plan,
+    configs: Sequence[Mapping[str, Any]],
+    tried: Mapping[str, int],
+    images: Sequence[Mapping[str, int]] = (),
+) -> list[str]:
     """How the rows were made, in sentences.
 
     Args:
         configs: the options of finished runs, one of each preset.
+        images: how many images trained and tested, of each finished run that says so.
     """
     said = [
         f"Data: {plan.data}. Per cent, on classes that took no part in training; the last epoch; the mean over seeds ±"
         " half of its 95 % interval (Student's t). Differences are paired by seed."
     ]
+    for train, test in dict.fromkeys((each["train"], each["test"]) for each in images):
+        published = _PUBLISHED.get(Path(plan.data).name, train + test)
+        less = "" if train + test == published else f", {train + test:,} of the {published:,} that were published"
+        said.append(f"{train:,} images trained and {test:,} tested{less}.")
     for config in configs:
         crops = {None: "random crops", 0: "centre crops"}.get(config["views"], f"{config['views']} views")
         said.append(
@@ -282,12 +298,17 @@ def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str
             f" {config['mirror']}, shift {config['shift']}, {config['epochs']} epochs, batches of"
             f" {config['batch_size']} from {config['start']} new layers, unless said otherwise."
         )
+    if plan.rates_from is not None:
+        other = plan.rates_from
+        said.append(f"Each method's learning rate is the one that {other.file.stem} chose, on {other.data}.")
     if plan.search is not None:
         numbers = sorted(set(tried.values()))
         said.append(
             f"Each method's options were chosen among {' or '.join(map(str, numbers))} combinations by R@1 on"
             f" {len(plan.search.quarters)} quarter{'s' * (len(plan.search.quarters) > 1)} of the training classes, held"
             " out in turn; test classes took no part in it."
+            + (f" In the search: {in_words(plan.search.train)}." if plan.search.train else "")
+            + (" A best rate that was the lowest or highest had one more beside it." if plan.search.widen else "")
             + (" Methods with more combinations had the better chance." if len(numbers) > 1 else "")
         )
     if plan.train.get("val_classes") is not None:
@@ -301,6 +322,20 @@ def remarks(plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str
         paper = published_table(plan.paper)
         said.append(f"The paper's column is table {paper.number} of Do et al. (2019), {paper.what}. {paper.note}")
     return said
+
+
+def curve(epochs: Sequence[Mapping[str, Any]]) -> dict[int, tuple[float, float]]:
+    """Epoch -> minutes of training until its end, and R@1 on the test classes, per cent; where it was measured.
+
+    >>> curve([{"epoch": 1, "seconds": 60.0}, {"epoch": 2, "seconds": 60.0, "test_recall_at_1": 0.5}])
+    {2: (2.0, 50.0)}
+    """
+    found, seconds = {}, 0.0
+    for line in epochs:
+        seconds += line.get("seconds", 0.0)
+        if line.get("test_recall_at_1") is not None:
+            found[line["epoch"]] = (seconds / 60, 100 * line["test_recall_at_1"])
+    return found
 
 
 def as_json(tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any]]]:
@@ -356,6 +391,7 @@ class _Cell(TypedDict):
     state: str
     command: str
     error: NotRequired[str]
+    epochs: NotRequired[list[Line]]
     layers: NotRequired[dict[str, Measures] | None]
     training_seconds: NotRequired[float | None]
     config: NotRequired[_Epochs]

@@ -40,8 +40,8 @@ class Benchmark:
     out: Annotated[Path | None, optional("FOLDER")] = None
     """Where runs, results.json and table.md go; by default runs/ and the name of the plan."""
     data: Annotated[Path | None, optional("FOLDER")] = None
-    """The folder that holds the data set which the plan names; by default what the environment variable TAMMES_DATA
-    says, or the current folder."""
+    """The folder that holds the data set which the plan names, or, of CUB-200-2011 and CARS196, that of the data set
+    itself; by default what the environment variable TAMMES_DATA says, or the current folder."""
     weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
     """What the backbone starts from, instead of what the plan says."""
     only: Annotated[tuple[str, ...], optional("TEXT TEXT …")] = ()
@@ -65,14 +65,14 @@ def benchmark(config: Benchmark) -> None:
             raise UserError(f"{flag} must be at least 1, got {value}.")
     from tammes.benchmark.cells import FAILED, begin
     from tammes.benchmark.plan import read_plan
-    from tammes.cli.benchmark_job import all_cells, check_options, work
+    from tammes.cli.benchmark_job import all_cells, check_chosen, check_options, work
     from tammes.cli.benchmark_watch import Watch
     from tammes.cli.train import Train
 
     plan = read_plan(config.file, Train)
     if config.weights is not None:
         plan = replace(plan, train=plan.train | {"weights": config.weights})
-    data, out = _place(plan, config.data), config.out or Path("runs") / config.file.stem
+    data, out = place(plan, config.data), config.out or Path("runs") / config.file.stem
     cells = all_cells(plan, out, config.only)
     if not cells:
         names = ", ".join(method.name for method in plan.methods)
@@ -81,6 +81,7 @@ def benchmark(config: Benchmark) -> None:
     if config.dry_run:
         _show_plan(config, plan, cells, data)
         return
+    check_chosen(plan, cells)
     begin(plan, out)
     if config.retry_failed:
         for cell in cells:
@@ -90,7 +91,12 @@ def benchmark(config: Benchmark) -> None:
     others = [_start(config, out, number) for number in range(1, config.jobs)]
     try:
         with Watch(plan, cells, config.jobs) as watch:
-            work(plan, cells, data, watch.look)
+
+            def on_change(cells: "list[Cell]") -> None:
+                if watch.look(cells):
+                    _write(plan, out)  # so that what is there can be looked at, and stored, while the others run
+
+            work(plan, lambda: all_cells(plan, out, config.only), data, on_change)
         for number, other in enumerate(others, start=1):
             if other.wait() not in (0, 1):  # 1: a cell failed, which is in its result
                 say(f"note: process {number} broke off, and the others did its work: {out / f'process-{number}.log'}")
@@ -106,19 +112,23 @@ def benchmark(config: Benchmark) -> None:
         print_json(written)
     else:
         _print_tables(plan, out)
-    if any(cell.state == FAILED for cell in cells):
+    if any(cell.state == FAILED for cell in all_cells(plan, out, config.only)):
         say(f"Some cells failed: {out}/…/seed-N.json says how. `--retry-failed` runs them again.")
         raise SystemExit(1)
 
 
-def _place(plan: "Plan", folder: Path | None) -> str:
-    """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here."""
+def place(plan: "Plan", folder: Path | None) -> str:
+    """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here; or --data itself."""
+    from tammes.datasets import is_cars196, is_cub
     from tammes.runtime import data_folder
 
     if plan.data == "glyphs" or Path(plan.data).is_absolute():
         found = Path(plan.data)
     else:
         found = (folder or data_folder() or Path()) / plan.data
+        known = {"cars196": is_cars196, "CUB_200_2011": is_cub}.get(plan.data)
+        if folder is not None and known is not None and not found.exists() and known(folder):
+            found = folder
     if plan.data != "glyphs" and not found.exists():
         raise UserError(
             f"{plan.file} is about the data {plan.data!r}, and there is no {found}. Say which folder holds it, with"
@@ -228,14 +238,20 @@ def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:
     from tammes.benchmark.choose import combinations
     from tammes.benchmark.tables import remarks, table
 
-    cells, tried = table_cells(plan, out), {method.name: len(combinations(plan, method)) for method in plan.methods}
+    cells = table_cells(plan, out)
+    tried = {
+        preset: {method.name: len(combinations(plan, out, preset, method)) for method in plan.methods}
+        for preset in plan.presets
+    }
     configs: dict[str, dict[str, Any]] = {}
+    images: list[dict[str, int]] = []
     for cell in cells:
         result = cell.result()
         if result is not None and "config" in result:
             configs.setdefault(cell.preset, result["config"])
-    said = remarks(plan, list(configs.values()), tried)
-    return {preset: table(plan, preset, cells, tried) for preset in plan.presets}, said
+            images += [result["images"]] if "images" in result else []
+    said = remarks(plan, list(configs.values()), {k: n for of in tried.values() for k, n in of.items()}, images)
+    return {preset: table(plan, preset, cells, tried[preset]) for preset in plan.presets}, said
 
 
 def _print_tables(plan: "Plan", out: Path) -> None:

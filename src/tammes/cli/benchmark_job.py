@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from tammes.activations import Frozen, file_of
-from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, table_cells
-from tammes.benchmark.choose import chosen, quarter_of, trials
+from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, SCHEMA, WAITING, Cell, table_cells
+from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
 from tammes.cli.checks import check
@@ -62,19 +62,33 @@ def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
                 raise UserError(f"{plan.file}: method {cell.method.name!r}: {error}") from None
 
 
-def work(plan: Plan, cells: Sequence[Cell], data: str, on_change: Callable[[], None]) -> None:
+def check_chosen(plan: Plan, cells: Sequence[Cell]) -> None:
+    """Refuse to begin where the search of another plan chooses and has not yet."""
+    other = plan.rates_from
+    for cell in cells:
+        if other is not None and chosen(plan, cell.out, cell.preset, cell.method) is None:
+            folder = cell.out.parent / other.file.stem
+            raise UserError(
+                f"{plan.file} takes the rates over that {other.file.stem} chooses, and {folder} has none for"
+                f" {cell.method.name!r} yet. Run first: tammes benchmark {other.file} --out {folder}"
+            )
+
+
+def work(plan: Plan, find: Callable[[], list[Cell]], data: str, on_change: Callable[[list[Cell]], None]) -> None:
     """Run every cell that has no result yet and that no other process has; then wait for those of others.
 
     Args:
-        on_change: called after each cell, and while others are waited for.
+        find: all cells that there are by now: a search may widen.
+        on_change: called with them after each cell, and while others are waited for.
     """
     while True:
+        cells = find()
         left = [cell for cell in cells if cell.state in (WAITING, RUNNING)]
         if not left:
             return
         if not any(_take(plan, cell, data) for cell in left):
             sleep(POLL)
-        on_change()
+        on_change(find())
 
 
 def _take(plan: Plan, cell: Cell, data: str) -> bool:
@@ -109,7 +123,8 @@ def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     return found | {
         # A cell that was gone on with trained for longer than this process has seen.
         "seconds": round(max(perf_counter() - started, found["training_seconds"]), 2),
-        "commit": made_with["commit"],
+        "schema": SCHEMA,
+        "commit": found.get("commit") or made_with["commit"],
         "machine": machine | versions | {"threads": torch.get_num_threads()},
     }
 
@@ -122,10 +137,15 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     run = Run(cell.folder)
     if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
-    results = run.read("results", needs=("untrained", "seconds", "command"))
-    layers = {plan.layers[0]: results["trained"]}
-    layers |= {layer: _in_layer(run, layer) for layer in plan.layers[1:]}
+    results = run.read("results", needs=("untrained", "seconds", "command", "train_images", "test_images"))
+    first, *others = cell.method.layers
+    layers = {first: results["trained"]} | {layer: _in_layer(run, layer) for layer in others}
+    epochs = run.epochs()
+    epochs[-1] |= {"test_recall_at_1": results["trained"]["recall_at_1"]}
     found = {
+        "images": {"train": results["train_images"], "test": results["test_images"]},
+        "epochs": epochs,
+        "commit": (run.read("environment") or {}).get("commit"),  # that it was begun with
         "layers": {layer: _small(measures) for layer, measures in layers.items()},
         "untrained": _small(results["untrained"]),
         "chosen": best,
@@ -150,7 +170,7 @@ def _said(config: dict[str, Any]) -> dict[str, Any]:
 def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the search and measure on the quarter that did not train."""
     assert cell.quarter is not None
-    options = replace(options_of(plan, cell, data, cell.changes), val_classes=None)
+    options = replace(options_of(plan, cell, data, cell.changes), val_classes=None, curve=(), log_bound=False)
     _train(options, cell.folder, lambda config, classes, _: without_quarter(config, cell.quarter or 0, classes))
     lines = Run(cell.folder).epochs()
     return {
@@ -198,7 +218,10 @@ def _train(
 
 def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Train:
     """The options of `tammes train` for a cell; the learning rate of the backbone goes with that of the new layers."""
-    config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **plan.options(cell.method))  # type: ignore[arg-type]
+    options = plan.options(cell.method)
+    if cell.quarter is not None and plan.search is not None:
+        options |= plan.search.train
+    config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **options)  # type: ignore[arg-type]
     if "rate" in changes:
         whole = resolved(config)
         usual = recipe(whole)
@@ -249,7 +272,7 @@ def timed(plan: Plan, cell: Cell, data: str) -> tuple[float, float]:
 
     A few steps on a part of a batch, scaled, and an evaluation of random vectors; nothing is kept of them.
     """
-    first = {name: values[0] for name, values in _space(plan, cell).items()}
+    first = next(iter(combinations(plan, cell.out, cell.preset, cell.method)), {})
     with _silenced():
         config = resolved(options_of(plan, cell, data, first))
         images = load_data(config)
@@ -287,10 +310,6 @@ def _to_measure(images: Data, dim: int) -> float:
     started = perf_counter()
     measured(vectors, images.dataset, test)
     return perf_counter() - started
-
-
-def _space(plan: Plan, cell: Cell) -> dict[str, tuple[Any, ...]]:
-    return {} if plan.search is None else {"rate": plan.search.rate, **cell.method.search}
 
 
 def _seconds(step: Callable[[], object]) -> float:

@@ -40,12 +40,19 @@ class Watch:
         if self._live is not None:
             self._live.stop()
 
-    def look(self) -> None:
-        """Say what has finished since the last look."""
-        for cell in self.cells:
-            if self._live is None and cell.folder not in self._told and cell.state in (DONE, FAILED):
-                self._told.add(cell.folder)
+    def look(self, cells: Sequence[Cell]) -> bool:
+        """Say what has finished since the last look; whether anything has.
+
+        Args:
+            cells: those that there are by now: a search may have widened.
+        """
+        self.cells = cells
+        new = [cell for cell in cells if cell.folder not in self._told and cell.state in (DONE, FAILED)]
+        for cell in new:
+            self._told.add(cell.folder)
+            if self._live is None:
                 say(f"{cell.name}: {_found(cell)}  ({self.left()})")
+        return bool(new)
 
     def left(self) -> str:
         """How much is still to do."""

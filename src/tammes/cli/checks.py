@@ -31,6 +31,9 @@ def check(config: Train) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
         if value is not None and not value >= 0:
             raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+    for epoch in config.curve:
+        if epoch < 1:
+            raise UserError(f"--curve names epochs, from 1, got {epoch}.")
     check_seed("--seed", config.seed, bits=64)
     if config.momentum is not None and config.momentum >= 1:
         raise UserError(f"--momentum must be below 1, got {config.momentum}: steps would grow without end.")

@@ -14,7 +14,7 @@ from tammes.activations import Activations, Frozen, activation_batches, activati
 from tammes.cache import in_words
 from tammes.cli.console import CONTINUE, KEPT, duration, progress, say
 from tammes.cli.networks import make_embedder
-from tammes.cli.options import method_of, number_or_file, recipe
+from tammes.cli.options import loss_options, method_of, number_or_file, recipe
 from tammes.cli.train import Train
 from tammes.datasets import Dataset, of_classes, open_dataset
 from tammes.embedder import Embedder
@@ -324,7 +324,8 @@ def training_batches(
         mined: Tensor | None = getattr(loss, "order", None)
         if mined is None:
             labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
-            mined = random_triplets(labels, generator=generator).flatten()
+            triplets = random_triplets(labels, generator=generator)
+            mined = triplets[: max(1, round(len(triplets) * loss_options(config).get("share", 1.0)))].flatten()
             assert len(mined), "a loss that mines is refused where no class has two images"
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:

@@ -35,7 +35,7 @@ def saved_options(run: Run) -> Train:
             except (TypeError, OverflowError):
                 raise UserError(f"{run.folder}/config.json: {name} cannot be {given[name]!r}.") from None
     given["out"] = run.folder
-    for name in ("hidden", "loss_options", "miner_options"):
+    for name in ("hidden", "loss_options", "miner_options", "curve"):
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
     options: dict[str, Any] = {"pool": "published", "keep_start": False} | given

@@ -108,6 +108,10 @@ def epoch_line(config: Train, data: Data, objective: Objective, epoch: Epoch, le
     if data.split.val is not None:
         found = evaluated(objective.embedder, data, data.split.val, quick=True)
         line["val_recall_at_1"] = found.get("recall_at_1", 0.0)
+    # After the last epoch the test classes are measured in any case.
+    if epoch.number in config.curve and epoch.number < recipe(config)["epochs"] and len(data.split.test):
+        found = evaluated(objective.embedder, data, data.split.test, quick=True)
+        line["test_recall_at_1"] = found.get("recall_at_1", 0.0)
     if config.log_bound:
         line["bound"] = _watched_bound(config, data, objective)
     return line

@@ -174,6 +174,9 @@ class Train:
     """Leave out images that cannot be read, and say how many."""
     log_bound: bool = False
     """Watch the paper's bound: L_d, L_t, their gap and its certificate each epoch, on 512 training images."""
+    curve: Annotated[tuple[int, ...], optional("EPOCH EPOCH …")] = ()
+    """After these epochs also measure R@1 on the test classes, to draw it over time. Nothing is chosen by it, and the
+    time for it is not counted as training."""
     tensorboard: bool = False
     """Write curves for TensorBoard into the run folder."""
     json: bool = False

@@ -32,7 +32,8 @@ class SmartMiningLoss(nn.Module):
     the triplets of the look before still has a loss: below 0.5 the mining was too easy and the hardness grows by 0.05,
     above 0.9 it was too hard and shrinks by as much.
 
-    One triplet for each image makes an epoch of three times as many images as other methods have.
+    One triplet for each image makes an epoch of three times as many images as other methods have; a `share` of a third
+    of these triplets, drawn at random, makes one of as many.
 
     `order` is then what the batches are made of: of a batch, rows 3t, 3t + 1, 3t + 2 are anchor, positive and negative.
 
@@ -40,6 +41,7 @@ class SmartMiningLoss(nn.Module):
         margin, weight, gap, gamma: as those of `TripletGlobalLoss`.
         neighbours: images of other classes among which a negative is drawn.
         hardness: what the mining begins with, in [0, 1].
+        share: of the mined triplets, those that an epoch is made of, in (0, 1].
 
     Attributes:
         hardness_now: what it has come to.
@@ -58,6 +60,7 @@ class SmartMiningLoss(nn.Module):
         gamma: float = 1.0,
         neighbours: int = 256,
         hardness: float = 0.2,
+        share: float = 1.0,
     ) -> None:
         super().__init__()
         self.margin, (self.weight, self.gap, self.gamma) = checked_margin(margin), checked_global(weight, gap, gamma)
@@ -65,7 +68,9 @@ class SmartMiningLoss(nn.Module):
             raise UserError(f"neighbours must be at least 1, got {neighbours}.")
         if not 0 <= hardness <= 1:
             raise UserError(f"hardness must be in [0, 1], got {hardness}: 1 takes the hardest triplets, 0 any.")
-        self.neighbours, self.hardness = neighbours, hardness
+        if not 0 < share <= 1:
+            raise UserError(f"share must be above 0 and at most 1, got {share}: 1 takes every triplet that is mined.")
+        self.neighbours, self.hardness, self.share = neighbours, hardness, share
         self._order: Tensor | None = None
         self.register_buffer("hardness_now", torch.tensor(hardness))
         self.register_buffer("active", torch.tensor(0.0))
@@ -101,7 +106,8 @@ class SmartMiningLoss(nn.Module):
             raise UserError(
                 "there is no triplet to mine: the training set needs at least 2 classes, and one of them 2 images."
             )
-        self._order = triplets[torch.randperm(len(triplets), generator=generator)].flatten()
+        shuffled = triplets[torch.randperm(len(triplets), generator=generator)]
+        self._order = shuffled[: max(1, round(len(triplets) * self.share))].flatten()
 
     def _adapt(self, unit: Tensor, labels: Tensor, triplets: Tensor) -> None:
         """The hardness for the next triplets, from the share of the last that still has a loss."""
@@ -151,7 +157,8 @@ class SmartMiningLoss(nn.Module):
 
     def extra_repr(self) -> str:
         options = f"margin={self.margin:.6g}, weight={self.weight:.6g}, gap={self.gap:.6g}, gamma={self.gamma:.6g}"
-        return f"{options}, neighbours={self.neighbours}, hardness={self.hardness:.6g}"
+        share = "" if self.share == 1 else f", share={self.share:.6g}"
+        return f"{options}, neighbours={self.neighbours}, hardness={self.hardness:.6g}{share}"
 
 
 def _are_triplets(anchor: Tensor, positive: Tensor, negative: Tensor) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from urllib.parse import quote
 
@@ -15,11 +16,12 @@ from markupsafe import Markup
 from tammes.benchmark.cells import DONE, FAILED, MISSING
 from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published
-from tammes.benchmark.tables import DISTANCES, HEADLINE, MEASURES, UNTRAINED, Figure, Row, from_json
+from tammes.benchmark.tables import DISTANCES, HEADLINE, MEASURES, UNTRAINED, Figure, Row, curve, from_json
 from tammes.report.axes import figure
-from tammes.report.charts import Bar, Point, bar_chart, scatter
+from tammes.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter
 from tammes.report.columns import Column, Shown, machine_in_words
 from tammes.report.complexity import complexity_part
+from tammes.report.curves import bound_charts
 from tammes.report.page import Section, rendered
 
 LISTED = 20  # trainings that are listed at once; more are folded away
@@ -45,6 +47,8 @@ def benchmark_sections(
         sections.append(Section(f"results-{slug(preset)}", title, _results(rows, results.get("paper"))))
     if any(row.minutes is not None for rows in tables.values() for row in rows):
         sections.append(Section("time", "Accuracy against training time", _times(tables, cells, results.get("paper"))))
+    if any(len(curve(cell.get("epochs", ()))) > 1 or _bound(cell) for cell in cells):
+        sections.append(Section("curves", "Accuracy and bound as training goes on", _curves(tables, cells)))
     if complexity is not None:
         sections.append(Section("complexity", "How the time of an epoch grows", complexity_part(complexity)))
     if any(row.chosen for rows in tables.values() for row in rows):
@@ -354,6 +358,46 @@ def _machines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each machine once, in words."""
     found = [cell["machine"] for cell in cells if cell.get("machine")]
     return list(dict.fromkeys(machine_in_words(of) for of in found))
+
+
+# ---- curves
+
+
+def _curves(tables: Mapping[str, Sequence[Row]], cells: Sequence[Mapping[str, Any]]) -> Markup:
+    """R@1 over minutes for every method, the mean over its seeds; and the bound of the first seed of each."""
+    charts: list[Markup] = []
+    for preset, rows in tables.items():
+        of_preset = [cell for cell in cells if cell["preset"] == preset and cell.get("epochs")]
+        methods = list(dict.fromkeys(cell["method"] for cell in of_preset))
+        where = f", preset {preset}" if len(tables) > 1 else ""
+        lines = []
+        for method in methods:
+            found = [curve(cell["epochs"]) for cell in of_preset if cell["method"] == method]
+            shared = [epoch for epoch in found[0] if all(epoch in each for each in found)]
+            points = [[mean(each[epoch][part] for each in found) for epoch in shared] for part in (0, 1)]
+            lines.append(Line(method, *points))
+        untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
+        if any(len(line.x) > 1 for line in lines):
+            charts.append(
+                line_chart(
+                    lines,
+                    title=f"{MEASURES[HEADLINE]} over minutes of training{where}",
+                    x_title="minutes of training",
+                    y_title=f"{MEASURES[HEADLINE]}, %",
+                    levels={} if untrained is None else {"untrained backbone": untrained.mean},
+                    caption="On test classes, after some epochs, the mean over seeds. Nothing was chosen by it.",
+                )
+            )
+        for method in methods:
+            first = next(cell for cell in of_preset if cell["method"] == method)
+            if _bound(first):
+                charts += [Markup("<h3>{}</h3>").format(f"{method}, seed {first['seed']}{where}")]
+                charts += bound_charts(first["epochs"])
+    return rendered("benchmark.html", part="times", charts=charts, machines=[], ratio="")
+
+
+def _bound(cell: Mapping[str, Any]) -> bool:
+    return any("bound" in line for line in cell.get("epochs", ()))
 
 
 # ---- the search, and every training

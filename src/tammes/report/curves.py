@@ -35,7 +35,7 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
         line_chart(lines("images_per_second", "speed"), title="Speed", x_title="epoch", y_title="items per second")
     )
     if len(runs) == 1:
-        charts += _bound([line for line in next(iter(runs.values())) if "bound" in line])
+        charts += bound_charts(next(iter(runs.values())))
     return charts
 
 
@@ -61,8 +61,9 @@ def _times(value: float | None, times: float) -> float | None:
     return None if value is None else value * times
 
 
-def _bound(epochs: Sequence[Mapping[str, Any]]) -> list[Markup]:
-    """The paper's quantities by epoch, each as the mean over the triplets of the watched images."""
+def bound_charts(lines: Sequence[Mapping[str, Any]]) -> list[Markup]:
+    """The paper's quantities by epoch, each as the mean over the triplets of the watched images; where they were."""
+    epochs = [line for line in lines if "bound" in line]
     if not epochs:
         return []
     at = [line["epoch"] for line in epochs]
