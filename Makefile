@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 
 # What the paper's tables are made of: make paper-tables DATA=datasets CARS=datasets/stanford_cars WEIGHTS=weights
 CARS ?= $(CARS196)
-PAPER = $(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(if $(CARS),--cars "$(CARS)") \
+PAPER = exec $(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(if $(CARS),--cars "$(CARS)") \
 	$(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(OUT),--out "$(OUT)")
 
 .PHONY: demo test test-slow explore lint fix results paper-tables paper-status docs browser clean help

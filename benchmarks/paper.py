@@ -11,6 +11,7 @@ runs/paper/PLAN/results.json; `python -m benchmarks.store runs/paper/PLAN` puts 
 import json
 import os
 import shutil
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -112,6 +113,7 @@ def folder_of(plan: Plan, options: Options) -> Path | None:
 def run(options: Options) -> int:
     """Every plan in turn, niced; one that cannot run does not stop the others."""
     os.nice(10)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background ignores it
     missing: dict[str, str] = {}
     for name in ORDER:
         try:
@@ -131,8 +133,8 @@ def run(options: Options) -> int:
                 return STOPPED
             if ended.code:
                 missing[name] = "not all of it has a result: see above"
-    for name, why in missing.items():
-        print(f"{name} is not done. {why}")
+    for why in dict.fromkeys(missing.values()):
+        print(f"{', '.join(name for name in missing if missing[name] == why)} not done: {why}")
     if missing:
         print("For example: make paper-tables DATA=datasets CARS=datasets/stanford_cars WEIGHTS=weights")
     return 1 if missing else 0

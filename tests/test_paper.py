@@ -1,4 +1,4 @@
-"""The paper's tables, here on glyphs in seconds: in turn, resumed, estimated, and with a run begun elsewhere."""
+"""The paper's tables, here on stripes in seconds: in turn, resumed, estimated, and with a run begun elsewhere."""
 
 import json
 from dataclasses import replace
@@ -12,12 +12,13 @@ from tammes.benchmark.plan import read_plan
 from tammes.cli import main
 from tammes.cli.train import Train
 from tammes.errors import UserError
+from tests.test_cli_train import photos  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 FIRST = """
 title = "ours"
-data = "glyphs"
+data = "photos"
 presets = ["paper"]
 seeds = [0]
 [train]
@@ -32,15 +33,16 @@ name = "ours"
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+def tiny(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:  # noqa: F811
     """Two plans in place of the paper's, the second of data that is not there."""
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "first.toml").write_text(FIRST)
-    (tmp_path / "plans" / "second.toml").write_text(FIRST.replace('"glyphs"', '"cars196"'))
+    (tmp_path / "plans" / "second.toml").write_text(FIRST.replace('"photos"', '"cars196"'))
     monkeypatch.setattr(paper, "PLANS", tmp_path / "plans")
     monkeypatch.setattr(paper, "ORDER", ("first", "second"))
-    monkeypatch.setattr(paper, "IMAGES", {"glyphs": (1000, 1000), "cars196": (3000, 3000)})
+    monkeypatch.setattr(paper, "IMAGES", {"photos": (1000, 1000), "cars196": (3000, 3000)})
     monkeypatch.setattr(paper.os, "nice", lambda _: 0)
+    (tmp_path / "photos").symlink_to(photos)
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
     return Options(weights="none", out=tmp_path / "out")
 
@@ -55,7 +57,7 @@ def test_what_can_run_is_run_and_what_is_missing_is_said(tiny: Options, capsys: 
     assert before["second"]["seconds"] == pytest.approx(3 * before["first"]["seconds"])
     assert run(tiny) == 1
     said = capsys.readouterr().out
-    assert "second is not done. cars196 is not in" in said
+    assert "second not done: cars196 is not in" in said
     assert "CARS=FOLDER" in said
     after = status(tiny)["plans"]
     assert (after["first"]["done"], after["first"]["seconds"]) == (1, 0)
@@ -67,10 +69,21 @@ def test_what_can_run_is_run_and_what_is_missing_is_said(tiny: Options, capsys: 
 
 
 def test_a_run_of_train_is_taken_over_as_the_cell_of_a_plan(tiny: Options, tmp_path: Path) -> None:
-    words = ["train", "glyphs", "--preset", "paper", "--backbone", "conv4", "--train", "all", "--dim", "8"]
+    words = [
+        "train",
+        str(tmp_path / "photos"),
+        "--preset",
+        "paper",
+        "--backbone",
+        "conv4",
+        "--train",
+        "all",
+        "--dim",
+        "8",
+    ]
     main([*words, "--epochs", "1", "--out", str(tmp_path / "run")])
     commit = json.loads((tmp_path / "run" / "environment.json").read_text())["commit"]
-    main([*words, "--epochs", "1", "--rate", "0.2", "--out", str(tmp_path / "other")])
+    main([*words, "--rate", "0.2", "--out", str(tmp_path / "other")])
     plan = paper.planned("first", tiny)
     with pytest.raises(UserError, match=r"--rate 0\.2"):
         take(plan, tmp_path / "other", tiny.out)
