@@ -205,7 +205,7 @@ def _images_left(plan: Plan, cell: Cell) -> float:
         return 0.75 * train * left
     looks = sum(epoch > epochs - left for epoch in plan.train.get("curve", ())) + len(cell.method.layers) - 1
     mining = FORWARD * train * left if cell.method.options["loss"] == "triplet-smart" else 0.0
-    return train * left + FORWARD * test * looks + mining
+    return float(train * left + FORWARD * test * looks + mining)
 
 
 def _speeds(plans: dict[str, Plan], cells: dict[str, list[Cell]]) -> dict[tuple[tuple[str, str], str], float]:
@@ -240,7 +240,7 @@ def _speed(speeds: dict[tuple[tuple[str, str], str], float], plan: Plan, cell: C
     whole = ("all", kind[1])
     stored = json.loads((RESULTS / "throughput.json").read_text())["rows"]
     usual = next(row["images_per_second"] for row in stored if row["backbone"] == kind[1])
-    return speeds.get((whole, ""), usual) * (TOP if kind[0] == "top" else 1.0)
+    return float(speeds.get((whole, ""), usual) * (TOP if kind[0] == "top" else 1.0))
 
 
 # ---- take

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tammes import DiscriminativeLoss
-from tammes.cli import main
+from tammes.cli import main, telling
 from tammes.cli.making import at_once
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
@@ -30,7 +30,7 @@ from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.objectives import Objective
 from tammes.presets import RECIPES, recipe_of
-from tammes.runs import Run
+from tammes.runs import Run, open_run
 from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")
@@ -600,3 +600,37 @@ def test_the_command_of_a_run_is_what_a_shell_takes() -> None:
     config = Train(data="My birds", out=Path("sp ace"), loss="triplet", loss_options=("margin=0.2",))
     words = ["tammes", "train", "My birds", "--out", "sp ace", "--loss", "triplet", "--loss-options", "margin=0.2"]
     assert shlex.split(command(config)) == words
+
+
+def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_resumes(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", str(photos), "--backbone", "conv4", "--dim", "8", "--epochs", "3", "--curve", "1", "2", "3"]
+    main([*words, "--out", str(tmp_path / "whole")])
+    whole = [line.get("test_recall_at_1") for line in open_run(tmp_path / "whole").epochs()]
+    assert whole[0] is not None
+    assert whole[1] is not None
+    assert whole[2] is None  # after the last epoch the results have it
+    measure, calls = telling.evaluated, 0
+
+    def interrupted(*given: Any, **options: Any) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the second epoch of the curve
+            signal.raise_signal(signal.SIGTERM)
+        return measure(*given, **options)
+
+    monkeypatch.setattr(telling, "evaluated", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 130
+    before = [line.get("test_recall_at_1") for line in open_run(tmp_path / "run").epochs()]
+    assert before == [whole[0], None]
+    main(["train", "--resume", str(tmp_path / "run")])
+    assert [line.get("test_recall_at_1") for line in open_run(tmp_path / "run").epochs()] == whole
+    ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_curve_is_of_epochs_from_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--curve names epochs, from 1, got 0" in refused(capsys, "train", "glyphs", "--curve", "0", "2")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import paper
+from benchmarks.page import PLANS
 from benchmarks.paper import ORDER, Options, run, status, take
 from tammes.benchmark.plan import read_plan
 from tammes.cli import main
@@ -41,14 +42,14 @@ def tiny(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optio
     monkeypatch.setattr(paper, "PLANS", tmp_path / "plans")
     monkeypatch.setattr(paper, "ORDER", ("first", "second"))
     monkeypatch.setattr(paper, "IMAGES", {"photos": (1000, 1000), "cars196": (3000, 3000)})
-    monkeypatch.setattr(paper.os, "nice", lambda _: 0)
+    monkeypatch.setattr("os.nice", lambda _: 0)
     (tmp_path / "photos").symlink_to(photos)
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
     return Options(weights="none", out=tmp_path / "out")
 
 
 def test_the_plans_are_here() -> None:
-    assert all((paper.PLANS / f"{name}.toml").exists() for name in ORDER)
+    assert all((PLANS / f"{name}.toml").exists() for name in ORDER)
 
 
 def test_what_can_run_is_run_and_what_is_missing_is_said(tiny: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +101,7 @@ def test_a_run_of_train_is_taken_over_as_the_cell_of_a_plan(tiny: Options, tmp_p
 
 
 def test_weights_are_found_by_the_name_of_the_network(tiny: Options, tmp_path: Path) -> None:
-    plan = read_plan(paper.PLANS / "first.toml", Train)
+    plan = read_plan(tmp_path / "plans" / "first.toml", Train)
     with pytest.raises(UserError, match=r"conv4\*"):
         paper.weights_of(plan, str(tmp_path))
     (tmp_path / "conv4.safetensors").write_bytes(b"")

@@ -141,8 +141,15 @@ class Run:
         """Drop the lines of epochs after this one, which will be trained again."""
         if not is_first():
             return
-        kept = [json.dumps(line) + "\n" for line in self.epochs() if line["epoch"] <= epoch]
-        write_atomically(self.folder / "metrics.jsonl", "".join(kept).encode())
+        self._write_epochs([line for line in self.epochs() if line["epoch"] <= epoch])
+
+    def add(self, epoch: int, record: dict[str, Any]) -> None:
+        """Add to the line of an epoch in metrics.jsonl."""
+        self._write_epochs([line | record if line["epoch"] == epoch else line for line in self.epochs()])
+
+    def _write_epochs(self, lines: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(self.folder / "metrics.jsonl", text.encode())
 
     @property
     def checkpoint(self) -> Path:

@@ -28,6 +28,7 @@ from tammes.cli.networks import freeze, make_embedder, matching, untrained_embed
 from tammes.cli.options import method_of, recipe, resolved, without_gpu
 from tammes.cli.saved import command, continued, saved_options
 from tammes.cli.telling import (
+    add_to_curve,
     epoch_line,
     estimate,
     results_of,
@@ -303,6 +304,17 @@ def _train(
     def save(position: Position) -> None:
         save_checkpoint(run, objective, optimizer, position, _scaler(accelerator))
 
+    def on_curve() -> bool:
+        """False if it was stopped meanwhile: all is saved, and it is measured when the run resumes."""
+        with at_once_on_signal():
+            try:
+                add_to_curve(config, run, data, objective)
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    if start.step == 0 and not on_curve():
+        return False
     with stop_on_signal() as stop, training_bar(config, run, data, least, prepared) as bar:
         for epoch in fit(
             prepared,
@@ -336,6 +348,8 @@ def _train(
             bar.epoch_ended(line)
             if config.tensorboard and processes.is_first():
                 to_tensorboard(run, line)
+            if not on_curve():
+                return False
     return True
 
 
@@ -384,6 +398,21 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def at_once_on_signal() -> Iterator[None]:
+    """Ctrl-C and a polite kill raise KeyboardInterrupt, where nothing is to be saved; not of several processes."""
+    if processes.number() > 1:
+        yield
+        return
+    stops = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in stops}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -108,13 +108,21 @@ def epoch_line(config: Train, data: Data, objective: Objective, epoch: Epoch, le
     if data.split.val is not None:
         found = evaluated(objective.embedder, data, data.split.val, quick=True)
         line["val_recall_at_1"] = found.get("recall_at_1", 0.0)
-    # After the last epoch the test classes are measured in any case.
-    if epoch.number in config.curve and epoch.number < recipe(config)["epochs"] and len(data.split.test):
-        found = evaluated(objective.embedder, data, data.split.test, quick=True)
-        line["test_recall_at_1"] = found.get("recall_at_1", 0.0)
     if config.log_bound:
         line["bound"] = _watched_bound(config, data, objective)
     return line
+
+
+def add_to_curve(config: Train, run: Run, data: Data, objective: Objective) -> None:
+    """R@1 on the test classes after the last epoch that is done, if it is asked for and was not measured yet."""
+    done = run.epochs()[-1:]
+    # After the last of all epochs the test classes are measured in any case.
+    due = bool(done) and done[0]["epoch"] in config.curve and done[0]["epoch"] < recipe(config)["epochs"]
+    due = due and "test_recall_at_1" not in done[0] and len(data.split.test) > 0
+    if processes.in_any(processes.is_first() and due)[0]:
+        found = evaluated(objective.embedder, data, data.split.test, quick=True)
+        if processes.is_first():
+            run.add(done[0]["epoch"], {"test_recall_at_1": found["recall_at_1"]})
 
 
 def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str, Any]:
