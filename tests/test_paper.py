@@ -70,19 +70,9 @@ def test_what_can_run_is_run_and_what_is_missing_is_said(tiny: Options, capsys: 
 
 
 def test_a_run_of_train_is_taken_over_as_the_cell_of_a_plan(tiny: Options, tmp_path: Path) -> None:
-    words = [
-        "train",
-        str(tmp_path / "photos"),
-        "--preset",
-        "paper",
-        "--backbone",
-        "conv4",
-        "--train",
-        "all",
-        "--dim",
-        "8",
-    ]
-    main([*words, "--epochs", "1", "--out", str(tmp_path / "run")])
+    words = ["train", str(tmp_path / "photos"), "--preset", "paper", "--backbone", "conv4", "--train", "all"]
+    words += ["--dim", "8", "--epochs", "1"]
+    main([*words, "--out", str(tmp_path / "run")])
     commit = json.loads((tmp_path / "run" / "environment.json").read_text())["commit"]
     main([*words, "--rate", "0.2", "--out", str(tmp_path / "other")])
     plan = paper.planned("first", tiny)
