@@ -96,8 +96,12 @@ class Embedder(nn.Module):
 
     def new_layers(self) -> list[nn.Linear]:
         """The layers on top of the backbone, which the paper trains ten times as fast."""
-        first = self.penultimate.linear() if isinstance(self.penultimate, Layers) else [self.penultimate]
+        first = self.embedding_layers()
         return first if self.class_layer is None else [*first, self.class_layer]
+
+    def embedding_layers(self) -> list[nn.Linear]:
+        """The penultimate layer, or those of its heads."""
+        return self.penultimate.linear() if isinstance(self.penultimate, Layers) else [self.penultimate]
 
     @torch.no_grad()
     def start_from(

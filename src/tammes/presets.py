@@ -94,6 +94,10 @@ RECIPES: dict[str, Recipe] = {
         start="pca",
     ),
 }
+# The paper's for characters, which it has none of: their small network is not pretrained, so all of it trains at the
+# rate of the new layers; a mirrored character is another character; and what fills the whole image cannot be cropped,
+# so it is shifted instead.
+RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_rate=0.1, mirror=False, shift=2)
 # And where a part of a pretrained network is frozen: the penultimate layer would learn the training classes by heart;
 # what is found for it in closed form carries over to other classes better.
 RECIPES["pictures, head"] = replace(RECIPES["pictures"], start="whiten", keep_start=True)
@@ -103,7 +107,7 @@ RECIPES["pictures, top"] = replace(RECIPES["pictures, head"], epochs=2)
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
     """The recipe of a preset; `default` is what was found best for what the backbone is for, and what of it trains."""
     if preset != "default":
-        return RECIPES[preset]
+        return RECIPES[f"{preset}, characters" if backbone == "conv4" else preset]
     if backbone == "conv4":
         return RECIPES["characters"]
     found = RECIPES[f"pictures, {train}" if train in ("head", "top") else "pictures"]

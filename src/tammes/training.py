@@ -253,10 +253,12 @@ def parameter_groups(
 
     Args:
         new: also layers of the loss that are to be trained as those on top of the backbone.
-        proxies: the loss, if it learns something itself: its points and weights are trained at `proxy_rate`, a scale or
-            a bias of it as the new layers.
+        proxies: the loss, if it learns something itself: its points and layers are trained at `proxy_rate`, a scale of
+            it as the new layers.
     """
     kinds = {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
+    layers = [each for each in ([] if proxies is None else proxies.modules()) if isinstance(each, nn.Linear)]
+    kinds |= {id(parameter): 1 for layer in layers for parameter in layer.parameters()}
     kinds |= {id(parameter): 2 for module in new for parameter in module.parameters()}
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for parameter in everything.parameters():

@@ -1,5 +1,7 @@
 """What a network is trained by: the loss of the options, what the new layers begin as, the optimizer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,30 +15,52 @@ from tammes.cli.options import base_of, class_outputs, loss_options, method_of, 
 from tammes.cli.train import Train
 from tammes.embedder import Embedder
 from tammes.errors import UserError, unknown_name
+from tammes.geometry import typical_length
 from tammes.losses import DiscriminativeLoss, find_miner
 from tammes.objectives import METHODS, Base, ClassLayer, Objective
 from tammes.training import parameter_groups
 
 MOST_TO_START = 8192  # images whose features decide the principal directions
+FEW = 256  # images whose embeddings decide their norm
 
 
 @torch.inference_mode()
 def start_layers(config: Train, data: Data, objective: Objective) -> None:
-    """What the new layers begin as, where they do not begin at random."""
-    start = recipe(config)["start"]
-    if start == "random":
-        return
-    rows, of, seen, device = [], [], 0, objective.embedder.mean.device
-    objective.eval()
-    with working("initialising the new layers"):
-        for inputs, labels, _ in training_batches(config, data, 0):
-            rows.append(objective.features(inputs.to(device)))
-            of.append(labels)
-            seen += len(labels)
-            if seen >= MOST_TO_START:
-                break
-        objective.embedder.start_from(torch.cat(rows), torch.cat(of) if start == "whiten" else None)
-    objective.train()
+    """Initialise the embedding layer where it is not random, or where the loss depends on the norm of embeddings."""
+    embedder, start, norm = objective.embedder, recipe(config)["start"], method_of(config).initial_norm
+    if start != "random":
+        objective.eval()
+        with working("initialising the new layers"):
+            features, labels = _features(config, data, objective, MOST_TO_START)
+            embedder.start_from(features, labels if start == "whiten" else None)
+        objective.train()
+    if norm is not None:
+        with working("measuring the norm of the embeddings"), without_trace(objective):
+            objective.gain = norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
+        for layer in embedder.embedding_layers():
+            layer.weight *= objective.gain
+
+
+def _features(config: Train, data: Data, objective: Objective, most: int) -> tuple[Tensor, Tensor]:
+    """Features of training images, and their labels; of about so many, or of all."""
+    rows, of, seen = [], [], 0
+    for inputs, labels, _ in training_batches(config, data, 0):
+        rows.append(objective.features(inputs.to(objective.embedder.mean.device)))
+        of.append(labels)
+        seen += len(labels)
+        if seen >= most:
+            break
+    return torch.cat(rows), torch.cat(of)
+
+
+@contextmanager
+def without_trace(objective: nn.Module) -> Iterator[None]:
+    """Let the network compute as in training, and leave its statistics and what is random as they were."""
+    random, before = torch.get_rng_state(), {name: each.clone() for name, each in objective.named_buffers()}
+    yield
+    for name, tensor in objective.named_buffers():
+        tensor.copy_(before[name])
+    torch.set_rng_state(random)
 
 
 def make_loss(config: Train, data: Data, embedder: Embedder) -> nn.Module:
@@ -136,7 +160,8 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
     """The optimizer of what is marked as training: `networks.freeze` has decided that."""
     options = recipe(config)
     method = method_of(config)
-    multiple = method.proxy_rate if suited(config, options["optimizer"]) else 1.0
+    sgd = options["optimizer"] == "sgd"
+    multiple = method.proxy_rate if suited(options["optimizer"]) else 1.0
     groups = parameter_groups(
         [*objective.embedder.new_layers(), *(each for each in objective.modules() if isinstance(each, ClassLayer))],
         objective,
@@ -147,7 +172,23 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
         proxy_rate=options["rate"] * multiple if config.proxy_rate is None else config.proxy_rate,
         proxy_decay=options["weight_decay"] if method.proxy_decay else 0.0,
     )
+    if method.initial_norm is not None:
+        # Of weights that are smaller by a factor, gradients are larger by it: such steps come to those of embeddings
+        # that are scaled after the layer. Adam's are as long whatever the gradient.
+        weights = [layer.weight for layer in objective.embedder.embedding_layers()]
+        groups = _with_steps(groups, weights, objective.gain**2 if sgd else objective.gain)
     # Fused: one pass over the memory instead of a dozen, on a CPU too.
-    if options["optimizer"] == "sgd":
+    if sgd:
         return torch.optim.SGD(groups, lr=options["rate"], momentum=options["momentum"], fused=True)
     return torch.optim.AdamW(groups, lr=options["rate"], fused=True)
+
+
+def _with_steps(groups: list[dict[str, Any]], weights: list[Tensor], factor: float) -> list[dict[str, Any]]:
+    """The groups, and these weights in one of their own, with steps that are so many times as long; decay is the same."""
+    chosen, found, own = {id(each) for each in weights}, [], []
+    for group in groups:
+        parted = {mine: [each for each in group["params"] if (id(each) in chosen) == mine] for mine in (False, True)}
+        found += [group | {"params": parted[False]}] if parted[False] else []
+        steps = {"lr": group["lr"] * factor, "weight_decay": group["weight_decay"] / factor}
+        own += [group | steps | {"params": parted[True]}] if parted[True] else []
+    return found + own

@@ -22,12 +22,14 @@ DIM = 256  # of an embedding of images, where it is not said: the paper's
 def resolved(config: Train) -> Train:
     """The options with everything filled in that is not left to the data."""
     characters = config.data == "glyphs" or is_omniglot(Path(config.data))
-    config = replace(config, backbone=config.backbone or ("conv4" if characters else "resnet18"))
+    paper = config.preset == "paper"  # the same whatever the machine
+    photos = "googlenet" if paper else "resnet18"
+    config = replace(config, backbone=config.backbone or ("conv4" if characters else photos))
     weights = config.weights or ("none" if config.backbone == "conv4" else "imagenet")
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())
-    on_cpu = without_gpu(config.device)
-    config = replace(config, train=config.train or ("top" if on_cpu and weights != "none" else "all"))
+    part = "top" if without_gpu(config.device) and weights != "none" and not paper else "all"
+    config = replace(config, train=config.train or part)
     # A run is resumed from any folder, so it remembers the whole path of what it needs.
     init_from, continue_from = (
         None if each is None else Path(each).absolute() for each in (config.init_from, config.continue_from)
@@ -80,19 +82,21 @@ def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
     method = method_of(config)
     found = recipe_of(config.preset, str(config.backbone), config.train)
-    if suited(config, config.optimizer or found.optimizer):
+    if suited(config.optimizer or found.optimizer):
         found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
-    if config.train == "head" and method.on != "class layer":
+    if method.trains_embedding or (config.train == "head" and method.on != "class layer"):
         # Nothing else would be left to train; and a layer that trains does not begin whitened: docs/log.md.
         found = replace(found, keep_start=False, start="pca" if found.start == "whiten" else found.start)
     preset = asdict(found)
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}
 
 
-def suited(config: Train, optimizer: str) -> bool:
-    """Whether the rates that suit a loss are taken: not to the paper's letter, and not with Adam, whose steps do not
-    depend on the size of a gradient."""
-    return config.preset == "default" and optimizer == "sgd"
+def suited(optimizer: str) -> bool:
+    """Whether the rates that suit a loss are taken: not with Adam, whose steps do not depend on the size of a gradient.
+
+    That of the paper's own loss is 1: under its preset it is trained to the letter.
+    """
+    return optimizer == "sgd"
 
 
 def class_outputs(config: Train, num_classes: int) -> int:

@@ -12,6 +12,7 @@ from tammes import processes
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
 from tammes.cli.feeding import VIEWS, Data, training_batches
+from tammes.cli.making import without_trace
 from tammes.cli.measuring import evaluated, loss_inputs, measured
 from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
@@ -56,17 +57,13 @@ def estimate(config: Train, data: Data, objective: Objective) -> float:
     inputs, labels, _ = next(iter(training_batches(config, data, 1)))
     device = objective.embedder.mean.device
     inputs, labels = inputs[:FEW].to(device), labels[:FEW].to(device)
-    random = torch.get_rng_state()
-    before = {name: tensor.clone() for name, tensor in objective.named_buffers()}
     times = []
-    for _ in range(2):
-        started = perf_counter()
-        torch.stack(list(objective(inputs, labels).values())).sum().backward()
-        times.append(perf_counter() - started)
+    with without_trace(objective):
+        for _ in range(2):
+            started = perf_counter()
+            torch.stack(list(objective(inputs, labels).values())).sum().backward()
+            times.append(perf_counter() - started)
     objective.zero_grad()
-    for name, tensor in objective.named_buffers():
-        tensor.copy_(before[name])
-    torch.set_rng_state(random)
     images = training_batches(config, data, 1).num_images * recipe(config)["epochs"]
     return float(min(times) / len(labels) * images / processes.number())
 

@@ -26,6 +26,7 @@ from tammes.losses import (
     softmax,
     triplet,
     triplet_global,
+    triplet_naive,
     triplet_semihard,
     triplet_smart,
 )
@@ -49,6 +50,7 @@ from tammes.losses.proxy_nca import ProxyNCALoss
 from tammes.losses.softmax import SoftmaxLoss
 from tammes.losses.triplet import TripletLoss
 from tammes.losses.triplet_global import TripletGlobalLoss
+from tammes.losses.triplet_naive import NaiveTripletLoss
 from tammes.losses.triplet_semihard import TripletSemihardLoss
 from tammes.losses.triplet_smart import SmartMiningLoss
 
@@ -59,6 +61,7 @@ METHODS: dict[str, Method] = {
     "normface": normface.METHOD,
     "contrastive": contrastive.METHOD,
     "triplet": triplet.METHOD,
+    "triplet-naive": triplet_naive.METHOD,
     "triplet-semihard": triplet_semihard.METHOD,
     "lifted": lifted.METHOD,
     "npair": npair.METHOD,
@@ -78,8 +81,12 @@ METHODS: dict[str, Method] = {
 LOSSES: dict[str, type[nn.Module]] = {name: method.loss for name, method in METHODS.items()}
 # Those that measure distances to fixed centroids take them first.
 WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "centroids" in method.takes}
-# Those of a class layer's outputs: any batch will do, and nothing is learned beside the network.
-OF_CLASS_LAYER = {name: method.loss for name, method in METHODS.items() if method.on == "class layer"}
+# Those of a class layer's outputs that take any batch; nothing is learned beside the network.
+OF_CLASS_LAYER = {
+    name: method.loss
+    for name, method in METHODS.items()
+    if method.on == "class layer" and method.images_per_class == 1
+}
 
 
 def find_method(name: str, miner: str | None = None, known: Mapping[str, Method] | None = None) -> Method:
@@ -121,6 +128,7 @@ __all__ = [
     "Method",
     "MultiSimilarityLoss",
     "NPairLoss",
+    "NaiveTripletLoss",
     "NormFaceLoss",
     "PrototypicalLoss",
     "ProxyAnchorLoss",

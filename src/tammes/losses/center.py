@@ -120,5 +120,6 @@ METHOD = Method(
     reference="Wen, Zhang, Li, Qiao (2016): A Discriminative Feature Learning Approach for Deep Face Recognition. ECCV",
     takes=("num_classes", "dim"),
     proxy_decay=True,  # the classifier's, as that of softmax
-    rate=0.001,  # embeddings are not scaled to unit length: a larger one diverges
+    initial_norm=3.0,
+    rate=0.1,
 )

@@ -147,5 +147,6 @@ METHOD = Method(
     reference="Guerriero, Caputo, Mensink (2018): DeepNCM: Deep Nearest Class Mean Classifiers. ICLR workshop",
     takes=("num_classes", "dim"),
     sees="all images once",
-    rate=0.0001,  # squared distances of embeddings that are not scaled to unit length: a larger one diverges
+    initial_norm=3.0,
+    rate=0.1,
 )

@@ -61,5 +61,6 @@ METHOD = Method(
     reference="Oh Song, Xiang, Jegelka, Savarese (2016): Deep Metric Learning via Lifted Structured Feature Embedding."
     " CVPR",
     images_per_class=4,
-    rate=0.0001,  # embeddings are not scaled to unit length: a larger one makes them grow, or diverges
+    initial_norm=3.0,
+    rate=0.1,
 )

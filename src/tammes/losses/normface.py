@@ -112,6 +112,11 @@ class NormFaceLoss(nn.Module):
         raise UserError(f"form={self.form!r} has a margin, not a scale.")
 
     @property
+    def noted(self) -> dict[str, float]:
+        """The scale, where it is learned: for the record of an epoch."""
+        return {} if self.raw_scale is None else {"scale": self.scale.item()}
+
+    @property
     def minimum(self) -> float:
         """For classes of equal size, whatever the proxies; approached as a learned scale grows.
 

@@ -28,6 +28,9 @@ class NPairLoss(nn.Module):
     of TensorFlow's implementation, whose 0.002 is the default). With two images of each class this is the paper's form.
     An image without a partner, the last of an odd number, takes no part.
 
+    The paper also mines classes: of many drawn at random, it takes those whose images are mistaken for each other into
+    one batch ("hard negative class mining"). That is not done here: the classes of a batch are drawn at random.
+
     Args:
         penalty: the weight of the squared lengths.
         form: all negatives in one softmax ("multi-class N-pair"), or each on its own.
@@ -78,5 +81,6 @@ METHOD = Method(
     cost="B² D",
     reference="Sohn (2016): Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS",
     images_per_class=2,
-    rate=0.00001,  # embeddings are not scaled to unit length: a larger one makes them grow, or diverges
+    initial_norm=3.0,
+    rate=0.1,
 )

@@ -84,5 +84,6 @@ METHOD = Method(
     cost="B K D, K classes in the batch",
     reference="Snell, Swersky, Zemel (2017): Prototypical Networks for Few-shot Learning. NeurIPS",
     images_per_class=4,
-    rate=0.00001,  # squared distances of embeddings that are not scaled to unit length: a larger one diverges
+    initial_norm=3.0,
+    rate=0.1,
 )

@@ -54,5 +54,6 @@ METHOD = Method(
     takes=("num_classes",),
     on="class layer",
     each_on_its_own=True,
-    rate=0.001,  # it has no bound, and neither has its gradient
+    initial_norm=3.0,
+    rate=0.1,
 )

@@ -17,7 +17,9 @@ from tammes.losses.method import Method
 from tammes.objectives.base import Base, ClassLayer
 
 Form = Literal["shrinkage", "eta"]
-_ALPHA, _BETA, _COST, _SHRINKAGE, _UNIT_WEIGHTS = 2.0, 0.5, 25.0, 0.06, 0.1
+_ALPHA, _BETA, _COST, _SHRINKAGE = 2.0, 0.5, 25.0, 0.06
+# 5e-5 and 1e5 of the authors' script, in units of features of norm 47, as those of GoogLeNet.
+_DIVERSITY, _UNIT_WEIGHTS = 250.0, 0.02
 _START = 0.5  # the ensemble's activation before the first head, of the released code
 _NEGATIVES = 2.0  # how much more a negative pair weighs from the second head on, of the released code
 
@@ -48,12 +50,14 @@ class BIER(nn.Module):
     centroid, so it would give the best placed images the largest weight. Weights in proportion to the distance that is
     left are those of boosting for regression (AdaBoost.R2, Drucker 1997). This combination is ours.
 
-    With `diversity` above 0 there is a second part, "diversity", which trains the layer only:
+    The second part, "diversity", keeps the heads from learning the same. It trains the layer only:
 
         diversity * (activation loss + unit_weights * mean over rows w of the layer of (|w|² - 1)²)
 
     The activation loss is that of the heads' outputs as they are, in units of the features' root mean squared length,
-    so that the weight does not depend on the network. The other term keeps the layer from escaping by shrinking.
+    so that the weight does not depend on the network. The other term keeps the layer from escaping by shrinking. The
+    weights are those of the authors' script, in these units for features of norm 47. It has them with its other way to
+    diversity, a network that is trained to tell one head's outputs from another's; that is not here.
 
     Args:
         base: "deviance", or "discriminative".
@@ -63,7 +67,7 @@ class BIER(nn.Module):
         beta: the cosine at which it turns.
         cost: how much steeper it is for negative pairs.
         shrinkage: how much of a head's activation goes into that of the ensemble.
-        diversity: the weight of the second part.
+        diversity: the weight of the second part; 0 leaves it out.
         unit_weights: within it, that of the rows' lengths.
     """
 
@@ -77,7 +81,7 @@ class BIER(nn.Module):
         beta: float = _BETA,
         cost: float = _COST,
         shrinkage: float = _SHRINKAGE,
-        diversity: float = 0.0,
+        diversity: float = _DIVERSITY,
         unit_weights: float = _UNIT_WEIGHTS,
     ) -> None:
         super().__init__()
@@ -234,15 +238,17 @@ METHOD = Method(
     summary="heads of one layer, each trained by the pairs that those before it get wrong",
     equation=(
         "mean over heads of the sum over pairs of  w log(1 + exp(-alpha (s - beta) m)) / number of its kind\n"
-        "m = 1 (one class), -cost (two classes);  w = slope of the deviance at what the heads before add up to"
+        "m = 1 (one class), -cost (two classes);  w = slope of the deviance at what the heads before add up to\n"
+        "plus diversity * (sum over heads f, g of  mean (f[a] g[b])²  +  unit_weights * mean (|w|² - 1)²)"
     ),
     cost="B² D",
     reference=("Opitz, Waltner, Possegger, Bischof (2017): BIER - Boosting Independent Embeddings Robustly. ICCV"),
     takes=("base", "heads"),
     on="features",
-    bases={"deviance": {"images_per_class": 4}, "discriminative": {"images_per_class": 1}},
+    bases={"deviance": {"images_per_class": 4, "rate": 0.1}, "discriminative": {"images_per_class": 1}},
     dim=512,
     shares=(3, 5, 8),
     weigh=by_size,
     images_per_class=4,
+    trains_embedding=True,
 )

@@ -27,6 +27,7 @@ class Objective(nn.Module):
     """
 
     features: Callable[[Tensor], Tensor]
+    gain: float = 1.0  # what the embedding layer was multiplied by when it was initialised
 
     def __init__(
         self,
