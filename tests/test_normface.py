@@ -169,3 +169,13 @@ def test_bad_batches() -> None:
         NormFaceLoss(3, 3)(X, Y)
     with pytest.raises(UserError, match="^form='triplet' has a margin, not a scale.$"):
         _ = NormFaceLoss(3, 2, form="triplet").scale
+
+
+def test_the_scale_is_learned_and_noted() -> None:
+    loss = NormFaceLoss(3, 2)
+    assert loss.noted == {"scale": pytest.approx(10, abs=1e-5)}
+    loss(torch.tensor([[1.0, 0.2], [-0.3, 1.0]]), torch.tensor([0, 1])).backward()
+    assert loss.raw_scale is not None
+    assert loss.raw_scale.grad is not None
+    assert loss.raw_scale.grad.abs() > 0
+    assert NormFaceLoss(3, 2, temperature=0.1).noted == NormFaceLoss(3, 2, form="triplet").noted == {}

@@ -169,3 +169,12 @@ def test_biases_and_normalisation_have_no_weight_decay_and_new_layers_their_own_
     groups = parameter_groups([network["new"]], network, rate=0.1, backbone_rate=0.01, weight_decay=5e-4)
     said = {(g["lr"], g["weight_decay"]): sum(p.numel() for p in g["params"]) for g in groups}
     assert said == {(0.1, 5e-4): 12, (0.1, 0.0): 4, (0.01, 5e-4): 6, (0.01, 0.0): 3 + 6}
+
+
+def test_layers_of_a_loss_have_its_rate_with_their_biases_and_a_scale_that_of_the_new_layers() -> None:
+    """A generator whose biases ran ahead of its weights diverged whatever its rate was."""
+    loss = nn.Module()
+    loss.generator, loss.scale = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
+    groups = parameter_groups([], loss, rate=0.1, backbone_rate=0.01, weight_decay=0, proxies=loss, proxy_rate=0.001)
+    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    assert rates == {id(loss.generator.weight): 0.001, id(loss.generator.bias): 0.001, id(loss.scale): 0.1}

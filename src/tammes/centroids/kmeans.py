@@ -21,7 +21,8 @@ def kmeans(
 ) -> Float[Tensor, "classes dim"]:
     """Centres of K-means over uniform points on the sphere, normalised, as in Do et al. (2019).
 
-    The paper does not say how many points it clustered; 10,000 give its distances for 100 classes (1.20 to 1.63).
+    The paper does not say how many points it clustered, and no number gives both rows of its table (docs/method.md);
+    10,000 lie between the two.
     """
     from sklearn.cluster import KMeans  # a second to import
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tammes.activations import Activations, Frozen, activation_batches, activations
 from tammes.cache import in_words
 from tammes.cli.console import CONTINUE, KEPT, duration, progress, say
+from tammes.cli.expected import say_expected
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import loss_options, method_of, number_or_file, recipe
 from tammes.cli.train import Train
@@ -116,6 +117,8 @@ def load_data(
     check_there(dataset, skip_bad=config.skip_bad)
     for remark in dataset.remarks:
         say(f"note: {remark}")
+    if classes is None:
+        say_expected(config, len(parts.train))
     shape = make_embedder(replace(config, weights="none"), 2)  # only to ask what images it wants
     listed = _used(config, dataset, _not_decoded(dataset, shape), parts, shape.size, classes)
     if ready is not None:

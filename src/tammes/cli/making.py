@@ -36,7 +36,9 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
         objective.train()
     if norm is not None:
         with working("measuring the norm of the embeddings"), without_trace(objective):
-            objective.gain = norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
+            objective.gain = (
+                norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
+            )
         for layer in embedder.embedding_layers():
             layer.weight *= objective.gain
 
@@ -184,7 +186,7 @@ def make_optimizer(config: Train, objective: Objective) -> torch.optim.Optimizer
 
 
 def _with_steps(groups: list[dict[str, Any]], weights: list[Tensor], factor: float) -> list[dict[str, Any]]:
-    """The groups, and these weights in one of their own, with steps that are so many times as long; decay is the same."""
+    """The groups, and these weights in one of their own: steps are `factor` times as long, decay is the same."""
     chosen, found, own = {id(each) for each in weights}, [], []
     for group in groups:
         parted = {mine: [each for each in group["params"] if (id(each) in chosen) == mine] for mine in (False, True)}

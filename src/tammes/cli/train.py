@@ -45,7 +45,9 @@ class Train:
     out: Annotated[Path | None, optional("FOLDER")] = None
     """The run folder to make; by default runs/ and a name that says what it is."""
     preset: Literal["default", "paper"] = default("default")
-    """Where options that are not given come from: paper is Do et al. (2019) to the letter."""
+    """Where options that are not given come from. paper is Do et al. (2019) to the letter, whatever the machine:
+    googlenet, every layer, fresh random crops, one-hot centroids, batches of 128, 40 epochs; without a GPU that takes
+    many hours, and the time is said first. For glyphs and Omniglot it is conv4, without mirroring."""
 
     loss: str = default("discriminative")
     """discriminative (the paper's); hard-discriminative: the nearest wrong class counts most; softmax, the usual
@@ -73,13 +75,13 @@ class Train:
 
     backbone: Annotated[str | None, optional("NAME")] = None
     """conv4 (28 x 28 grey, for glyphs and Omniglot), googlenet and vgg16 (as the paper has them), or any name of
-    torchvision or timm (resnet18 for folders)."""
+    torchvision or timm (resnet18 for folders, googlenet with preset paper)."""
     weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
     """What the backbone starts from: imagenet (downloaded; the default but for conv4), none (random), or a file of
     weights (.safetensors, .pt; for googlenet also Caffe's)."""
     train: Annotated[Literal["all", "top", "head"] | None, optional("{all,top,head}")] = None
     """Which part of the network trains: all of it; the top, above a cut, from activations that are computed once and
-    kept; or only the new layers. By default all with a GPU or with random weights, otherwise top."""
+    kept; or only the new layers. By default all with a GPU, with random weights or with preset paper, otherwise top."""
     cut: Annotated[str | None, optional("MODULE")] = None
     """The module of the backbone that the trained part begins with (--train top); googlenet: inception_5a."""
     views: Annotated[int | None, optional("INT")] = None
@@ -108,8 +110,8 @@ class Train:
     optimizer: Annotated[Literal["sgd", "adam"] | None, optional("{sgd,adam}")] = None
     """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     rate: Annotated[float | None, optional("FLOAT")] = None
-    """Learning rate of the new layers on top of the backbone. By default the preset's; with preset default and sgd
-    times what suits the loss."""
+    """Learning rate of the new layers on top of the backbone. By default the preset's; with sgd times what suits the
+    loss."""
     backbone_rate: Annotated[float | None, optional("FLOAT")] = None
     """Learning rate of the backbone."""
     proxy_rate: Annotated[float | None, optional("FLOAT")] = None

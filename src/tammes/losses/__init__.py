@@ -83,9 +83,7 @@ LOSSES: dict[str, type[nn.Module]] = {name: method.loss for name, method in METH
 WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "centroids" in method.takes}
 # Those of a class layer's outputs that take any batch; nothing is learned beside the network.
 OF_CLASS_LAYER = {
-    name: method.loss
-    for name, method in METHODS.items()
-    if method.on == "class layer" and method.images_per_class == 1
+    name: method.loss for name, method in METHODS.items() if method.on == "class layer" and method.images_per_class == 1
 }
 
 

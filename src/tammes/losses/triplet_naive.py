@@ -37,7 +37,7 @@ class NaiveTripletLoss(nn.Module):
 METHOD = Method(
     loss=NaiveTripletLoss,
     title="naive triplet",
-    summary="L_t, the loss that discriminative bounds: each image closer to its own class, over all triplets of the batch",
+    summary="L_t, which discriminative bounds: each image closer to its own class, over all triplets of the batch",
     equation="mean over triplets of  |x_a - x_p| - |x_a - x_n|",
     cost="B² D",
     reference="equation 1 of Do et al. (2019), as a mean over a batch",

@@ -1,0 +1,203 @@
+"""Presets: the paper's is the paper on any machine, and under each of them every method trains."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tammes import UserError
+from tammes.cli import feeding, job, main
+from tammes.cli.feeding import Data, load_data, training_batches
+from tammes.cli.making import make_optimizer, without_trace
+from tammes.cli.measuring import all_loss_inputs
+from tammes.cli.networks import make_embedder
+from tammes.cli.options import recipe, resolved
+from tammes.cli.train import Train
+from tammes.objectives import METHODS, Objective
+from tammes.training import cosine, fit, halved_every
+
+STEPS = 60
+EVERY = pytest.mark.parametrize(
+    ("name", "base"), [(name, base) for name, method in METHODS.items() for base in (method.bases or [None])]
+)
+PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
+
+
+# ---- what the preset is
+
+
+def test_the_paper_is_the_paper_without_a_gpu() -> None:
+    config = resolved(Train(data="photos", preset="paper", device="cpu"))
+    assert (config.backbone, config.weights, config.train, config.views) == ("googlenet", "imagenet", "all", None)
+    assert (config.centroids, config.batch_size, config.epochs, config.dim) == ("one-hot", 128, 40, 256)
+    assert (config.optimizer, config.rate, config.backbone_rate, config.momentum) == ("sgd", 0.1, 0.01, 0.9)
+    assert (config.schedule, config.halve_every, config.weight_decay) == ("halve", 5, 5e-4)
+    assert (config.pool, config.start, config.keep_start) == ("published", "random", False)
+    assert (config.mirror, config.shift, config.sampler) == (True, 0, "shuffled")
+
+
+def test_what_is_given_overrides_the_paper() -> None:
+    given = Train(data="photos", preset="paper", device="cpu", backbone="resnet18", train="top", epochs=3, rate=0.5)
+    config = resolved(given)
+    assert (config.backbone, config.train, config.epochs, config.rate) == ("resnet18", "top", 3, 0.5)
+    assert (config.batch_size, config.centroids) == (128, "one-hot")
+
+
+@pytest.mark.parametrize("given", [Train(data="glyphs"), Train(data="photos", backbone="conv4")])
+def test_characters_have_the_papers_recipe_without_what_presumes_pretrained_photos(given: Train) -> None:
+    config = resolved(replace(given, preset="paper", device="cpu"))
+    assert (config.backbone, config.weights, config.train) == ("conv4", "none", "all")
+    assert (config.mirror, config.shift, config.backbone_rate) == (False, 2, config.rate)
+    assert (config.rate, config.batch_size, config.epochs, config.centroids) == (0.1, 128, 40, "one-hot")
+
+
+def test_the_time_is_said_before_any_image_is_decoded(
+    waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("decoding begins")
+
+    monkeypatch.setattr(feeding, "decoded_for", refuse)
+    given = ["train", str(waves), "--backbone", "conv4", "--device", "cpu", "--out", str(tmp_path / "run")]
+
+    def said(*more: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*given, *more])
+        return capsys.readouterr().err
+
+    found = said("--preset", "paper")
+    assert "40 epochs of 24 images, about" in found
+    assert "Cheaper: --epochs 5" in found
+    assert found.index("about") < found.index("decoding begins")
+    assert "Cheaper: --epochs" not in said("--preset", "paper", "--epochs", "2")
+    assert "epochs of" not in said()
+
+
+# ---- the norm that embeddings begin at
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_embeddings_that_a_loss_does_not_normalise_begin_at_its_norm(optimizer: str) -> None:
+    given = Train(data="glyphs", device="cpu", loss="npair", optimizer=optimizer, rate=0.5, batch_size=32)  # type: ignore[arg-type]
+    config, data, objective = job._made(resolved(given), glyphs(), None, job._accelerator(given), begins=True)
+    inputs, _, _ = next(iter(training_batches(config, data, 1)))
+    with torch.no_grad(), without_trace(objective):
+        norms = objective.embedder.penultimate(objective.features(inputs)).norm(dim=1)
+    assert norms.mean().item() == pytest.approx(3, rel=0.15)
+    assert objective.gain < 0.5
+    groups = make_optimizer(config, objective).param_groups
+    rates = {id(each): (group["lr"], group["weight_decay"]) for group in groups for each in group["params"]}
+    layer, factor = objective.embedder.embedding_layers()[0], objective.gain ** (2 if optimizer == "sgd" else 1)
+    assert rates[id(layer.weight)] == pytest.approx((0.5 * factor, 5e-4 / factor))
+    assert rates[id(layer.bias)] == (0.5, 0)
+
+
+def test_a_loss_that_normalises_leaves_the_layer_as_it_was_initialised() -> None:
+    """The paper's own loss above all: it is trained to the letter."""
+    for name, method in METHODS.items():
+        if method.built_on(None).initial_norm is None:
+            continue
+        assert name in ("softmax", "lifted", "npair", "center", "deepncm", "prototypical", "daml", "dvml")
+    given = Train(data="glyphs", device="cpu", preset="paper")
+    config, _, objective = job._made(resolved(given), glyphs(), None, job._accelerator(given), begins=True)
+    fresh = make_embedder(config, 20)
+    assert objective.gain == 1
+    torch.testing.assert_close(objective.embedder.penultimate.weight, fresh.penultimate.weight)
+    assert {group["lr"] for group in make_optimizer(config, objective).param_groups} == {0.1}
+
+
+# ---- every method trains
+
+
+@cache
+def glyphs() -> Data:
+    """The embedded data set, of which 20 classes train."""
+    data = load_data(resolved(Train(data="glyphs", device="cpu")))
+    few = data.labels < 20
+    parts = replace(data.split, train=data.split.train[few])
+    return replace(data, split=parts, labels=data.labels[few], class_names=data.class_names[:20])
+
+
+def trained(given: Train, data: Data) -> tuple[list[float], float, float, Objective]:
+    """The losses of so many steps as the preset has them, and that of the same few batches before and after them."""
+    config, data, objective = job._made(resolved(given), data, None, job._accelerator(given), begins=True)
+    options = recipe(config)
+    schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
+    steps: list[float] = []
+    some = [batch for batch, _ in zip(training_batches(config, data, 1), range(6), strict=False)]
+
+    def total(inputs: Tensor, labels: Tensor) -> float:
+        return sum(float(part.detach()) for part in objective(inputs, labels).values())
+
+    @torch.no_grad()
+    def on_the_same() -> float:
+        with without_trace(objective):
+            return float(np.mean([total(inputs, labels) for inputs, labels, _ in some]))
+
+    before: list[float] = []
+
+    def batches(epoch: int) -> feeding.Batches:
+        before.extend([] if before else [on_the_same()])  # here, where the loss has looked at all images
+        return training_batches(config, data, epoch, loss=objective.loss)
+
+    def see(_module: object, _given: object, parts: dict[str, Tensor]) -> None:
+        if torch.is_grad_enabled():
+            steps.append(sum(float(part.detach()) for part in parts.values()))
+
+    objective.register_forward_hook(see)
+    for _ in fit(
+        objective, batches, make_optimizer(config, objective), epochs=options["epochs"], schedule=schedule,
+        stop=lambda: len(steps) >= STEPS, everything=lambda: all_loss_inputs(data, objective),
+    ):  # fmt: skip
+        pass
+    objective.train()
+    return steps, before[0], on_the_same(), objective
+
+
+@PRESETS
+@EVERY
+def test_sixty_steps_on_glyphs(name: str, base: str | None, preset: str) -> None:
+    given = Train(data="glyphs", device="cpu", loss=name, base=base, preset=preset, batch_size=16)  # type: ignore[arg-type]
+    steps, before, after, _ = trained(given, glyphs())
+    assert len(steps) == STEPS
+    assert np.isfinite(steps).all()
+    assert after < before - 1e-3 * abs(before)
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Train], Train]:
+    """Options with a few classes of CUB and real weights; the features are kept in the cache."""
+    place = Path(os.environ.get("TAMMES_DATA", ""))
+    weights = place.parent / "weights" / "googlenet-bvlc-imagenet.fp16.safetensors"
+    if "TAMMES_DATA" not in os.environ or not weights.is_file() or not (place / "CUB_200_2011").is_dir():
+        pytest.skip("needs the environment variable TAMMES_DATA: a folder that holds CUB_200_2011/, beside weights/")
+    rows = ["path,label"]
+    for number, folder in enumerate(sorted((place / "CUB_200_2011" / "images").iterdir())[:26]):
+        rows += [f"{file},{folder.name}" for file in sorted(folder.iterdir())[: 25 if number < 24 else 5]]
+    table = tmp_path_factory.mktemp("birds") / "birds.csv"
+    table.write_text("\n".join(rows) + "\n")
+    real = {"data": str(table), "test_classes": "2", "backbone": "googlenet", "weights": str(weights)}
+    return lambda given: replace(given, **real, train="head", device="cpu")
+
+
+@pytest.mark.data
+@PRESETS
+@EVERY
+def test_sixty_steps_on_real_features(
+    birds: Callable[[Train], Train], name: str, base: str | None, preset: str
+) -> None:
+    given = birds(Train(loss=name, base=base, preset=preset))  # type: ignore[arg-type]
+    steps, before, after, objective = trained(given, load_data(resolved(given)))
+    assert len(steps) == STEPS
+    assert np.isfinite(steps).all()
+    assert after < before
+    print(
+        f"\n{name} {base or ''} {preset}: step 1 {steps[0]:.4f}, step 60 {steps[-1]:.4f}; {before:.4f} -> {after:.4f}"
+    )
+    assert objective.gain == 1 or METHODS[name].built_on(base).initial_norm is not None
