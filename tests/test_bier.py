@@ -36,8 +36,9 @@ def embedder(dtype: torch.dtype = torch.float64) -> Embedder:
 
 
 def made(base: Base, dtype: torch.dtype = torch.float64, /, **options: Any) -> BIER:
+    """Without diversity, where it is not asked for."""
     torch.manual_seed(1)
-    return BIER(base, HEADS, **options).to(dtype)
+    return BIER(base, HEADS, **({"diversity": 0.0} | options)).to(dtype)
 
 
 def heads_of(network: Embedder, features: Tensor) -> tuple[Tensor, ...]:
@@ -195,7 +196,7 @@ def test_activation_loss_equals_loops_over_coordinates() -> None:
 @BOTH
 def test_diversity_is_a_part_of_its_own_that_trains_the_layer_only(base: Base) -> None:
     (features, labels), network = problem([3, 4, 2]), embedder()
-    loss, plain = made(base, diversity=3.0, unit_weights=0.2), made(base, diversity=0.0)
+    loss, plain = made(base, diversity=3.0, unit_weights=0.2), made(base)
     z = features.clone().requires_grad_()
     parts = loss(z, labels, network)
     assert list(parts) == ["loss", "diversity"]
@@ -398,7 +399,7 @@ def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^shrinkage is for form=shrinkage, form=eta has none: drop shrinkage=0\.1\.$"):
         made(PAIRS, form="eta", shrinkage=0.1)
     with pytest.raises(UserError, match=r"^unit_weights is a part of diversity, which is 0: drop unit_weights=0\.5\.$"):
-        made(PAIRS, diversity=0.0, unit_weights=0.5)
+        made(PAIRS, unit_weights=0.5)
     with pytest.raises(UserError, match=r"^unknown base of BIER 'npair'\. Known: deviance, discriminative\.$"):
         BIER(Base("npair"), HEADS)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # beartype would be first
@@ -418,13 +419,15 @@ def test_options_of_pairs_are_refused_for_images(name: str, value: str | float) 
 
 
 def test_what_it_says_of_itself() -> None:
-    assert made(PAIRS, diversity=0.0).extra_repr() == (
+    assert made(PAIRS).extra_repr() == (
         "base=deviance, heads=(2, 3, 5), form=shrinkage, alpha=2, beta=0.5, cost=25, shrinkage=0.06"
     )
     assert made(PAIRS, form="eta", diversity=0.5).extra_repr() == (
         "base=deviance, heads=(2, 3, 5), form=eta, alpha=2, beta=0.5, cost=25, diversity=0.5, unit_weights=0.02"
     )
-    assert made(IMAGES).extra_repr() == "base=discriminative, heads=(2, 3, 5), diversity=250, unit_weights=0.02"
+    assert made(IMAGES).extra_repr() == "base=discriminative, heads=(2, 3, 5)"
+    usual = BIER(IMAGES, HEADS).extra_repr()
+    assert usual == "base=discriminative, heads=(2, 3, 5), diversity=250, unit_weights=0.02", "as its paper has it"
     assert METHOD.head_sizes(512) == (96, 160, 256)
     assert METHOD.weigh is not None
     assert METHOD.weigh((96, 160, 256)) == (0.1875, 0.3125, 0.5)

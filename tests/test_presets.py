@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
     options = recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     steps: list[float] = []
-    some = [batch for batch, _ in zip(training_batches(config, data, 1), range(6), strict=False)]
+    some: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def total(inputs: Tensor, labels: Tensor) -> float:
         return sum(float(part.detach()) for part in objective(inputs, labels).values())
@@ -143,8 +144,11 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
     before: list[float] = []
 
     def batches(epoch: int) -> feeding.Batches:
-        before.extend([] if before else [on_the_same()])  # here, where the loss has looked at all images
-        return training_batches(config, data, epoch, loss=objective.loss)
+        found = training_batches(config, data, epoch, loss=objective.loss)
+        if not before:  # here the loss has looked at all images, and mined its batches
+            some.extend(islice(found, 6))
+            before.append(on_the_same())
+        return found
 
     def see(_module: object, _given: object, parts: dict[str, Tensor]) -> None:
         if torch.is_grad_enabled():

@@ -9,7 +9,7 @@ from tammes.cli.options import resolved
 from tammes.cli.train import Train
 from tammes.geometry import normalise
 from tammes.losses import METHODS, OF_CLASS_LAYER, DiscriminativeLoss, NaiveTripletLoss
-from tests.oracles import seeded, triplets, unit
+from tests.oracles import seeded, triplets
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, problem
 
 
@@ -29,8 +29,8 @@ def test_it_is_the_triplet_loss_of_the_theory(sizes: list[int]) -> None:
 
 
 def test_it_is_the_mean_over_the_triplets_one_by_one() -> None:
-    x = unit(TOY)
-    each = [(x[a] - x[p]).norm() - (x[a] - x[n]).norm() for a, p, n in triplets(TOY_LABELS)]
+    x = normalise(TOY)
+    each = [(x[a] - x[p]).norm() - (x[a] - x[n]).norm() for a, p, n in triplets(TOY_LABELS.tolist())]
     expected = torch.stack(each).mean()
     assert expected.item() == pytest.approx(-0.416882, abs=1e-6)
     torch.testing.assert_close(NaiveTripletLoss()(TOY, TOY_LABELS), expected)
