@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tammes.runtime import processor_flags
+
 Step = Callable[[], object]
 
 
@@ -50,14 +52,6 @@ def peak_memory(step: Step) -> float:
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # what a processor calls that it multiplies them
 
 
-def _flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return set(next(line for line in lines if line.lower().startswith(("flags", "features"))).split())
-    except (OSError, StopIteration):
-        return set()
-
-
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     try:
@@ -71,7 +65,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "bfloat16": sorted(_BFLOAT16 & _flags()),
+        "bfloat16": sorted(_BFLOAT16 & processor_flags()),
         "commit": commit.strip(),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }

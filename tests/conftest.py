@@ -39,6 +39,14 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _in_float32() -> Iterator[None]:
+    """Training is the same on every machine: on none is bfloat16 the default, unless a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tammes.runtime.processor_flags", set)
+        yield
+
+
 @pytest.fixture(scope="session")
 def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images of a few classes, waves of different lengths: small enough to train with every method."""

@@ -115,6 +115,8 @@ def file_of(
     pool = frozen.embedder.config.pool
     if frozen.at is None and pool != "published":  # it has no weights, and lies above every cut
         depends_on.append(f"pool {pool}")
+    if frozen.embedder.config.form == "keras":  # the same weights give others than in the other form
+        depends_on.append("form keras")
     if frozen.at is None and frozen.embedder.config.depths:
         depends_on.append(f"depths {' '.join(frozen.embedder.config.depths)}")
     key = sha256(dumps(depends_on).encode()).hexdigest()[:16]

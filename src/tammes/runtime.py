@@ -264,6 +264,20 @@ def device(choice: str = "auto") -> "torch.device":
     return torch.device("cpu")
 
 
+def processor_flags() -> set[str]:
+    """What the processor can do, by the names that Linux has for it; nothing is known on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return set(next(line for line in lines if line.lower().startswith(("flags", "features"))).split())
+    except (OSError, StopIteration):
+        return set()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16; others emulate them, slower than float32."""
+    return not processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
 def images_at_once(numbers: int, device: "torch.device") -> int:
     """How many images of so many numbers each to send through a network together, where that is free to choose.
 

@@ -14,11 +14,13 @@ from tammes.backbones import googlenet, resnet, vgg16
 from tammes.backbones.conv4 import Conv4
 from tammes.backbones.cuts import cut_points, default_cut, default_depths, shares_above
 from tammes.backbones.pools import Pool, exchange_pool
-from tammes.backbones.weights import downloading, googlenet_file, hub_file, load_weights, put_weights
+from tammes.backbones.resnet import Form
+from tammes.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
 from tammes.errors import UserError
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
+_KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Backbone:
         cuts: the places where it can be cut in two, lowest first; see `tammes.backbones.cuts`.
         default_cut: the one to use if none is named.
         depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
+        form: which form of the network it is, of those that have several.
     """
 
     network: nn.Module
@@ -48,20 +51,28 @@ class Backbone:
     cuts: tuple[str, ...] = ()
     default_cut: str | None = None
     depths: tuple[str, ...] = ()
+    form: Form | None = None
 
 
-def backbone(name: str, *, weights: str | Path = "none", pool: Pool = "published") -> Backbone:
+def backbone(
+    name: str, *, weights: str | Path = "none", pool: Pool = "published", form: Form | None = None
+) -> Backbone:
     """The network of that name: ours, torchvision's, or timm's (`torchvision:NAME` or `timm:NAME` to insist).
 
     Args:
         weights: "imagenet", "none" for random ones, or a file as `weights.load_weights` takes it.
         pool: how its last map becomes a vector.
+        form: of resnet50, 101 and 152: torchvision's, or the original one, which Keras has; None: as the file of
+            weights says, or torchvision's without one.
     """
     library, _, plain = name.rpartition(":")
     if library not in ("", "torchvision", "timm"):
         raise UserError(f"unknown library {library!r} in backbone {name!r}. Known: timm, torchvision.")
     imagenet = str(weights) == "imagenet"
-    if not library and plain in OURS:
+    form = form_of(name, weights, form)
+    if form is not None:
+        made = _resnet(plain, imagenet=imagenet, form=form)
+    elif not library and plain in OURS:
         made = OURS[plain](imagenet=imagenet)
     elif library != "timm" and plain in _torchvision_names():
         made = _of_torchvision(plain, imagenet=imagenet)
@@ -70,7 +81,7 @@ def backbone(name: str, *, weights: str | Path = "none", pool: Pool = "published
     else:
         raise _unknown(name, plain)
     if str(weights) not in ("imagenet", "none"):
-        load_weights(made.network, Path(weights))
+        load_weights(made.network, Path(weights), form)
     exchange_pool(made.network, pool, channels=len(made.mode), size=made.size)
     return made
 
@@ -102,13 +113,15 @@ def _vgg16(*, imagenet: bool) -> Backbone:
     )
 
 
-def _resnet(name: str, *, imagenet: bool) -> Backbone:
+def _resnet(name: str, *, imagenet: bool, form: Form | None = None) -> Backbone:
     kind = resnet.KINDS[name]
-    network = resnet.ResNet(kind)
+    network = resnet.ResNet(kind, form or "torchvision")
     if imagenet:
         _put_torchvisions(network, name)
-    mean, std, cuts = _IMAGENET_MEAN, _IMAGENET_STD, kind.cuts
-    return Backbone(network, network.features, "RGB", 224, 256, mean, std, cuts, kind.default_cut, kind.taken_from)
+    mean, std = (_KERAS_MEAN, _CAFFE_STD) if form == "keras" else (_IMAGENET_MEAN, _IMAGENET_STD)
+    return Backbone(
+        network, network.features, "RGB", 224, 256, mean, std, kind.cuts, kind.default_cut, kind.taken_from, form
+    )
 
 
 def _put_torchvisions(network: nn.Module, name: str) -> None:

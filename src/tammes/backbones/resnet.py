@@ -4,12 +4,18 @@ He et al., Deep residual learning for image recognition, 2016; the stride of a b
 is usual since. They are torchvision's to the last bit: its names of weights, its random weights under the same seed.
 They stand here because torchvision, when it is imported, imports torch's compiler, and each command with the network of
 most users would wait for it (docs/decisions/0016-own-residual-networks.md).
+
+Networks with bottlenecks also come in their original form, which Keras has: the stride in the first 1 x 1 convolution.
+Names and shapes are the same, so nothing but the word of whoever made a file of weights tells the two apart.
 """
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+
+Form = Literal["torchvision", "keras"]
 
 
 class Kind(NamedTuple):
@@ -38,10 +44,13 @@ KINDS = {
 }
 
 
+FORMS = tuple(name for name, kind in KINDS.items() if kind.narrow)  # those of them that come in two forms
+
+
 class ResNet(nn.Sequential):
     """RGB images (batch, 3, height, width) -> (batch, features)."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, form: Form = "torchvision") -> None:
         parts: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=_convolution(3, 64, 7, stride=2),
             bn1=nn.BatchNorm2d(64),
@@ -52,7 +61,8 @@ class ResNet(nn.Sequential):
         for number, depth in enumerate(kind.depths):
             blocks = []
             for block in range(depth):
-                made = _Block(inputs, 64 << number, stride=2 if number and not block else 1, narrow=kind.narrow)
+                stride = 2 if number and not block else 1
+                made = _Block(inputs, 64 << number, stride=stride, narrow=kind.narrow, form=form)
                 inputs = made.outputs
                 blocks.append(made)
             parts[f"layer{number + 1}"] = nn.Sequential(*blocks)
@@ -67,12 +77,13 @@ class ResNet(nn.Sequential):
 class _Block(nn.Module):
     """Two 3 x 3 convolutions, or one between two of 1 x 1 if the middle is narrow, beside a way past them."""
 
-    def __init__(self, inputs: int, width: int, *, stride: int, narrow: bool) -> None:
+    def __init__(self, inputs: int, width: int, *, stride: int, narrow: bool, form: Form) -> None:
         super().__init__()
         self.outputs = 4 * width if narrow else width
-        self.conv1 = _convolution(inputs, width, 1) if narrow else _convolution(inputs, width, 3, stride)
+        first, second = (1, stride) if narrow and form == "torchvision" else (stride, 1)
+        self.conv1 = _convolution(inputs, width, 1 if narrow else 3, first)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _convolution(width, width, 3, stride if narrow else 1)
+        self.conv2 = _convolution(width, width, 3, second)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = _convolution(width, self.outputs, 1) if narrow else None
         self.bn3 = nn.BatchNorm2d(self.outputs) if narrow else None
@@ -90,6 +101,11 @@ class _Block(nn.Module):
             maps = self.bn3(self.conv3(self.relu(maps)))
         maps += past
         return self.relu(maps)
+
+
+def from_keras(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for RGB: the first convolution of Keras' networks takes blue, green, red."""
+    return {name: tensor.flip(1) if name == "conv1.weight" else tensor for name, tensor in tensors.items()}
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tammes.backbones.caffemodel import read_caffemodel
 from tammes.backbones.googlenet import GoogLeNet, from_caffe
+from tammes.backbones.resnet import FORMS, Form, from_keras
 from tammes.backbones.vgg16 import VGG16, from_torchvision
 from tammes.errors import UserError
 from tammes.runtime import cache_folder
@@ -24,16 +25,64 @@ _CLASSIFIER = re.compile(r"(fc|classifier|heads?|aux1|aux2|AuxLogits|loss\d+)[./
 _EMBEDDER = ("backbone.", "penultimate.", "class_layer.")
 
 
-def load_weights(network: nn.Module, file: Path) -> None:
+def form_of(backbone: str, weights: str | Path, form: Form | None = None) -> Form | None:
+    """Which form of a network this is to be: as was said, or as its file of weights says; None where there is but one.
+
+    A file says it in the metadata of its safetensors (`form: keras`).
+
+    Raises:
+        UserError: nobody says it, or a network that has one form only was to have another.
+    """
+    if form is not None and form not in get_args(Form):
+        raise UserError(f"unknown form {form!r} of weights. Known: {', '.join(get_args(Form))}.")
+    if backbone not in FORMS:
+        if form is not None:
+            raise UserError(f"--weights-form is for {', '.join(FORMS)}, not for {backbone}: leave it out.")
+        return None
+    if str(weights) == "imagenet" and form == "keras":
+        raise UserError("--weights imagenet are torchvision's: leave out --weights-form keras, or give a file.")
+    if form is None and str(weights) not in ("imagenet", "none"):
+        form = _said_form(Path(weights))
+        if form is None:
+            raise UserError(
+                f"{weights} does not say which form of {backbone} its weights are of, and the wrong one would spoil"
+                " them: add --weights-form torchvision, or --weights-form keras for the original one (stride in the"
+                " first 1 x 1 convolution of a stage; blue, green, red)."
+            )
+    return form or "torchvision"
+
+
+def _said_form(file: Path) -> Form | None:
+    """The form that a file of weights says it is of."""
+    if file.suffix.lower() != ".safetensors" or not file.is_file():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            said = (opened.metadata() or {}).get("form")
+    except (SafetensorError, OSError):  # who reads its tensors says what is wrong with it
+        return None
+    return next((form for form in get_args(Form) if form == said), None)
+
+
+def load_weights(network: nn.Module, file: Path, form: Form | None = None) -> None:
     """Put the weights of a file into a network: all of them or, if they do not fit, none.
 
     The file is .safetensors, .pt or .pth (nothing in it is executed), or for googlenet .caffemodel. Names are the
     network's own, an Embedder's, torchvision's for vgg16, Caffe's for googlenet. A classifier in it is left out.
 
+    Args:
+        form: that of the network, of those that have several.
+
     Raises:
-        UserError: no such file, not a whole one, or of another network.
+        UserError: no such file, not a whole one, or of another network or form.
     """
-    put_weights(network, _tensors(file), str(file))
+    said = _said_form(file)
+    if None not in (form, said) and form != said:
+        raise UserError(f"{file} says that its weights are of the form {said}, not {form}: leave out --weights-form.")
+    tensors = _tensors(file)
+    put_weights(network, from_keras(tensors) if form == "keras" else tensors, str(file))
 
 
 def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

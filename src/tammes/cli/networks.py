@@ -24,6 +24,7 @@ def make_embedder(config: Train, num_classes: int) -> Embedder:
         heads,
         () if method.weigh is None else method.weigh(heads),
         _depths(config) if method.depths else (),
+        config.weights_form,
     )
     torch.manual_seed(config.seed)
     try:
@@ -74,6 +75,11 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
         one, other = (getattr(embedder.config, name) for embedder in (source, target))
         if one != other:
             raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
+    if source.config.form != target.config.form:
+        raise UserError(
+            f"--init-from has the {source.config.form} form of {source.config.backbone}, this run the"
+            f" {target.config.form} one. Say --weights none --weights-form {source.config.form}."
+        )
     if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
         raise UserError("--init-from has another number of heads: it must be a run of the same --loss.")
     same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from tammes.backbones.weights import form_of
 from tammes.cli.console import say
 from tammes.cli.train import Train
 from tammes.datasets import is_omniglot
@@ -13,6 +14,7 @@ from tammes.errors import UserError
 from tammes.losses import WITH_CENTROIDS, Method
 from tammes.objectives import METHODS, find_method
 from tammes.presets import recipe_of
+from tammes.runtime import multiplies_bfloat16
 
 MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes
@@ -28,8 +30,11 @@ def resolved(config: Train) -> Train:
     weights = config.weights or ("none" if config.backbone == "conv4" else "imagenet")
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())
+    form = form_of(str(config.backbone), weights, config.weights_form)
     part = "top" if without_gpu(config.device) and weights != "none" and not paper else "all"
     config = replace(config, train=config.train or part)
+    if config.precision == "auto":
+        config = replace(config, precision=_precision(config))
     # A run is resumed from any folder, so it remembers the whole path of what it needs.
     init_from, continue_from = (
         None if each is None else Path(each).absolute() for each in (config.init_from, config.continue_from)
@@ -51,7 +56,13 @@ def resolved(config: Train) -> Train:
     if method.mines and options["batch_size"] > 3 and options["batch_size"] % 3:
         options["batch_size"] -= options["batch_size"] % 3  # the record of the run says what a batch holds
         say(f"note: --loss {config.loss} takes whole triplets: batches of {options['batch_size']} images.")
-    return replace(config, data=data, weights=weights, out=out, dim=dim_of(config), **options)
+    return replace(config, data=data, weights=weights, weights_form=form, out=out, dim=dim_of(config), **options)
+
+
+def _precision(config: Train) -> Literal["no", "bf16"]:
+    """bfloat16 where it is twice as fast (docs/decisions/0017-bfloat16-by-default.md): convolutions, on some CPUs."""
+    faster = config.train != "head" and without_gpu(config.device) and multiplies_bfloat16()
+    return "bf16" if faster else "no"
 
 
 def without_gpu(device: str) -> bool:

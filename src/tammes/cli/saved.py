@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from tammes.backbones.resnet import FORMS
 from tammes.benchmark.plan import fitting
 from tammes.cli.checks import _check_new_classes
 from tammes.cli.console import said
@@ -15,7 +16,19 @@ from tammes.runs import Run, open_finished
 
 # What a run that is gone on from has decided for good, and what is said anew for each run.
 KEPT = (
-    *("backbone", "dim", "pool", "embedding", "class_layer", "centroid_dim", "loss", "base", "centroids", "seed"),
+    *(
+        "backbone",
+        "weights_form",
+        "dim",
+        "pool",
+        "embedding",
+        "class_layer",
+        "centroid_dim",
+        "loss",
+        "base",
+        "centroids",
+        "seed",
+    ),
     "reserve_classes",
 )
 ANEW = ("out", "resume", "json", "overwrite", "init_from", "continue_from", "compatible", "start", "device")
@@ -38,7 +51,9 @@ def saved_options(run: Run) -> Train:
     for name in ("hidden", "loss_options", "miner_options", "curve"):
         given[name] = tuple(given.get(name, ()))
     # What there was before these could be chosen: a preset may choose otherwise by now.
-    options: dict[str, Any] = {"pool": "published", "keep_start": False} | given
+    options: dict[str, Any] = {"pool": "published", "keep_start": False, "precision": "no"} | given
+    if "weights_form" not in given and given.get("backbone") in FORMS:
+        options["weights_form"] = "torchvision"
     return Train(**options)
 
 

@@ -38,6 +38,7 @@ def say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: to
         classes += f"{new}, room for {data.places.number - len(data.places.of)} more"
     pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
     where = f"{device}, {processes.number()} processes" if processes.number() > 1 else str(device)
+    where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {classes}{held_out},",

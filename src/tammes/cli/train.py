@@ -79,6 +79,9 @@ class Train:
     weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
     """What the backbone starts from: imagenet (downloaded; the default but for conv4), none (random), or a file of
     weights (.safetensors, .pt; for googlenet also Caffe's)."""
+    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
+    """Which form of resnet50, 101 or 152 a file of weights is of, where it does not say: torchvision's, or the original
+    one, which Keras has (stride in the first 1 x 1 convolution of a stage)."""
     train: Annotated[Literal["all", "top", "head"] | None, optional("{all,top,head}")] = None
     """Which part of the network trains: all of it; the top, above a cut, from activations that are computed once and
     kept; or only the new layers. By default all with a GPU, with random weights or with preset paper, otherwise top."""
@@ -153,8 +156,9 @@ class Train:
     """Of everything that is random."""
     device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = default("auto")
     """auto takes a GPU if there is one."""
-    precision: Literal["no", "bf16", "fp16"] = default("no")
-    """Mixed precision; distances stay in float32."""
+    precision: Literal["auto", "no", "bf16", "fp16"] = default("auto")
+    """Mixed precision; weights, distances and evaluation stay in float32. auto: bf16 where layers of the backbone train
+    on a processor that multiplies it (avx512_bf16, amx_bf16), otherwise no."""
     sync_batch_norm: bool = False
     """With several GPUs, let batch normalisation see the whole batch instead of each GPU's share."""
 
