@@ -570,7 +570,58 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 def performance_page(results: Path = RESULTS) -> str:
     """docs/performance.md as it should be."""
     peers = performance(_read(results / "peers.json") or {"rows": {}})
-    return "\n".join([*peers, *_if_stored(results, "export", exported)])
+    trained = _if_stored(results, "throughput", trained_speed)
+    return "\n".join([*peers, *trained, *_if_stored(results, "export", exported)])
+
+
+def trained_speed(stored: Mapping[str, Any]) -> list[str]:
+    """Every layer trained on a CPU: each form of a network beside a plain loop and the processor's limit."""
+    rows: list[Mapping[str, Any]] = [row for row in stored["rows"] if "forms" in row]
+    if not rows:
+        return []
+    what = {
+        "plain": "a plain loop: float32, channels first, the batch in one go",
+        "channels last": "our network and loss, float32, channels last",
+        "pieces": "the same, the batch in pieces",
+        "bf16": "the same in bfloat16, the batch in one go",
+        "compiled": "the same, compiled",
+        "tammes": "`tammes train --train all`, by default",
+        "two processes": "the same in two processes of one thread, without what they would exchange",
+    }
+    lines = [
+        "## Every layer trained on a CPU",
+        "",
+        "Images a second, steps of forward, backward and SGD; the forms take turns, medians, with the slowest and the"
+        " fastest turn beside them. The limit is the network's convolutions and products at the fastest product in"
+        " bfloat16 that was found on the same threads. `tammes train` also crops its images out of the decoded ones; a"
+        " plain loop has its batch in memory. ([Why bfloat16.](decisions/0017-bfloat16-by-default.md)) Targets: 2.5"
+        " times the plain loop, and half of the limit.",
+        "",
+        "    python -m benchmarks.throughput --only networks --json benchmarks/results/throughput.json",
+        "",
+    ]
+    for row in rows:
+        forms = {form: row["forms"][form] for form in what if form in row["forms"]}
+        between = {form: " .. ".join(f"{each:.2f}" for each in row["spread"].get(form, ())) for form in forms}
+        shown = {
+            row["backbone"]: [*(what[form] for form in forms), "the limit"],
+            "images/s": [*(f"{speed:.2f}" for speed in forms.values()), f"{row['limit']:.2f}"],
+            "from .. to": [*between.values(), ""],
+            "/ plain": [*(f"{speed / forms['plain']:.2f}" if "plain" in forms else "" for speed in forms.values()), ""],
+            "of the limit": [*(f"{speed / row['limit']:.2f}" for speed in forms.values()), "1"],
+        }
+        compiling = row.get("compiling_seconds")
+        waits = "" if compiling is None else f" The first step of the compiled one took {compiling:.0f} s."
+        seconds = ", seconds of the processor, beside other work" if row["busy"] else ""
+        lines += _drawn(shown)
+        lines += [
+            f"Batches of {row['batch_size']}, {row['gflop']:.1f} GFLOP an image, {row['peak_gflops']:.0f} GFLOP/s at"
+            f" most.{waits} {stored['machine']['processor']}, threads: {row['threads']}{seconds}, with"
+            f" {', '.join(stored['machine']['bfloat16']) or 'no bfloat16'}, commit {row['commit']}; torch"
+            f" {stored['machine']['torch']}.",
+            "",
+        ]
+    return lines
 
 
 def performance(stored: Mapping[str, Any]) -> list[str]:
@@ -609,8 +660,10 @@ def _forms(stored: Mapping[str, Any]) -> list[str]:
     if not said:
         return []
     why = (
-        "Networks are channels last in float32 by default on a CPU: a compiler keeps the first batch waiting, and"
-        " vectors by bfloat16 are others ([why, and what a GPU should use](decisions/0015-forms-of-a-network.md))."
+        "Networks are channels last on a CPU, and vectors are computed in float32: a compiler keeps the first batch"
+        " waiting, and vectors by bfloat16 are others ([why](decisions/0015-forms-of-a-network.md)). Training is in"
+        " bfloat16 where the processor multiplies it ([why](decisions/0017-bfloat16-by-default.md)); what is called"
+        " ours here is float32."
     )
     return [f"{why} A batch takes, beside its fastest form: {'; '.join(said)}.", ""]
 
