@@ -109,6 +109,14 @@ def test_short_epochs_are_not_saved_within() -> None:
     assert saved == []
 
 
+def test_the_pieces_of_a_batch_are_of_about_one_size() -> None:
+    objective, seen = Toy(), list[int]()
+    objective.network.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    for _ in fit(objective, batches(50), sgd(objective), epochs=1, schedule=cosine(1), at_once=24):
+        pass
+    assert seen == [17, 17, 16]  # not 24, 24 and 2
+
+
 def test_pieces_count_as_one_batch_where_training_stops() -> None:
     objective = Toy()
     epochs = list(

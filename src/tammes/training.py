@@ -224,7 +224,8 @@ def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[Tensor, Tensor]]:
     if size is None or len(labels) <= size:
         return [(images, labels)]
-    return zip(images.split(size), labels.split(size), strict=True)
+    number = -(-len(labels) // size)  # of about one size: a small rest would take nearly as long as a whole piece
+    return zip(images.tensor_split(number), labels.tensor_split(number), strict=True)
 
 
 def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss") -> str:
