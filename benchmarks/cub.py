@@ -118,6 +118,16 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
         "max, whiten, sgd 0.1, 10 epochs": _MAX | {"start": "whiten"},
         "max, whiten, sgd 0.01, 10 epochs": _MAX | {"start": "whiten", "rate": 0.01},
         "max, whiten, kept": _MAX | {"start": "whiten", "keep_start": True, "epochs": 1},
+        **{
+            f"max, whiten, placed, sgd {rate}, {epochs} epochs": _MAX
+            | {"start": "whiten", "centroids": "place", "rate": rate, "epochs": epochs}
+            for rate, epochs in ((0.01, 10), (0.01, 3), (0.003, 10), (0.001, 10))
+        },
+        "max, pca, placed, sgd 0.1, 10 epochs": _MAX | {"start": "pca", "centroids": "place"},
+        "max, whiten, placed, no class layer, sgd 0.003, 10 epochs": _MAX
+        | {"start": "whiten", "centroids": "place", "rate": 0.003, "class_layer": False},
+        "max, pca, placed, no class layer, sgd 0.1, 10 epochs": _MAX
+        | {"start": "pca", "centroids": "place", "class_layer": False},
         "softmax": {"loss": "softmax", "centroids": None},
         "softmax, pca, rate 3e-4, 10 epochs": {
             "loss": "softmax",
@@ -162,7 +172,8 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
 def main(options: Options) -> None:
     if not options.search:
         raise SystemExit("Say --search. The tables are made by `tammes benchmark benchmarks/plans/cub-….toml`.")
-    search(options, Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu"))
+    base = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu", val_classes="0")
+    search(options, base)
 
 
 def search(options: Options, base: Train) -> None:

@@ -18,7 +18,13 @@ Set = tuple[ndarray, ndarray, ndarray, ndarray]  # vectors and labels to learn f
 def cub(folder: Path, weights: str) -> Set:
     """GoogLeNet's features (pool5, 1,024 numbers) of CUB-200-2011; computed once, then from the cache."""
     config = Train(
-        data=str(folder), backbone="googlenet", weights=weights, device="cpu", train="head", pool="published"
+        data=str(folder),
+        backbone="googlenet",
+        weights=weights,
+        device="cpu",
+        train="head",
+        pool="published",
+        val_classes="0",
     )
     config = resolved(config)
     data = feeding.load_data(config)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 def same_end(run: Path, whole: Path) -> bool:
     """Whether both ended with the very same weights, to the last bit."""
-    return not differing(*(folder / "embedder.safetensors" for folder in (run, whole)))
+    return not differing(*(folder / "last" / "embedder.safetensors" for folder in (run, whole)))
 
 
 def differing(one: Path, other: Path) -> list[str]:

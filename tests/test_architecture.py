@@ -28,6 +28,7 @@ LINE = [
     "neighbours",
     "clustering",
     "metrics",
+    "verdict",
     "verification",
     "centroids",
     "bound",

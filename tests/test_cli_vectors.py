@@ -23,6 +23,7 @@ from tammes.cli import main, vectors_job
 from tammes.datasets.vectors import vectors as read
 from tammes.errors import UserError
 from tammes.estimator import streams
+from tammes.verdict import in_words
 from tests.test_cli_train import printed, refused
 from tests.test_estimator import blobs, brute_recall, unit
 
@@ -215,8 +216,8 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     log = (trained / "log.txt").read_text()
     assert "blobs.npz: 200 training vectors of 25 classes," in log
     assert "held out  5 of the training classes, to choose the epoch" in log
-    told = f"epoch {learner.n_iter_}" if learner.n_iter_ else "the start, which training did not clearly improve on"
-    assert f"best on the held-out classes: {told}\n" in log
+    assert found["verdict"]["judged"]
+    assert f"{in_words(found)}\n" in log
     assert log.count("again, on all training classes") == learner.n_iter_
 
 

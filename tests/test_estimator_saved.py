@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.exceptions import NotFittedError
 
-from tammes import MetricLearner, UserError
+from tammes import MetricLearner, UserError, verdict
 from tammes.checkpoints import save_checkpoint
-from tammes.estimator import held_out
 from tammes.estimator.streams import Rows
 from tammes.estimator.training import epochs
 from tammes.runs import Run
@@ -225,7 +224,7 @@ def test_files_that_are_not_whole_or_not_there_are_refused(tmp_path: Path) -> No
 
 @pytest.fixture(autouse=True)
 def _any_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "SURE", 0.0)
+    monkeypatch.setattr(verdict, "SURE", 0.0)
 
 
 OPTIONS: dict[str, Any] = {"epochs": 8, "start": "pca", "learning_rate": 0.01, "batch_size": 64, "random_state": 0}
@@ -264,7 +263,7 @@ def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops
         ({}, [6, 1, 4, 9], [False] * 4),
         ({}, [35], [True]),
         ({}, [33, 1, 3], [True, True, True]),
-        ({"hidden": 6, "loss": "hard-discriminative"}, [7, 9], [False, True]),
+        ({"hidden": 6, "dim": 31, "loss": "hard-discriminative"}, [7, 30], [False, True]),
         ({"loss_options": {"weighting": "triplet"}}, [21, 1], [True, True]),
         ({"validation_classes": 0.0, "loss_options": {"sample_classes": 7}}, [5, 8], [False, False]),
     ],

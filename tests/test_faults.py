@@ -264,15 +264,15 @@ def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(
 
 
 def test_going_on_with_a_run_removes_what_a_kill_left(stopped: tuple[Path, Path], part: Path) -> None:
-    (part / "best").mkdir()
-    left = [".embedder.safetensors.abc.partial", "best/.embedder.json.abc.partial", ".checkpoint.safetensors.new"]
+    (part / "last").mkdir()
+    left = [".embedder.safetensors.abc.partial", "last/.embedder.json.abc.partial", ".checkpoint.safetensors.new"]
     left += ["..checkpoint.safetensors.new.abc.partial"]
     for name in left:
         (part / name).write_bytes(b"half")
     with held(part):
         assert not [name for name in left if (part / name).exists()]
     assert check_tensors(part / "checkpoint.safetensors")
-    (part / "best").rmdir()  # it is empty
+    (part / "last").rmdir()  # it is empty
     main(["train", "--resume", str(part)])
     assert same_end(part, stopped[0])
 

@@ -201,7 +201,7 @@ def test_an_epoch_is_noted_only_in_the_run(plant: Plant, precious: Path, tmp_pat
     assert precious.read_text() == PRECIOUS
 
 
-@pytest.mark.parametrize("name", ["best", "tensorboard"])
+@pytest.mark.parametrize("name", ["last", "tensorboard"])
 def test_a_folder_in_a_run_is_no_link_and_holds_none(name: str, precious: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

@@ -71,7 +71,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run is a run already. .*--resume .*run, replace it with --overwrite, or"):
         create(folder)
     (folder / "old").touch()
-    (folder / "best").mkdir()
+    (folder / "last").mkdir()
     create(folder, overwrite=True)
     assert sorted(each.name for each in folder.iterdir()) == [".lock", "old"], "what is not a run's stays"
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -122,6 +123,34 @@ class Embedder(nn.Module):
             found = directions(own.double().cpu().numpy(), None if labels is None else labels.cpu().numpy())
             number = min(*layer.weight.shape, len(features) - 1)
             layer.weight[:number] = torch.from_numpy(found.T[:number].copy()).to(layer.weight)
+
+    @torch.no_grad()
+    def closed_form(
+        self,
+        features: Float[Tensor, "images features"] | None = None,
+        labels: Int64[Tensor, " images"] | None = None,
+    ) -> "Embedder":
+        """The backbone as it is now, with a layer on top that nothing trains.
+
+        Without features it is the identity: images are compared by the backbone's own features, all of them. With
+        features and labels it is their whitening, as `start_from` has it, of not more than `dim` directions.
+        """
+        layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's own features
+        dim, number = self.config.dim, layer.in_features
+        dim = number if features is None else max(1, min(dim, number, len(features) - 1))
+        found = deepcopy(self)
+        found.config, found._depths, found.class_layer = (
+            EmbedderConfig(self.config.backbone, dim, pool=self.config.pool),
+            None,
+            None,
+        )
+        with torch.random.fork_rng(devices=[]):  # nobody else's random numbers change
+            found.penultimate = nn.Linear(number, dim).to(layer.weight)
+        nn.init.zeros_(found.penultimate.bias)
+        nn.init.eye_(found.penultimate.weight)
+        if features is not None:
+            found.start_from(self.of_backbone(features), labels)
+        return found.eval()
 
     def scaled(
         self, images: Shaped[Tensor, "batch channels height width"]

@@ -98,10 +98,11 @@ RECIPES: dict[str, Recipe] = {
 # rate of the new layers; a mirrored character is another character; and what fills the whole image cannot be cropped,
 # so it is shifted instead.
 RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_rate=0.1, mirror=False, shift=2)
-# And where a part of a pretrained network is frozen: the penultimate layer would learn the training classes by heart;
-# what is found for it in closed form carries over to other classes better.
-RECIPES["pictures, head"] = replace(RECIPES["pictures"], start="whiten", keep_start=True)
-RECIPES["pictures, top"] = replace(RECIPES["pictures, head"], epochs=2)
+# And where a part of a pretrained network is frozen: trained as fast as the others, the embedding layer would learn the
+# training classes by heart. What is found for it in closed form carries over to other classes better: it is trained
+# gently from there, or stays so while the layers below it train.
+RECIPES["pictures, head"] = replace(RECIPES["pictures"], start="whiten", rate=1e-3)
+RECIPES["pictures, top"] = replace(RECIPES["pictures"], start="whiten", keep_start=True, epochs=2)
 
 
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:

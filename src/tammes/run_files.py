@@ -45,20 +45,49 @@ class Measures(BesideRecall, total=False):
     recall_at_1: Real | None
 
 
-class BestMeasures(Measures):
-    """Those of the best epoch on the validation classes."""
+class Recall(TypedDict):
+    """What a candidate reached on the validation classes."""
 
-    epoch: int
+    recall_at_1: Real
+
+
+class Verdict(TypedDict):
+    """Whether training helped on the validation classes, and what was kept.
+
+    kept: pretrained, whitened, or epoch and its number; of vectors also the closed forms pca and ridge.
+    judged: False where no classes were held out; the last epoch is then kept, and nothing else is said.
+    candidates: R@1 of each on the validation classes.
+    gain: by how many points of R@1 the best trained candidate (the kept one if it is trained) is above the pretrained.
+    gain_interval: the gain minus and plus its standard error over validation classes.
+    """
+
+    kept: str
+    judged: bool
+    candidates: dict[str, Recall]
+    gain: Real | None
+    gain_interval: tuple[Real, Real] | None
+
+
+class Candidates(TypedDict):
+    """What has been measured on the validation classes so far, as `tammes.verdict.Candidates` has it."""
+
+    queries: list[Positive]
+    right: dict[str, list[Real]]
+    kept: str
 
 
 class Results(TypedDict, total=False):
-    """The evaluation; without test classes there is less of it."""
+    """The evaluation; without test classes there is less of it.
+
+    untrained is the pretrained network, trained what was kept, last the last epoch where it was not kept.
+    """
 
     data: str
     command: str
     trained: Measures | None
     untrained: Measures | None
-    best_on_validation: BestMeasures | None
+    last: Measures
+    verdict: Verdict
     seconds: float | None
     train_images: int
     train_classes: int
@@ -151,5 +180,6 @@ SHAPES: dict[str, Any] = {
     "environment": Environment,
     "embedder": Network,
     "untrained": Measures,
+    "candidates": Candidates,
     "images": Images,
 }

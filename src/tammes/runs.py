@@ -2,8 +2,8 @@
 
 config.json        every option, with its value          environment.json   versions, machine, commit
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
-embedder.safetensors, embedder.json                      the trained network; of vectors learner.safetensors, .json
-best/              the same from the best epoch on the validation classes, if there are any
+embedder.safetensors, embedder.json                      the network that is kept; of vectors learner.safetensors, .json
+last/              the network of the last epoch         candidates.json    what was measured on validation classes
 checkpoint.safetensors                                   to go on from; previous.safetensors is the one before it
 frozen.safetensors                                       the weights that do not train, if there are any
 results.json       the evaluation                        log.txt            what was printed
@@ -43,15 +43,26 @@ _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 FRESH = f".{NEWEST}.new"
 FROZEN = "frozen.safetensors"
+LAST = "last"  # the folder with the network of the last epoch
 # What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
 _FIRST = ("images.json", "config.json", "classes.json", FROZEN)
-_FOLDERS = ("best", "tensorboard")  # that training writes to
+_FOLDERS = (LAST, "tensorboard")  # that training writes to
 # What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
 _OWN = frozenset(
     f"{name}.json"
-    for name in ("config", "environment", "classes", "images", "untrained", "results", "calibration", "embedder")
+    for name in (
+        "config",
+        "environment",
+        "classes",
+        "images",
+        "untrained",
+        "candidates",
+        "results",
+        "calibration",
+        "embedder",
+    )
 ) | {
-    *("embedder.safetensors", "learner.json", "learner.safetensors", "best", "metrics.jsonl", "log.txt", "tensorboard"),
+    *("embedder.safetensors", "learner.json", "learner.safetensors", LAST, "metrics.jsonl", "log.txt", "tensorboard"),
     *(NEWEST, PREVIOUS, FRESH, FROZEN, "neighbours.png", "report.html", "hub"),
     *(
         name + end
@@ -79,16 +90,16 @@ class Run:
             needs: what must be in it; then it must be there.
         """
         file = self.folder / f"{name}.json"
-        found = read_json(file, SHAPES[name], self._advice(name))
+        found = read_json(file, SHAPES[name], self.advice(name))
         missing = next((each for each in needs if each not in (found or {})), None)
         if missing is not None:
             what = f"{file} is missing" if found is None else f"{file}: {missing} is missing"
-            raise UserError(f"{what}. {self._advice(name)}")
+            raise UserError(f"{what}. {self.advice(name)}")
         if name == "classes" and found is not None and "places" in found:
             self._check_places(found["train"], found["places"], file)
         return found
 
-    def _advice(self, name: str) -> str:
+    def advice(self, name: str) -> str:
         """What to do about a file that is not as it was written."""
         if name == "calibration":
             return f"Make it anew: tammes calibrate {self.folder}"
@@ -106,7 +117,7 @@ class Run:
         lost = [name for name in [*train, *places["old"]] if name not in places["of"]]
         if lost or len(set(taken)) < len(taken) or any(not 0 <= place < places["number"] for place in taken):
             what = f"places.of has no number for {lost[0]!r}" if lost else "places.of has numbers that cannot be"
-            raise UserError(f"{file}: {what}. {self._advice('classes')}")
+            raise UserError(f"{file}: {what}. {self.advice('classes')}")
 
     def log(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
@@ -118,7 +129,7 @@ class Run:
 
     def epochs(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; one that a crash cut short is left out."""
-        file, advice = self.folder / "metrics.jsonl", self._advice("metrics")
+        file, advice = self.folder / "metrics.jsonl", self.advice("metrics")
         try:
             with opened(file) as source:
                 text = source.read().decode()
@@ -270,8 +281,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _remove_what_is_left(folder: Path) -> None:
     """Remove what a process that was killed left half written; only who holds the folder writes a checkpoint."""
     remove_partial(folder)
-    if not (folder / "best").is_symlink():
-        remove_partial(folder / "best")
+    if not (folder / LAST).is_symlink():
+        remove_partial(folder / LAST)
     with suppress(OSError):
         (folder / FRESH).unlink(missing_ok=True)
 
@@ -313,7 +324,8 @@ def centroids_of(run: Run) -> "Tensor | None":
     from tammes.centroids import CENTROIDS
     from tammes.losses import WITH_CENTROIDS
 
-    config, classes, shape = (run.read(name) for name in ("config", "classes", "embedder"))
+    trained = Run(run.folder / LAST) if (run.folder / LAST).exists() else run  # what is kept may have no class layer
+    config, classes, shape = run.read("config"), run.read("classes"), trained.read("embedder")
     if None in (config, classes, shape) or config.get("loss") not in WITH_CENTROIDS:
         return None
     kind = run.read("config", needs=("centroids", "seed"))["centroids"]

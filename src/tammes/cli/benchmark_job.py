@@ -30,9 +30,10 @@ from tammes.cli.train import Train
 from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.objectives import Objective
-from tammes.runs import Run, is_run
+from tammes.runs import LAST, Run, is_run
 from tammes.runtime import device, environment
 from tammes.splits import relabel
+from tammes.verdict import EPOCH, is_epoch, not_judged
 
 POLL = 1.0  # seconds between looks at what other processes do
 TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them
@@ -138,10 +139,11 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
     results = run.read("results", needs=("untrained", "seconds", "command", "train_images", "test_images"))
+    last = results.get("last") or results["trained"]  # as the tables of papers: the last epoch
     first, *others = cell.method.layers
-    layers = {first: results["trained"]} | {layer: _in_layer(run, layer) for layer in others}
+    layers = {first: last} | {layer: _in_layer(run, layer) for layer in others}
     epochs = run.epochs()
-    epochs[-1] |= {"test_recall_at_1": results["trained"]["recall_at_1"]}
+    epochs[-1] |= {"test_recall_at_1": last["recall_at_1"]}
     found = {
         "images": {"train": results["train_images"], "test": results["test_images"]},
         "epochs": epochs,
@@ -155,9 +157,10 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     }
     if compares_centroids(plan):
         found["distances"] = centroid_distances(run)
-    if "best_on_validation" in results:
-        of_best = results["best_on_validation"]
-        found["best"] = {"epoch": of_best["epoch"], **_small(of_best)}
+    verdict = results.get("verdict") or not_judged("")
+    if verdict["judged"]:
+        epoch = int(verdict["kept"].removeprefix(EPOCH)) if is_epoch(verdict["kept"]) else 0
+        found["best"] = {"epoch": epoch, **_small(results["trained"])}
     return found
 
 
@@ -170,7 +173,7 @@ def _said(config: dict[str, Any]) -> dict[str, Any]:
 def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the search and measure on the quarter that did not train."""
     assert cell.quarter is not None
-    options = replace(options_of(plan, cell, data, cell.changes), val_classes=None, curve=(), log_bound=False)
+    options = replace(options_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
     _train(options, cell.folder, lambda config, classes, _: without_quarter(config, cell.quarter or 0, classes))
     lines = Run(cell.folder).epochs()
     return {
@@ -218,7 +221,8 @@ def _train(
 
 def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Train:
     """The options of `tammes train` for a cell; the learning rate of the backbone goes with that of the new layers."""
-    options = plan.options(cell.method)
+    # Nothing is held out of what trains for a table unless the plan says so.
+    options: dict[str, Any] = {"val_classes": "0"} | plan.options(cell.method)
     if cell.quarter is not None and plan.search is not None:
         options |= plan.search.train
     config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **options)  # type: ignore[arg-type]
@@ -257,7 +261,7 @@ def held_out_quarter(data: Data, quarter: int) -> Data:
 def _in_layer(run: Run, layer: str) -> dict[str, Any]:
     """A trained network measured in another layer than its own, from what is kept of the images if anything is."""
     config = saved_options(run)
-    embedder = load(run.folder, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
+    embedder = load(run.folder / LAST, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
     data = load_data(config, run.read("classes"))
     data = replace(data, kept=keep(config, data, freeze(config, embedder)))
     return evaluated(embedder, data, data.split.test)

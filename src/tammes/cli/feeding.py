@@ -26,6 +26,7 @@ from tammes.processes import number, rank
 from tammes.runs import Run, open_finished
 from tammes.runtime import images_at_once
 from tammes.splits import Split, relabel, split
+from tammes.verdict import FEWEST_TRAINING, SHARE
 
 VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
 
@@ -109,11 +110,7 @@ def load_data(
     wanted = started_with(config, dataset.class_names, classes)
     if len(wanted) < dataset.num_classes:
         dataset = of_classes(dataset, set(wanted))
-    held_out = number_or_file(config.val_classes)
-    if isinstance(held_out, Path):
-        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
-    test_classes = number_or_file(config.test_classes)
-    parts = split(dataset, test_classes=test_classes, val_classes=held_out or None, seed=config.seed)
+    parts = _split(config, dataset, classes)
     check_there(dataset, skip_bad=config.skip_bad)
     for remark in dataset.remarks:
         say(f"note: {remark}")
@@ -163,6 +160,27 @@ def _used(
         return data
     _check_old(config, data)
     return replace(data, labels=np.array([data.places.of[name] for name in names], dtype=np.int64)[labels])
+
+
+def _split(config: Train, dataset: Dataset, classes: dict[str, Any] | None) -> Split:
+    """Which images train, validate and test; where it is not said, enough training classes hold out some of them.
+
+    Not by the paper's letter, and not where an earlier run's classes, which may not validate, train on.
+
+    Args:
+        classes: those that a run was started with, which may have held out none.
+    """
+    asked, test_classes = number_or_file(config.val_classes), number_or_file(config.test_classes)
+    if isinstance(asked, Path):
+        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
+    found = split(dataset, test_classes=test_classes, val_classes=asked or None, seed=config.seed)
+    by_default = asked is None and found.val is None and config.preset != "paper" and config.continue_from is None
+    if not by_default or len(found.train_classes) < FEWEST_TRAINING or (classes is not None and not classes["val"]):
+        return found
+    held_out = split(dataset, test_classes=test_classes, val_classes=SHARE, seed=config.seed)
+    assert held_out.val is not None
+    can_be_found = np.bincount(dataset.labels[held_out.val]).max() > 1
+    return held_out if can_be_found else found
 
 
 def started_with(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> list[str]:
@@ -297,8 +315,10 @@ def keep(config: Train, data: Data, frozen: Frozen | None) -> Kept | None:
 
     to_train = kept("training", learning, views)
     centres = []
-    if data.split.val is not None or config.log_bound or views == 0 or method_of(config).sees != "batches":
+    if config.log_bound or views == 0 or method_of(config).sees != "batches":
         centres.append(to_train if views == 0 else kept("training", learning, 0))
+    elif data.split.val is not None:
+        centres.append(kept("validation", data.split.val, 0))
     if len(data.split.test):
         centres.append(kept("test", data.split.test, 0))
     return Kept(frozen, to_train, tuple(centres))

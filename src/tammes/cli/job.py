@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -22,9 +23,9 @@ from tammes.checkpoints import load_checkpoint, load_weights, mend_checkpoint, s
 from tammes.cli.checks import check, check_start, check_used
 from tammes.cli.console import CONTINUE, if_stopped, say, say_at_once, working
 from tammes.cli.feeding import Data, changed_images, keep, load_data, training_batches
-from tammes.cli.making import at_once, make_loss, make_optimizer, start_layers
-from tammes.cli.measuring import all_loss_inputs, embedded, evaluated
-from tammes.cli.networks import freeze, make_embedder, matching, untrained_embedder
+from tammes.cli.making import at_once, first_features, make_loss, make_optimizer, start_layers
+from tammes.cli.measuring import all_loss_inputs, embedded, evaluated, judged
+from tammes.cli.networks import freeze, make_embedder, matching, trained_embedder, untrained_embedder
 from tammes.cli.options import method_of, recipe, resolved, without_gpu
 from tammes.cli.saved import command, continued, saved_options
 from tammes.cli.telling import (
@@ -38,13 +39,23 @@ from tammes.cli.telling import (
     write_and_show,
 )
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, load
+from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.errors import UserError, out_of_memory
 from tammes.objectives import Hold, Objective
 from tammes.report import draw_retrievals
-from tammes.runs import Run, check_new, create, held, open_run
+from tammes.runs import LAST, Run, check_new, create, held, open_run
 from tammes.runtime import environment
 from tammes.training import Position, cosine, fit, halved_every
+from tammes.verdict import (
+    EPOCH,
+    FEWEST_JUDGED,
+    PRETRAINED,
+    WHITENED,
+    Candidates,
+    candidates_again,
+    is_epoch,
+    not_judged,
+)
 
 DataOf = Callable[[Train, dict[str, Any] | None, Callable[[Data], None] | None], Data]
 QUICK = 1000  # classes up to which a loss, with its centroids, is made in no time
@@ -124,14 +135,20 @@ def _run_job(
         if accelerator.scaler is not None and scaler is not None:
             accelerator.scaler.load_state_dict(scaler)
     run.forget_after(start.epoch - 1)
+    candidates = _candidates(config, run, data, objective, begins=begins)
     with if_stopped(doing="training"):
-        complete = _train(config, run, data, objective, prepared, optimizer, accelerator, start)
+        complete = _train(config, run, data, objective, prepared, optimizer, accelerator, start, candidates)
     if not complete:
         say(f"Stopped; all is saved. {to_resume(run)}", run.folder / "log.txt")
         raise SystemExit(130)
+    last = f"{EPOCH}{recipe(config)['epochs']}"
     if processes.is_first():
-        embedder.save(run.folder)
-    _report(config, run, data, embedder, untrained)
+        (run.folder / LAST).mkdir(exist_ok=True)
+        embedder.save(run.folder / LAST)
+        if candidates is None:
+            embedder.save(run.folder)
+    unjudged = candidates is None or not processes.is_first()
+    _report(config, run, data, embedder, untrained, not_judged(last) if unjudged else candidates.verdict())
 
 
 def to_resume(run: Run) -> str:
@@ -203,7 +220,7 @@ def _made(
     config = replace(config, cut=_cut(config, embedder))
     if source is not None and begins:
         # Before the new folder is made, in case it takes the other's place.
-        embedder.load_state_dict(matching(load(source), embedder))
+        embedder.load_state_dict(matching(trained_embedder(source), embedder))
     loss = make_loss(config, data, embedder)
     training_batches(config, data, 1)  # what is wrong with them is said before anything is computed or replaced
     frozen = freeze(config, embedder)
@@ -231,7 +248,7 @@ def _hold(config: Train, data: Data, frozen: Frozen | None, device: torch.device
     assert config.continue_from is not None
     assert config.compatible is not None
     assert data.places is not None
-    before = load(config.continue_from).to(device)
+    before = trained_embedder(config.continue_from, only_kept=True).to(device)
     features = before.features if frozen is None else Frozen(before, frozen.at).above
     old = torch.zeros(data.num_places, dtype=torch.bool)
     old[[data.places.of[name] for name in data.places.old]] = True
@@ -265,19 +282,63 @@ def _check_images(config: Train, data: Data, resumed: Run | None) -> None:
         )
 
 
-def _report(config: Train, run: Run, data: Data, embedder: Embedder, untrained: dict[str, Any] | None) -> None:
-    """Evaluate on the test classes, if there are any; write, draw and show the results."""
+def _candidates(config: Train, run: Run, data: Data, objective: Objective, *, begins: bool) -> Candidates | None:
+    """What has been judged so far, at first what needs no training; None where no classes are held out to judge by."""
+    if data.split.val is None or len(np.unique(data.dataset.labels[data.split.val])) < FEWEST_JUDGED:
+        return None
+    if not begins:
+        said = run.read("candidates")
+        what = f"{run.folder / 'candidates.json'}"
+        return None if said is None else candidates_again(said, what, run.advice("candidates"))
+    found, embedder = Candidates(), objective.embedder
+    with working("measuring the pretrained network on the validation classes"):
+        judged(run, data, found, PRETRAINED, embedder.closed_form())
+        judged(run, data, found, WHITENED, embedder.closed_form(*first_features(config, data, objective)))
+    return found
+
+
+def _kept(run: Run, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
+    """The network that is kept, in all processes: the one that was trained, or what the first has saved before."""
+    name = processes.from_first(str(verdict["kept"]))
+    if name == last:
+        return embedder
+    saved = load(run.folder) if processes.is_first() else None
+    dim = int(processes.from_first("" if saved is None else str(saved.config.dim)))
+    if saved is None:
+        shape = embedder.config
+        saved = Embedder(shape if is_epoch(name) else EmbedderConfig(shape.backbone, dim, pool=shape.pool)).eval()
+    processes.take_over(list(saved.state_dict().values()))
+    return saved.to(embedder.mean.device)
+
+
+def _report(
+    config: Train,
+    run: Run,
+    data: Data,
+    embedder: Embedder,
+    untrained: dict[str, Any] | None,
+    verdict: dict[str, Any],
+) -> None:
+    """Evaluate on the test classes, if there are any; write, draw and show the results.
+
+    Args:
+        embedder: the last epoch's.
+    """
     test, labels = data.split.test, data.dataset.labels[data.split.test]
     results: dict[str, Any] = {
         "data": data.dataset.name,
         "untrained": None,
         "trained": None,
+        "verdict": verdict,
         "command": command(config),
     }
     if len(test):
         with working("evaluating on the test classes"):
-            vectors = embedded(embedder, data, test)
-            results |= results_of(run, data, vectors, embedder) | {"untrained": untrained}
+            kept = _kept(run, embedder, verdict, f"{EPOCH}{recipe(config)['epochs']}")
+            vectors = embedded(kept, data, test)
+            results |= results_of(run, data, vectors) | {"untrained": untrained}
+            if kept is not embedder:
+                results["last"] = evaluated(embedder, data, test)
         if not processes.is_first():
             return
         draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
@@ -294,12 +355,12 @@ def _train(
     optimizer: torch.optim.Optimizer,
     accelerator: Accelerator,
     start: Position,
+    candidates: Candidates | None,
 ) -> bool:
-    """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
+    """Epoch after epoch, each judged, logged and saved. False if it was stopped before the end."""
     options = recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     least: float | None = getattr(objective.loss, "minimum", None)
-    best = max((line.get("val_recall_at_1", 0.0) for line in run.epochs()), default=0.0)
 
     def save(position: Position) -> None:
         save_checkpoint(run, objective, optimizer, position, _scaler(accelerator))
@@ -338,10 +399,9 @@ def _train(
                 return False
             processes.take_over_statistics(objective)
             line = epoch_line(config, data, objective, epoch, least)
-            if processes.is_first() and line.get("val_recall_at_1", 0.0) > best:
-                best = line["val_recall_at_1"]
-                (run.folder / "best").mkdir(exist_ok=True)
-                objective.embedder.save(run.folder / "best")
+            if data.split.val is not None:
+                name = f"{EPOCH}{epoch.number}"
+                line["val_recall_at_1"] = judged(run, data, candidates, name, objective.embedder)
             run.log(line)
             # Last: an epoch is done when its record is.
             save(epoch.position)

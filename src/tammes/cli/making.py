@@ -29,11 +29,9 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
     """Initialise the embedding layer where it is not random, or where the loss depends on the norm of embeddings."""
     embedder, start, norm = objective.embedder, recipe(config)["start"], method_of(config).initial_norm
     if start != "random":
-        objective.eval()
         with working("initialising the new layers"):
-            features, labels = _features(config, data, objective, MOST_TO_START)
+            features, labels = first_features(config, data, objective)
             embedder.start_from(features, labels if start == "whiten" else None)
-        objective.train()
     if norm is not None:
         with working("measuring the norm of the embeddings"), without_trace(objective):
             objective.gain = (
@@ -41,6 +39,15 @@ def start_layers(config: Train, data: Data, objective: Objective) -> None:
             )
         for layer in embedder.embedding_layers():
             layer.weight *= objective.gain
+
+
+@torch.inference_mode()
+def first_features(config: Train, data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Features of training images, as the network has them now, with their labels: what closed forms are found from."""
+    objective.eval()
+    found = _features(config, data, objective, MOST_TO_START)
+    objective.train()
+    return found
 
 
 def _features(config: Train, data: Data, objective: Objective, most: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """What a network makes of images of a training, in all its processes, and how well it does."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tammes.errors import UserError
 from tammes.metrics import evaluate
 from tammes.objectives import Objective
 from tammes.processes import by_place, is_first
+from tammes.runs import Run
+from tammes.verdict import Candidates, by_class
 
 RESTARTS = 3  # of K-means, for NMI and AMI
 
@@ -31,12 +34,36 @@ def evaluated(
     return measured(found, data.dataset, indices, quick=quick)
 
 
+def judged(run: Run, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
+    """R@1 on the validation classes; the network is saved in the run folder if it is the candidate to keep.
+
+    Of several processes each embeds some of the images, and the first judges.
+
+    Args:
+        candidates: those before it; None where it is only measured.
+    """
+    assert data.split.val is not None
+    found = embedded(embedder, data, data.split.val)
+    if not is_first():
+        return 0.0
+    how = protocol(data.dataset, data.split.val, clustering=False)
+    masks = {each: how[each] for each in ("query", "gallery", "sequence") if each in how}
+    queries, right = by_class(found, data.dataset.labels[data.split.val], **masks)
+    if candidates is not None:
+        if candidates.add(name, queries, right):
+            embedder.save(run.folder)
+        run.write("candidates", asdict(candidates))  # last: it says what was saved
+    return sum(right) / sum(queries)
+
+
 def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False) -> np.ndarray:
     """Unit vectors of centre crops; from what is kept of them where a part of the network is frozen."""
     features: Callable[[Tensor], Tensor] = embedder.features
     if data.kept is not None:
-        own = data.kept.frozen.embedder is embedder
-        features = (data.kept.frozen if own else Frozen(embedder, data.kept.frozen.at)).above
+        frozen, at = data.kept.frozen, data.kept.frozen.at
+        features = (frozen if frozen.embedder is embedder else Frozen(embedder, at)).above
+        if at is None and not embedder.config.depths:  # what is kept may be of several depths
+            features = lambda stored: frozen.embedder.of_backbone(stored.float())  # noqa: E731
     found = vectors(
         embedder,
         features,

@@ -1,5 +1,7 @@
 """The network of a training, as it is before it."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,8 @@ from tammes.cli.options import class_outputs, dim_of, method_of, recipe
 from tammes.cli.train import Train
 from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.errors import UserError, out_of_memory
+from tammes.runs import LAST, Run, is_run
+from tammes.verdict import is_epoch
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:
@@ -64,8 +68,25 @@ def untrained_embedder(config: Train) -> Embedder:
     embedder = make_embedder(config, 2).eval()
     source = config.init_from or config.continue_from
     if source is not None:
-        embedder.load_state_dict(matching(load(source), embedder))
+        embedder.load_state_dict(matching(trained_embedder(source), embedder))
     return embedder
+
+
+def trained_embedder(folder: Path, *, only_kept: bool = False) -> Embedder:
+    """The network of another run as training left it: what was kept, or where that is not trained the last epoch.
+
+    Raises:
+        UserError: it must be what was kept, with which galleries were made, and that is not trained.
+    """
+    verdict = (Run(folder).read("results") or {}).get("verdict") if is_run(folder) else None
+    if verdict is None or is_epoch(verdict["kept"]):
+        return load(folder)
+    if only_kept:
+        raise UserError(
+            f"--compatible holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
+            " embedding, which does not train. Leave out --compatible."
+        )
+    return load(folder / LAST)
 
 
 def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:

@@ -93,10 +93,15 @@ def recipe(config: Train) -> dict[str, Any]:
     """The preset's options, with those that were given in their place."""
     method = method_of(config)
     found = recipe_of(config.preset, str(config.backbone), config.train)
+    found_at_pca = method.trains_embedding or method.on != "class layer" or method.rate != 1
+    if config.train == "head" and found.start == "whiten" and found_at_pca:
+        # The rates that losses declare were found from the principal directions; some diverge if they begin whitened.
+        usual = recipe_of(config.preset, str(config.backbone), None)
+        found = replace(found, start=usual.start, rate=usual.rate)
     if suited(config.optimizer or found.optimizer):
         found = replace(found, rate=found.rate * method.rate, backbone_rate=found.backbone_rate * method.rate)
-    if method.trains_embedding or (config.train == "head" and method.on != "class layer"):
-        # Nothing else would be left to train; and a layer that trains does not begin whitened: docs/log.md.
+    if method.trains_embedding:
+        # A layer that trains does not begin whitened: docs/log.md.
         found = replace(found, keep_start=False, start="pca" if found.start == "whiten" else found.start)
     preset = asdict(found)
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in preset.items()}

@@ -64,6 +64,7 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from tammes.metrics import TITLES
+    from tammes.verdict import in_words
 
     table = Table(title=escape(printable(f"runs in {folder}")))
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
@@ -77,6 +78,9 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
         told = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
         table.add_row(*(escape(printable(str(each))) for each in told), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
+    for record in records:
+        if in_words(record):
+            print(f"{printable(str(Path(record['run']).relative_to(folder)))}: {in_words(record)}")
 
 
 def _remove(config: Runs, folder: Path) -> None:
@@ -112,6 +116,7 @@ def _record(run: Any) -> dict[str, Any]:
         "epochs": _epochs(run, options),
         "trained": results.get("trained"),
         "untrained": results.get("untrained"),
+        "verdict": results.get("verdict"),
         "command": results.get("command"),
     }
 

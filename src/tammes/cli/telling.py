@@ -13,15 +13,16 @@ from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
 from tammes.cli.feeding import VIEWS, Data, training_batches
 from tammes.cli.making import without_trace
-from tammes.cli.measuring import evaluated, loss_inputs, measured
+from tammes.cli.measuring import loss_inputs, measured
 from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, load
+from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.objectives import Objective
 from tammes.runs import Run
 from tammes.training import Epoch
+from tammes.verdict import in_words, measured_rows
 
 WATCHED = 512  # training images on which the bound is watched
 FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
@@ -30,7 +31,12 @@ FEW = 15  # images on which a step is timed; whole triplets, for losses that wan
 def say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: torch.device, seconds: float) -> None:
     """What will be done, on what, and how long it may take, before it starts."""
     parts, options, shape = data.split, recipe(config), embedder.config
-    held_out = "" if parts.val is None else f", {len(parts.val)} validation images"
+    held_out = "no classes: whether training helps is not judged"
+    if parts.val is not None:
+        held = len(data.classes()["val"])
+        held_out = (
+            f"{held} other classes ({len(parts.val)} images), to choose the epoch and judge whether training helps"
+        )
     weights = sum(parameter.numel() for parameter in embedder.parameters())
     classes = f"{data.num_classes} classes"
     if data.places is not None:
@@ -41,12 +47,13 @@ def say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: to
     where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
-        f"data      {data.dataset.name}: {len(parts.train)} training images of {classes}{held_out},",
+        f"data      {data.dataset.name}: {len(parts.train)} training images of {classes},",
         f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
+        f"held out  {held_out}",
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_loss_in_words(config)}, preset {config.preset}",
-        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 4.5e4:.0f} MB of disk",
+        f"device    {where}; {options['epochs']} epochs, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:
@@ -72,13 +79,18 @@ def estimate(config: Train, data: Data, objective: Objective) -> float:
 def _trained(config: Train, embedder: Embedder) -> str:
     """What of the network trains, and why."""
     trained = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
-    kept = " but the penultimate layer" if config.keep_start else ""
+    kept = " but the embedding layer" if config.keep_start else ""
     if config.train == "all":
         return f"all of it{kept} ({trained:,} weights)"
-    part = f"the part from {config.cut} up" if config.train == "top" else "the new layers"
+    if config.train == "top":
+        part = f"the part from {config.cut} up"
+    elif config.keep_start:
+        part = "only the class layer: the embedding does not change, as the embedding layer stays as it began"
+    else:
+        part = "the embedding layer" + ("" if embedder.class_layer is None else " and the class layer")
     views = VIEWS[str(config.train)] if config.views is None else config.views
     crops = f"{views} views of each image" if views else "centre crops"
-    weights = f"{part}{kept} ({trained:,} weights)"
+    weights = f"{part}{kept if config.train == 'top' else ''} ({trained:,} weights)"
     return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
 
 
@@ -103,9 +115,6 @@ def epoch_line(config: Train, data: Data, objective: Objective, epoch: Epoch, le
         "seconds": epoch.seconds,
         "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
     }
-    if data.split.val is not None:
-        found = evaluated(objective.embedder, data, data.split.val, quick=True)
-        line["val_recall_at_1"] = found.get("recall_at_1", 0.0)
     if config.log_bound:
         line["bound"] = _watched_bound(config, data, objective)
     return line
@@ -132,9 +141,10 @@ def _watched_bound(config: Train, data: Data, objective: Objective) -> dict[str,
     return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
 
 
-def results_of(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) -> dict[str, Any]:
+def results_of(run: Run, data: Data, vectors: np.ndarray) -> dict[str, Any]:
+    """What results.json says of test images with these vectors."""
     labels = data.dataset.labels[data.split.test]
-    results = {
+    return {
         "test_classes": len(np.unique(labels)),
         "test_images": len(labels),
         "train_classes": data.num_classes,
@@ -142,13 +152,6 @@ def results_of(run: Run, data: Data, vectors: np.ndarray, embedder: Embedder) ->
         "trained": measured(vectors, data.dataset, data.split.test) if processes.is_first() else None,
         "seconds": sum(line.get("seconds", 0.0) for line in run.epochs()),
     }
-    if processes.in_any(processes.is_first() and (run.folder / "best").exists())[0]:
-        best = load(run.folder / "best") if processes.is_first() else Embedder(embedder.config).eval()
-        processes.take_over(list(best.state_dict().values()))
-        found = evaluated(best.to(embedder.mean.device), data, data.split.test)
-        chosen = max(run.epochs(), key=lambda line: line.get("val_recall_at_1", 0.0), default={"epoch": 0})
-        results["best_on_validation"] = {"epoch": chosen["epoch"], **found}
-    return results
 
 
 def write_and_show(config: Train, run: Run, results: dict[str, Any]) -> None:
@@ -159,10 +162,10 @@ def write_and_show(config: Train, run: Run, results: dict[str, Any]) -> None:
     elif results["trained"] is None:
         print(f"Trained on all classes, so there are none to test on. Run folder: {run.folder}")
     else:
-        rows = {"untrained": results["untrained"], "trained": results["trained"]}
-        if "best_on_validation" in results:
-            rows[f"epoch {results['best_on_validation']['epoch']}, best on validation"] = results["best_on_validation"]
-        results_table(rows, f"{results['data']}: {results['test_classes']} classes never seen, per cent")
+        title = f"{results['data']}: {results['test_classes']} classes never seen, per cent"
+        results_table(measured_rows(results), title)
+    say(in_words(results), run.folder / "log.txt")
+    if results["trained"] is not None and not config.json:
         picture = run.folder / "neighbours.png"
         print(f"run folder: {run.folder}" + (f"    picture: {picture}" if picture.exists() else ""))
 

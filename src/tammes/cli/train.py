@@ -150,8 +150,8 @@ class Train:
     test_classes: Annotated[str | None, optional("NUMBER|FILE")] = None
     """Classes to test on: a fraction, a number, or a file with one class name a line. By default the second half."""
     val_classes: Annotated[str | None, optional("NUMBER")] = None
-    """Training classes to hold out, a fraction or a number: the epoch that is best on them is saved beside the last. Of
-    vectors a fifth is held out by default if there are 20 or more, and the best epoch is the one that is kept."""
+    """Training classes to hold out, a fraction or a number; 0 for none. What is best on them is kept: the pretrained
+    embedding, its whitening, or an epoch. By default a fifth of 20 or more; none with preset paper."""
     seed: int = default(0)
     """Of everything that is random."""
     device: Annotated[Literal["auto", "cpu"], tyro.conf.arg()] = default("auto")

@@ -163,7 +163,8 @@ def load_vectors(config: Train, classes: dict[str, list[str]] | None = None) -> 
 def make_learner(config: Train, data: VectorData) -> MetricLearner:
     """The estimator with the options that were given, and its own defaults for the others."""
     given = {
-        **{name: getattr(config, name) for name in ("dim", "loss", "centroids", "centroid_dim", "class_layer")},
+        **{name: getattr(config, name) for name in ("loss", "centroids", "centroid_dim", "class_layer")},
+        "dim": None if config.dim == _usual_dim(config, data) else config.dim,
         **{name: getattr(config, name) for name in ("method", "epochs", "batch_size", "weight_decay")},
         "hidden": config.hidden or None,
         "learning_rate": config.rate,
@@ -281,17 +282,15 @@ def _held_out_share(config: Train, data: VectorData) -> float | None:
 def _resolved(config: Train, data: VectorData) -> Train:
     """The options with everything filled in."""
     defaults = MetricLearner().get_params()
-    classes = len(data.split.train_classes)
     config = replace(config, method=config.method or "gradient")
     if config.loss in WITH_CENTROIDS:
         config = replace(config, centroids=config.centroids or defaults["centroids"])
+    config = replace(config, dim=config.dim or _usual_dim(config, data))
     if config.method == "ridge":
-        config = replace(config, dim=config.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
         kind = f"ridge-{config.centroids}"
     else:
         config = replace(
             config,
-            dim=config.dim or min(MOST_DIMENSIONS, max(2, data.columns)),
             batch_size=config.batch_size or defaults["batch_size"],
             rate=defaults["learning_rate"] if config.rate is None else config.rate,
             weight_decay=defaults["weight_decay"] if config.weight_decay is None else config.weight_decay,
@@ -301,6 +300,12 @@ def _resolved(config: Train, data: VectorData) -> Train:
     out = config.out or Path("runs") / f"{Path(config.data).stem}-{kind}-{config.seed}"
     # A run is gone on with from anywhere, so it remembers where its data is from the root.
     return replace(config, data=str(Path(config.data).absolute()), out=out)
+
+
+def _usual_dim(config: Train, data: VectorData) -> int:
+    """The dimension that a learner takes by itself, with which it may also keep the vectors as they are."""
+    ridge = config.method == "ridge"
+    return min(MOST_DIMENSIONS, max(1, len(data.split.train_classes) - 1) if ridge else max(2, data.columns))
 
 
 def _new_run(config: Train, data: VectorData, until_done: ExitStack) -> Run:
@@ -365,9 +370,6 @@ def _train(
             save_checkpoint(run, epoch.weights, epoch.optimizer, epoch.position)
             say(_in_words(line), log)
             watch.steps = 0
-    if learner.history_[0]["recall_at_1"] is not None:
-        best = f"epoch {learner.n_iter_}" if learner.n_iter_ else "the start, which training did not clearly improve on"
-        say(f"best on the held-out classes: {best}", log)
     return True
 
 
@@ -402,7 +404,8 @@ def _say_plan(run: Run, config: Train, data: VectorData, learner: MetricLearner)
             f"epochs    {'up to ' if held else ''}{config.epochs} of {len(parts.train)} vectors",
         ]
     choice = "the regularisation" if config.method == "ridge" else "the epoch"
-    lines += [f"held out  {f'{held} of the training classes, to choose {choice}' if held else 'no classes'}"]
+    held_out = f"{held} of the training classes, to choose {choice} and to judge whether training helps"
+    lines += [f"held out  {held_out if held else 'no classes: whether training helps is not judged'}"]
     for line in [*lines, f"run       {run.folder}"]:
         say(line, run.folder / "log.txt")
 
@@ -416,6 +419,7 @@ def _report(
         "data": Path(config.data).name,
         "untrained": untrained,
         "trained": None,
+        "verdict": learner.verdict_,
         "command": command(config),
         "train_classes": len(classes["train"]),
         "train_images": len(data.split.train),

@@ -30,10 +30,11 @@ from tammes.estimator.options import (
 )
 from tammes.estimator.ridge import REGULARISATIONS, Ridge, Sums
 from tammes.estimator.saved import read_learner, write_learner
-from tammes.estimator.start import make
+from tammes.estimator.start import make, whitened
 from tammes.estimator.streams import REACH, Rows, Scale, blocks, check_within_reach, mean_and_variance, scales
 from tammes.estimator.training import Position, Randomness, epochs, new_optimizer, one_pass
 from tammes.geometry import normalise
+from tammes.verdict import PRETRAINED, WHITENED, Candidates, by_class, not_judged
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -51,10 +52,12 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     layers, if any, and a linear layer of `dim`, the embedding; for training a class layer on top of it is drawn to
     fixed centroids by the loss. Time and memory are linear in the number of vectors.
 
-    From 20 classes on, some of them are held out to stop early: after each epoch R@1 is measured on them, and the best
-    epoch is kept; or the start, where none is better than it by more than two standard errors of such a recall. Where
-    that was more than a twentieth of the vectors, the network is then trained again on all of them, for as many epochs.
-    With fewer classes all of them train, for all epochs.
+    From 20 classes on, some of them are held out to stop early and to judge: R@1 is measured on them after each epoch,
+    and of the vectors as they are and of the start. The best is kept, but a simpler one (the vectors as they are, then
+    the start, then epochs) unless the gain exceeds its standard error over classes. The vectors as they are have as
+    many dimensions as columns, so they are not kept where another `dim` is asked for. Where more than a twentieth of
+    the vectors was held out, an epoch or a start that is kept is trained again on all of them, for as many epochs. With
+    fewer classes all of them train, for all epochs, and nothing is judged.
 
     Args:
         dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
@@ -95,6 +98,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         n_iter_: the epoch that was kept, 0 for the start; in `partial_fit` the number of passes.
         history_: mean loss and R@1 on the held-out classes, None without them: of the start, then of each epoch.
         regularisation_: λ of ridge divided by the number of vectors; None where ridge was not used.
+        verdict_: after `fit`, whether training helped on the held-out classes and what was kept: a dictionary with
+            kept (pretrained for the vectors as they are, whitened, pca, ridge, or epoch and its number), judged,
+            candidates, gain and gain_interval, in points of R@1 as `tammes train` has them.
 
     >>> from sklearn.datasets import load_digits
     >>> vectors, labels = load_digits(return_X_y=True)
@@ -184,6 +190,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self._begin(X)
             self.held_out_classes_ = self.classes_[:0]
         else:
+            self._back_to_training()
             check_within_reach(X, self.mean_, self.scale_)
             if named is not None and not np.array_equal(named, self.classes_):
                 raise UserError("classes are not those of the first call: leave them out, or begin anew with fit.")
@@ -256,7 +263,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _begin(self, X: ndarray | Rows) -> None:  # noqa: N803
         """Forget what was learned before, and find how the columns are centred and scaled."""
-        for name in ("_loss", "_loaded", "_optimizer", "_sums", "_targets", "network_"):
+        for name in ("_loss", "_loaded", "_optimizer", "_sums", "_targets", "network_", "verdict_", "_trained"):
             self.__dict__.pop(name, None)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.mean_, variance = mean_and_variance(X, self.scale)
@@ -272,9 +279,44 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         validation: Int64[ndarray, " validation"],
     ) -> float | None:
         """R@1 on the vectors that are held out, if there are any."""
-        return (
-            held_out.recall(self._embedded(X, validation, np.float32), codes[validation]) if len(validation) else None
-        )
+        queries, right = self._found(X, codes, validation)
+        return sum(right) / sum(queries) if queries else None
+
+    def _found(
+        self,
+        X: ndarray | Rows,  # noqa: N803
+        codes: Int64[ndarray, " items"],
+        validation: Int64[ndarray, " validation"],
+        *,
+        as_they_are: bool = False,
+    ) -> tuple[list[int], list[float]]:
+        """How many vectors of each held-out class there are, and how many of them find it.
+
+        Args:
+            as_they_are: of the vectors themselves, compared by their cosine, instead of what is learned.
+        """
+        if not len(validation):
+            return [], []
+        if as_they_are:
+            vectors = normalise(torch.from_numpy(X[validation].astype(np.float64))).numpy()
+        else:
+            vectors = self._embedded(X, validation, np.float32)
+        return by_class(vectors, codes[validation])
+
+    def _back_to_training(self) -> None:
+        """Forget the verdict: what trains on is what was trained, whatever was kept."""
+        self.__dict__.pop("verdict_", None)
+        trained = self.__dict__.pop("_trained", None)
+        if trained is not None:
+            self.network_, self.mean_, self.scale_ = trained
+
+    def _use_vectors_as_they_are(self) -> None:
+        """Make the map one that changes nothing but the length of a vector."""
+        columns = self.n_features_in_
+        self._trained = self.network_, self.mean_, self.scale_  # what `partial_fit` goes on from
+        self.mean_, self.scale_ = np.zeros(columns), np.ones(columns)
+        self.network_ = Network(columns, (), columns, None).double().eval()
+        torch.nn.init.eye_(self.network_.first.weight)
 
     def _solve(
         self,
@@ -282,21 +324,47 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         codes: Int64[ndarray, " items"],
         rows: Int64[ndarray, " rows"],
         validation: Int64[ndarray, " validation"],
+        random: np.random.Generator,
     ) -> None:
-        """Ridge regression of all rows; where there are held-out classes, these choose λ first, and then count too."""
+        """Ridge regression of all rows; where there are held-out classes, these choose λ first, and then count too.
+
+        They also judge whether it is better than the vectors as they are, and than these whitened.
+        """
         sums = self._sums = Sums(X.shape[1], len(self.classes_))
         sums.add_all(X, codes, rows, *self._first)
-        chosen = self.regularisation
-        if chosen is None and len(validation):
-            regression, best = self._regression(sums), -1.0
-            for candidate in reversed(REGULARISATIONS):
+        chosen, best = self.regularisation, (list[int](), list[float]())
+        if len(validation):
+            regression = self._regression(sums)
+            for candidate in reversed(REGULARISATIONS) if chosen is None else [chosen]:
                 self._use(regression, candidate)
-                recall = self._validated(X, codes, validation) or 0.0
-                if recall > best:
-                    best, chosen = recall, candidate
-        outside = np.setdiff1d(np.arange(len(codes)), rows, assume_unique=True)
-        sums.add_all(X, codes, outside, *self._first)
+                found = self._found(X, codes, validation)
+                if not best[0] or sum(found[1]) > sum(best[1]):
+                    best, chosen = found, candidate
+        everyone = np.arange(len(codes))
+        sums.add_all(X, codes, np.setdiff1d(everyone, rows, assume_unique=True), *self._first)
+        self.verdict_ = not_judged("ridge")
+        if len(validation):
+            right = {PRETRAINED: self._found(X, codes, validation, as_they_are=True)[1]}
+            self.mean_, self.scale_ = self._first
+            self.network_ = whitened(self, X, codes, rows, random)
+            right |= {WHITENED: self._found(X, codes, validation)[1], "ridge": best[1]}
+            self.verdict_ = self._judged(best[0], right)
         self._use(self._regression(sums), chosen)
+        if self.verdict_["kept"] == WHITENED:
+            self.mean_, self.scale_ = self._first
+            self.network_ = whitened(self, X, codes, everyone, random)
+        elif self.verdict_["kept"] == PRETRAINED:
+            self._use_vectors_as_they_are()
+
+    def _judged(self, queries: list[int], right: Mapping[str, list[float]]) -> dict[str, Any]:
+        """The verdict on candidates, the simplest first. Vectors as they are cannot be kept in another dimension."""
+        candidates = Candidates()
+        for name, each in right.items():
+            if name == PRETRAINED and self.dim is not None and int(self.dim) != self.n_features_in_:
+                candidates.queries, candidates.right[name] = queries, each
+            else:
+                candidates.add(name, queries, each)
+        return candidates.verdict()
 
     def _regression(self, sums: Sums) -> Ridge:
         """The regression of what was added up on the centroids, which are placed once."""

@@ -15,9 +15,11 @@ from tammes import __version__
 from tammes.errors import UserError
 from tammes.estimator.network import Network
 from tammes.estimator.options import check_options, widths
-from tammes.records import read_json
+from tammes.records import checked, read_json
+from tammes.run_files import Verdict
 from tammes.runtime import write_atomically
 from tammes.tensors import read_tensors, write_tensors
+from tammes.verdict import PRETRAINED
 
 if TYPE_CHECKING:
     from tammes.estimator.learner import MetricLearner
@@ -39,6 +41,7 @@ def write_learner(learner: "MetricLearner", folder: Path) -> None:
         "columns": list(getattr(learner, "feature_names_in_", ())) or None,
         "epochs": int(learner.n_iter_),
         "history": learner.history_,
+        "verdict": getattr(learner, "verdict_", None),
         "regularisation": None if learner.regularisation_ is None else float(learner.regularisation_),
     }
     tensors = {
@@ -97,6 +100,8 @@ def _use_words(learner: "MetricLearner", said: dict[str, Any]) -> None:
     if type(passes) is not int or not isinstance(history, list) or not isinstance(chosen, float | None):
         raise UserError("epochs, history or regularisation is not what it should be.")
     learner.n_iter_, learner.history_, learner.regularisation_ = passes, history, chosen
+    if said.get("verdict") is not None:
+        learner.verdict_ = checked(said["verdict"], Verdict, "its verdict", "Save it again.")
 
 
 def _use_numbers(learner: "MetricLearner", tensors: dict[str, Tensor]) -> None:
@@ -109,7 +114,8 @@ def _use_numbers(learner: "MetricLearner", tensors: dict[str, Tensor]) -> None:
     learner.mean_, learner.scale_ = mean.double().numpy(), scale.double().numpy()
     learner.n_features_in_ = len(mean)
     # The shapes that the options and the last layer ask for, before a network of that size is made.
-    hidden = widths(learner.hidden)
+    as_they_are = getattr(learner, "verdict_", {}).get("kept") == PRETRAINED
+    hidden = () if as_they_are else widths(learner.hidden)
     last, layer = f"network.body.{2 * len(hidden)}.weight", tensors.get("network.class_layer.weight")
     dim = len(tensors[last]) if last in tensors and tensors[last].ndim else 0
     sizes = [len(mean), *hidden, dim]
@@ -119,7 +125,8 @@ def _use_numbers(learner: "MetricLearner", tensors: dict[str, Tensor]) -> None:
     if layer is not None and layer.ndim:
         expected |= {"network.class_layer.weight": (len(layer), dim), "network.class_layer.bias": (len(layer),)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected or dim == 0 or (learner.dim is not None and int(learner.dim) != dim):
+    other_dim = learner.dim is not None and int(learner.dim) != dim and not as_they_are
+    if found != expected or dim == 0 or other_dim:
         raise UserError(f"its weights are not those that its options ask for: {found} instead of {expected}.")
     network = Network(len(mean), hidden, dim, None if layer is None else len(layer), float(learner.dropout))
     network = network.to(tensors[last].dtype)

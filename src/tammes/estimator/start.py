@@ -62,6 +62,21 @@ def _outputs(learner: "MetricLearner") -> int | None:
     return int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
 
 
+def whitened(
+    learner: "MetricLearner",
+    X: ndarray | Rows,  # noqa: N803
+    codes: Int64[ndarray, " items"],
+    rows: Int64[ndarray, " rows"],
+    random: np.random.Generator,
+) -> Network:
+    """The closed form that needs no training: the whitened directions of some rows, seen from their mean."""
+    dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, X.shape[1])))
+    sample = spread(codes, rows, random)
+    network = Network(X.shape[1], (), dim, None)
+    network.start_from(directions(learner._standardised(X, sample), codes[sample]))
+    return network.eval()
+
+
 def make(
     learner: "MetricLearner",
     X: ndarray | Rows,  # noqa: N803

@@ -23,12 +23,13 @@ from tammes.checkpoints import ANEW, check_random, load_checkpoint
 from tammes.errors import UserError
 from tammes.estimator import held_out
 from tammes.estimator.network import Network
-from tammes.estimator.options import Start, check_classes
+from tammes.estimator.options import Start, check_classes, widths
 from tammes.estimator.start import make, set_loss
 from tammes.estimator.streams import Rows
 from tammes.records import checked
 from tammes.runs import Run
 from tammes.training import cosine, parameter_groups
+from tammes.verdict import EPOCH, PRETRAINED, WHITENED, candidates_again, is_epoch, not_judged
 
 if TYPE_CHECKING:
     from tammes.estimator.learner import MetricLearner
@@ -55,6 +56,8 @@ class Position:
         order: the state of numpy's generator as the epoch began, from which its order follows.
         kept: the epoch with the best recall.
         highest: that recall; None without held-out classes.
+        queries: vectors of each held-out class.
+        right: how many of them find it, by the vectors as they are, the start, and the best epoch.
         history, regularisation: those of the learner.
     """
 
@@ -70,6 +73,8 @@ class Position:
     order: Mapping[str, Any] = field(default_factory=dict)
     kept: int = 0
     highest: float | None = None
+    queries: list[int] = field(default_factory=list)
+    right: dict[str, list[float]] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     regularisation: float | None = None
 
@@ -175,7 +180,8 @@ def epochs(
         validation = np.sort(random.choice(validation, held_out.MOST_HELD_OUT, replace=False))
     own, checksum = Randomness(learner._seed), crc32(codes.tobytes())
     if learner.method == "ridge":
-        learner._solve(X, codes, rows, validation)
+        with own.drawn():
+            learner._solve(X, codes, rows, validation, random)
         return
     with own.drawn():
         start: Start = learner.start if resumed is None else "random"  # of no use where weights come from a file
@@ -183,7 +189,11 @@ def epochs(
     weights, optimizer = _beginning(learner, own)
     if resumed is None:
         at = Position(checksum, start, centre, regularisation=learner.regularisation_)
-        at.highest = learner._validated(X, codes, validation)
+        if len(validation):
+            at.right[PRETRAINED] = learner._found(X, codes, validation, as_they_are=True)[1]
+            at.queries, right = learner._found(X, codes, validation)
+            at.right[_name_of_start(learner, start)] = right
+            at.highest = sum(right) / sum(at.queries)
         at.history.append({"loss": None, "recall_at_1": at.highest})
     else:
         at = _gone_on_with(resumed, weights, optimizer, random, own, checksum)
@@ -196,7 +206,13 @@ def epochs(
         yield from _train(learner, X, codes, rows, validation, random, own, stop, weights, optimizer, at)
         if at.step:  # stopped
             return
-        at.kept = learner.n_iter_ = at.kept if held_out.is_better(at.highest, at.history, len(validation)) else 0
+        learner.verdict_ = _verdict(learner, at)
+        if not is_epoch(learner.verdict_["kept"]):
+            at.kept = learner.n_iter_ = 0
+        if learner.verdict_["kept"] == PRETRAINED:
+            with own.drawn():
+                learner._use_vectors_as_they_are()
+            return
         if at.kept == 0:
             with own.drawn():
                 make(learner, X, codes, rows, none, random, start=at.start, centre=at.centre)
@@ -208,6 +224,7 @@ def epochs(
             weights, optimizer = _beginning(learner, own)
             at.again, at.before, at.epoch, at.regularisation = True, at.epoch - 1, 1, learner.regularisation_
     if at.again:
+        learner.verdict_ = _verdict(learner, at)
         yield from _train(learner, X, codes, everyone, none, random, own, stop, weights, optimizer, at)
 
 
@@ -242,7 +259,7 @@ def _train(
         loss, recall, now = at.total / len(rows), None, at.before + at.epoch
         if complete:
             if not at.again:
-                recall = learner._validated(X, codes, validation)
+                recall = _judged(at, learner._found(X, codes, validation)[1])
                 at.history.append({"loss": loss, "recall_at_1": recall})
                 if recall is None or at.highest is None:
                     at.kept = at.epoch
@@ -257,6 +274,27 @@ def _train(
         yield Passed(now, at.again, loss, recall, rate, seconds, len(rows), weights, optimizer, at, complete)
         if not complete:
             return
+
+
+def _judged(at: Position, right: list[float]) -> float | None:
+    """R@1 of the epoch that has ended, of which the best so far is remembered class by class."""
+    if not at.queries:
+        return None
+    before = next((name for name in at.right if is_epoch(name)), None)
+    if before is None or sum(right) > sum(at.right[before]):
+        at.right.pop(before or "", None)
+        at.right[f"{EPOCH}{at.epoch}"] = right
+    return sum(right) / sum(at.queries)
+
+
+def _name_of_start(learner: "MetricLearner", start: Start) -> str:
+    """What a candidate that begins so is called; one that is no closed form has no name of its own."""
+    return "start" if start == "random" or widths(learner.hidden) else WHITENED if start == "whiten" else start
+
+
+def _verdict(learner: "MetricLearner", at: Position) -> dict[str, Any]:
+    """Which of the vectors as they are, the start and the best epoch is kept."""
+    return not_judged(f"{EPOCH}{at.kept}") if at.highest is None else learner._judged(at.queries, at.right)
 
 
 def one_pass(
@@ -344,5 +382,7 @@ def _gone_on_with(
     checked(at.history, list[Recalled], f"the history in {run.checkpoint}", ANEW)
     if not at.history or (at.highest is None) != (at.history[0]["recall_at_1"] is None):
         raise UserError(f"the history in {run.checkpoint} does not begin with the start. {ANEW}")
+    if at.highest is not None:
+        candidates_again({"queries": at.queries, "right": at.right, "kept": PRETRAINED}, str(run.checkpoint), ANEW)
     own.state = weights.random.clone()
     return at

@@ -20,6 +20,7 @@ from tammes.geometry import normalise
 from tammes.metrics import TITLES
 from tammes.records import read_json
 from tammes.runtime import write_atomically
+from tammes.verdict import PRETRAINED, WHITENED, in_words
 
 LIBRARY = "tammes"
 LICENCES = {"apache-2.0": Path(__file__).with_name("apache-2.0.txt")}  # texts that are here, by the hub's names
@@ -193,8 +194,8 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
         f"# {card.name}",
         "",
         f"Turns an image into a vector of {vector_size(embedder)} numbers: images of one class lie close together, also"
-        f" of classes that were not in training. {config.backbone}, trained on {card.data} by the"
-        f" {card.loss} loss with [Tammes](https://pypi.org/project/tammes/).",
+        f" of classes that were not in training. {config.backbone}, {_made(card)} with"
+        " [Tammes](https://pypi.org/project/tammes/).",
         "",
         "```python",
         "import tammes",
@@ -215,6 +216,8 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
             cells = ["" if row.get(name) is None else f"{100 * row[name]:.2f}" for name in names]
             lines += [f"| {what} | " + " | ".join(cells) + " |"] if row else []
         lines += [""]
+    if card.results is not None and in_words(card.results):
+        lines += [in_words(card.results), ""]
     if card.threshold is not None:
         lines += [f"Two images up to {card.threshold:.4f} apart (Euclidean) are taken for the same class.", ""]
     side, size = embedder.shorter_side, embedder.size
@@ -231,6 +234,16 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _made(card: Card) -> str:
+    """What was done to the pretrained network."""
+    kept = ((card.results or {}).get("verdict") or {}).get("kept")
+    if kept == PRETRAINED:
+        return "its pretrained features as they are, compared"
+    if kept == WHITENED:
+        return f"its pretrained features whitened on {card.data}"
+    return f"trained on {card.data} by the {card.loss} loss"
 
 
 def checked_folder(folder: Path, *, overwrite: bool) -> None:

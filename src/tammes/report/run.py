@@ -21,6 +21,7 @@ from tammes.report.flat import Way, flat, shown_items
 from tammes.report.page import Section, data_block, page, rendered
 from tammes.report.pictures import Album, sheets
 from tammes.runs import Run, centroids_of
+from tammes.verdict import PRETRAINED, in_words, measured_rows
 from tammes.verification import Calibration, PairCounts, count_pairs
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
@@ -150,13 +151,6 @@ def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -
     return "" if ends is None else words.format(*(f"{100 * end:.1f}" for end in ends))
 
 
-def measured_rows(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What was measured, by a name for it: untrained, trained, and the best epoch if there are validation classes."""
-    rows = {name: results[name] for name in ("untrained", "trained") if results.get(name) is not None}
-    best = results.get("best_on_validation")
-    return rows if best is None else rows | {f"epoch {best['epoch']}, best on validation": best}
-
-
 def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
     rows = measured_rows(results)
     names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
@@ -189,6 +183,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
         rows=cells,
         titles=[TITLES[name] for name in names],
         test=f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen",
+        verdict=in_words(results),
         remark=remark,
         chart=bar_chart(bars, title="Before and after", unit="%") if bars else Markup(""),
         facts=_facts(run, results, config),
@@ -213,7 +208,9 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
             config["train"], f"from {config['cut']} up"
         )
     else:
-        facts["map"] = " → ".join(map(str, (*(config.get("hidden") or ()), config["dim"])))
+        kept = (results.get("verdict") or {}).get("kept")
+        layers = " → ".join(map(str, (*(config.get("hidden") or ()), config["dim"])))
+        facts["map"] = "none: the vectors as they are" if kept == PRETRAINED else layers
     facts["learned by"] = what_trains(config) + (f", {_kind(config['centroids'])}" if config.get("centroids") else "")
     epochs = run.epochs()
     if epochs:
