@@ -147,8 +147,10 @@ def _run_job(
         embedder.save(run.folder / LAST)
         if candidates is None:
             embedder.save(run.folder)
-    unjudged = candidates is None or not processes.is_first()
-    _report(config, run, data, embedder, untrained, not_judged(last) if unjudged else candidates.verdict())
+    verdict = not_judged(last)
+    if candidates is not None and processes.is_first():
+        verdict = candidates.verdict()
+    _report(config, run, data, embedder, untrained, verdict)
 
 
 def to_resume(run: Run) -> str:
