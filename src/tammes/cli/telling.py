@@ -13,7 +13,7 @@ from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
 from tammes.cli.feeding import VIEWS, Data, training_batches
 from tammes.cli.making import without_trace
-from tammes.cli.measuring import loss_inputs, measured
+from tammes.cli.measuring import evaluated, loss_inputs, measured
 from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
 from tammes.embedder import Embedder
