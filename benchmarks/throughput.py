@@ -164,9 +164,10 @@ def peak(clock: Callable[[], float]) -> float:
     left, right = (torch.randn(384 * torch.get_num_threads(), 384).bfloat16() for _ in range(2))
     maps = torch.randn(8, 512, 28, 28).bfloat16().contiguous(memory_format=torch.channels_last)
     kernels = torch.randn(512, 512, 3, 3).bfloat16().contiguous(memory_format=torch.channels_last)
+    products: list[Callable[[], Tensor]] = [lambda: left @ right.T, lambda: torch.conv2d(maps, kernels, padding=1)]
     found = 0.0
     with torch.no_grad():
-        for product in (lambda: left @ right.T, lambda: torch.conv2d(maps, kernels, padding=1)):
+        for product in products:
             with FlopCounterMode(display=False) as counted:
                 product()
             for _ in range(5):

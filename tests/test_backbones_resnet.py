@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,9 +76,9 @@ def test_a_model_is_loaded_and_used_without_torchvision(tmp_path: Path) -> None:
 
 def test_the_original_form_has_its_stride_in_the_first_convolution_of_a_stage() -> None:
     torch.manual_seed(0)
-    theirs = torchvisions("resnet50").eval()
+    theirs: Any = torchvisions("resnet50").eval()
     for stage in (theirs.layer2, theirs.layer3, theirs.layer4):
-        first = stage[0]  # type: ignore[index]
+        first = stage[0]
         first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
     torch.manual_seed(0)
     ours = backbone("resnet50", form="keras")
