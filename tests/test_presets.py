@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tammes.cli.measuring import all_loss_inputs
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import recipe, resolved
 from tammes.cli.train import Train
+from tammes.loading import Batches
 from tammes.objectives import METHODS, Objective
 from tammes.training import cosine, fit, halved_every
 
@@ -143,7 +145,7 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
 
     before: list[float] = []
 
-    def batches(epoch: int) -> feeding.Batches:
+    def batches(epoch: int) -> Batches:
         found = training_batches(config, data, epoch, loss=objective.loss)
         if not before:  # here the loss has looked at all images, and mined its batches
             some.extend(islice(found, 6))
@@ -186,7 +188,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Train], Train]:
         rows += [f"{file},{folder.name}" for file in sorted(folder.iterdir())[: 25 if number < 24 else 5]]
     table = tmp_path_factory.mktemp("birds") / "birds.csv"
     table.write_text("\n".join(rows) + "\n")
-    real = {"data": str(table), "test_classes": "2", "backbone": "googlenet", "weights": str(weights)}
+    real: dict[str, Any] = {"data": str(table), "test_classes": "2", "backbone": "googlenet", "weights": str(weights)}
     return lambda given: replace(given, **real, train="head", device="cpu")
 
 

@@ -10,6 +10,7 @@ from tammes.cli.console import duration, say, working
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import recipe, without_gpu
 from tammes.cli.train import Train
+from tammes.runtime import multiplies_bfloat16
 
 FEW = 8  # images on which a step is timed
 
@@ -27,7 +28,8 @@ def say_expected(config: Train, images: int) -> None:
         seconds = seconds_per_image(config) * images * epochs / processes.number()
     cheaper = [] if config.weights == "none" else ["--train top (the upper layers only)"]
     cheaper += ["--epochs 5 --halve-every 1"] if epochs > 5 else []
-    cheaper += ["--precision bf16"] if config.precision == "no" else []
+    faster = not without_gpu(config.device) or multiplies_bfloat16()
+    cheaper += ["--precision bf16"] if faster and config.precision == "no" else []
     instead = f" Cheaper: {' or '.join(cheaper)}." if cheaper else ""
     say(f"preset paper: {epochs} epochs of {images} images, about {duration(seconds)} on this machine.{instead}")
 

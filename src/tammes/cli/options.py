@@ -31,8 +31,8 @@ def resolved(config: Train) -> Train:
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())
     form = form_of(str(config.backbone), weights, config.weights_form)
-    part = "top" if without_gpu(config.device) and weights != "none" and not paper else "all"
-    config = replace(config, train=config.train or part)
+    some = without_gpu(config.device) and weights != "none" and not paper
+    config = replace(config, train=config.train or ("top" if some else "all"))
     if config.precision == "auto":
         config = replace(config, precision=_precision(config))
     # A run is resumed from any folder, so it remembers the whole path of what it needs.
