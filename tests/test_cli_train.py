@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tammes import DiscriminativeLoss
-from tammes.cli import main, telling
+from tammes.cli import main, measuring, telling
 from tammes.cli.making import at_once
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
@@ -612,7 +612,7 @@ def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_
     assert whole[0] is not None
     assert whole[1] is not None
     assert whole[2] is None  # after the last epoch the results have it
-    measure, calls = telling.evaluated, 0
+    measure, calls = measuring.evaluated, 0
 
     def interrupted(*given: Any, **options: Any) -> dict[str, Any]:
         nonlocal calls
