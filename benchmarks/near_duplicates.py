@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from numpy import ndarray
 from PIL import Image, ImageEnhance, ImageOps
 
 from benchmarks.timing import machine
@@ -72,7 +73,8 @@ def main(options: Options) -> None:
         raise UserError("where are the data sets? Set TAMMES_DATA to a folder with CUB_200_2011.")
     dataset = open_dataset(str(root / "CUB_200_2011"))
     chosen = np.random.default_rng(options.seed).permutation(len(dataset))[: options.photos].tolist()
-    names, photos, copies = list(EDITS), [], {name: [] for name in EDITS}
+    names, photos = list(EDITS), []
+    copies: dict[str, list[ndarray]] = {name: [] for name in EDITS}
     for number in chosen:
         image = in_mode(dataset.read(number), "RGB")
         photos.append(_hashes(image))
@@ -92,7 +94,7 @@ def main(options: Options) -> None:
     write_atomically(options.out, json.dumps(found, indent=1).encode() + b"\n")
 
 
-def _hashes(image: Image.Image) -> np.ndarray:
+def _hashes(image: Image.Image) -> ndarray:
     """By the thumbnail, as `tammes duplicates` has it."""
     shown = open_small(small(image, THUMBNAIL), THUMBNAIL)
     assert shown is not None
