@@ -82,13 +82,19 @@ def test_the_time_is_said_before_any_image_is_decoded(
     assert "epochs of" not in said()
 
 
+def made(given: Train, data: Data) -> tuple[Train, Data, Objective]:
+    """Network and loss as training begins, in full precision."""
+    config = resolved(replace(given, precision="no"))
+    return job._made(config, data, None, job._accelerator(config), begins=True)
+
+
 # ---- the norm that embeddings begin at
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_embeddings_that_a_loss_does_not_normalise_begin_at_its_norm(optimizer: str) -> None:
     given = Train(data="glyphs", device="cpu", loss="npair", optimizer=optimizer, rate=0.5, batch_size=32)  # type: ignore[arg-type]
-    config, data, objective = job._made(resolved(given), glyphs(), None, job._accelerator(given), begins=True)
+    config, data, objective = made(given, glyphs())
     inputs, _, _ = next(iter(training_batches(config, data, 1)))
     with torch.no_grad(), without_trace(objective):
         norms = objective.embedder.penultimate(objective.features(inputs)).norm(dim=1)
@@ -108,7 +114,7 @@ def test_a_loss_that_normalises_leaves_the_layer_as_it_was_initialised() -> None
             continue
         assert name in ("softmax", "lifted", "npair", "center", "deepncm", "prototypical", "daml", "dvml")
     given = Train(data="glyphs", device="cpu", preset="paper")
-    config, _, objective = job._made(resolved(given), glyphs(), None, job._accelerator(given), begins=True)
+    config, _, objective = made(given, glyphs())
     fresh = make_embedder(config, 20)
     assert objective.gain == 1
     torch.testing.assert_close(objective.embedder.penultimate.weight, fresh.penultimate.weight)
@@ -129,7 +135,7 @@ def glyphs() -> Data:
 
 def trained(given: Train, data: Data) -> tuple[list[float], float, float, Objective]:
     """The losses of so many steps as the preset has them, and that of the same few batches before and after them."""
-    config, data, objective = job._made(resolved(given), data, None, job._accelerator(given), begins=True)
+    config, data, objective = made(given, data)
     options = recipe(config)
     schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
     steps: list[float] = []
