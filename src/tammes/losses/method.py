@@ -51,7 +51,8 @@ class Method:
             the embedding layer are scaled with it (`tammes.cli.making`), so that its rate suits any backbone.
         trains_embedding: whether a part of it trains the embedding layer alone, which must then not stay as it began.
         rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss, whatever the
-            preset; found on validation classes, to a power of ten (docs/log.md).
+            preset; found on validation classes, to a power of ten, but for losses with an initial norm, whose rates
+            are only known to train (docs/log.md).
         proxy_rate: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
         proxy_decay: whether what it learns itself has weight decay.
     """
