@@ -78,7 +78,7 @@ class Options:
     """Which of our networks."""
     forms: tuple[str, ...] = FORMS
     """Which forms of each."""
-    compiled: tuple[str, ...] = ("googlenet",)
+    compiled: tuple[str, ...] = ()
     """Networks that are compiled too, which takes minutes each."""
     json: Path | None = None
     """Write the figures here too; those of other networks that are there stay."""
