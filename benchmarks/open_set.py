@@ -71,7 +71,7 @@ def recall(gallery: str, rows: list[Row]) -> tuple[float, float]:
     return float(by_gallery), float(evaluate(vectors, labels, clustering=False, bootstrap=0)["recall_at_1"])
 
 
-def told(rows: list[Row], trained_on: set[str], opened: Opened, options: Options) -> list[dict[str, object]]:
+def told(rows: list[Row], trained_on: set[str], opened: Opened, options: Options) -> list[dict[str, Any]]:
     """For each rate: how often images of held-out classes, and of the others, are taken for unknown."""
     unseen = sorted({row.label for row in rows} - trained_on)
     order = np.random.default_rng(options.seed).permutation(len(unseen))

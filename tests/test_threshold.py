@@ -75,6 +75,8 @@ def test_the_rates_are_those_of_each_image_against_the_others_with_and_without_i
     vectors, names = drawn(range(9), 6, 0)
     labels = np.array(names)
     found = calibrated(store_of(tmp_path / "g", vectors, names))
+    assert found.rejected is not None
+    assert found.accepted is not None
     factors = slow_factors(vectors, labels)
     assert found.factors == pytest.approx(factors, abs=1e-3)
     known, unknown = [], []
@@ -88,6 +90,7 @@ def test_the_rates_are_those_of_each_image_against_the_others_with_and_without_i
     gap = [abs(np.mean(np.array(known) > score) - np.mean(np.array(unknown) <= score)) for score in known + unknown]
     assert abs(found.rejected - found.accepted) <= min(gap) + 1e-9
     asked = calibrated(store_of(tmp_path / "g", vectors, names), unknown_rate=0.1)
+    assert asked.accepted is not None
     assert asked.accepted == np.mean(np.array(unknown) <= asked.score)
     assert asked.accepted <= 0.1 < asked.accepted + 1.5 / len(unknown)
 

@@ -16,7 +16,8 @@ from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_distance
 
 if TYPE_CHECKING:
-    from tammes.gallery.proposals import Proposal, Threshold
+    from tammes.gallery.proposals import Proposal
+    from tammes.gallery.threshold import Threshold
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def label(config: Label) -> None:
     """Embed, ask the neighbours, show."""
     if config.k < 1:
         raise UserError(f"-k must be at least 1, got {config.k}.")
-    if not 0 < config.unknown_rate < 1:
+    if config.unknown_rate is not None and not 0 < config.unknown_rate < 1:
         raise UserError(f"--unknown-rate must lie between 0 and 1, got {config.unknown_rate}.")
     if config.threshold is not None:
         check_distance("--threshold", config.threshold)
@@ -85,13 +86,13 @@ def label(config: Label) -> None:
     if not files:
         raise UserError(f"no images in {config.folder}.")
     if config.threshold is not None:
-        threshold: Threshold | None = Threshold(config.threshold)
+        threshold = Threshold(config.threshold)
     else:
         with working("calibrating on the gallery"):
-            threshold = opened.threshold
-            if config.unknown_rate is not None or threshold is None or not threshold.others:
-                # Says what is wrong with a gallery that cannot be calibrated on.
-                threshold = calibrated(opened.store, opened.trained_on, unknown_rate=config.unknown_rate)
+            kept = opened.threshold if config.unknown_rate is None else None
+            if kept is None or kept.accepted is None:  # that of a run: says why the gallery cannot be calibrated on
+                kept = calibrated(opened.store, opened.trained_on, unknown_rate=config.unknown_rate)
+            threshold = kept
     with progress("embedding") as on_progress:
         paths, vectors, broken = vectors_of(opened.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
     if not paths:
