@@ -93,6 +93,7 @@ def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str])
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
+    pytest.MonkeyPatch().setattr("tammes.runtime.processor_flags", set)  # as `_in_float32` has it
     main(arguments)
 
 

@@ -40,7 +40,8 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        work(*given)
+        with patch("tammes.runtime.processor_flags", set):  # in float32 on every machine, as all tests
+            work(*given)
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
