@@ -594,7 +594,7 @@ def trained_speed(stored: Mapping[str, Any]) -> list[str]:
         "Images a second, steps of forward, backward and SGD; the forms take turns, medians, with the slowest and the"
         " fastest turn beside them. The limit is the network's convolutions and products at the fastest product in"
         " bfloat16 that was found on the same threads. `tammes train` also crops its images out of the decoded ones; a"
-        " plain loop has its batch in memory. ([Why bfloat16.](decisions/0017-bfloat16-by-default.md)) Targets: 2.5"
+        " plain loop has its batch in memory. ([Why bfloat16.](decisions/0019-bfloat16-by-default.md)) Targets: 2.5"
         " times the plain loop, and half of the limit.",
         "",
         "    python -m benchmarks.throughput --only networks --json benchmarks/results/throughput.json",
@@ -662,7 +662,7 @@ def _forms(stored: Mapping[str, Any]) -> list[str]:
     why = (
         "Networks are channels last on a CPU, and vectors are computed in float32: a compiler keeps the first batch"
         " waiting, and vectors by bfloat16 are others ([why](decisions/0015-forms-of-a-network.md)). Training is in"
-        " bfloat16 where the processor multiplies it ([why](decisions/0017-bfloat16-by-default.md)); what is called"
+        " bfloat16 where the processor multiplies it ([why](decisions/0019-bfloat16-by-default.md)); what is called"
         " ours here is float32."
     )
     return [f"{why} A batch takes, beside its fastest form: {'; '.join(said)}.", ""]

@@ -60,7 +60,7 @@ def resolved(config: Train) -> Train:
 
 
 def _precision(config: Train) -> Literal["no", "bf16"]:
-    """bfloat16 where it is twice as fast (docs/decisions/0017-bfloat16-by-default.md): convolutions, on some CPUs."""
+    """bfloat16 where it is twice as fast (docs/decisions/0019-bfloat16-by-default.md): convolutions, on some CPUs."""
     faster = config.train != "head" and without_gpu(config.device) and multiplies_bfloat16()
     return "bf16" if faster else "no"
 
