@@ -209,17 +209,21 @@ def test_new_classes_need_no_training_on_birds(tmp_path: Path, capsys: pytest.Ca
     birds = place / "CUB_200_2011" / "images"
     if "TAMMES_DATA" not in os.environ or not weights.is_file() or not birds.is_dir():
         pytest.skip("needs the environment variable TAMMES_DATA: a folder that holds CUB_200_2011/, beside weights/")
-    # Drawn at random: neighbours in the alphabet are kin.
+    # Drawn at random: neighbours in the alphabet are kin. Two models, as above: twelve species differ by chance alone.
     drawn_birds = np.random.default_rng(0).permutation(sorted(birds.iterdir())).tolist()
-    species = [each for each in drawn_birds if len(list(each.iterdir())) > 44]
-    of = {f"{number:02} {each.name}": sorted(each.iterdir())[:45] for number, each in enumerate(species[:24])}
-    for name, files in of.items():
-        (tmp_path / "training" / name).mkdir(parents=True)
-        for file in files[:25]:
-            shutil.copy(file, tmp_path / "training" / name)
-    network = ("--backbone", "googlenet", "--weights", str(weights), "--train", "head")
-    main(["train", str(tmp_path / "training"), "--out", str(tmp_path / "run"), *network])
-    found = unknown_of(tmp_path / "run", of, 25, tmp_path)
+    species = [each for each in drawn_birds if len(list(each.iterdir())) > 44][:24]
+    found = []
+    for number, order in enumerate((species, species[12:] + species[:12])):
+        root = tmp_path / str(number)
+        of = {f"{place:02} {each.name}": sorted(each.iterdir())[:45] for place, each in enumerate(order)}
+        for name, files in of.items():
+            (root / "training" / name).mkdir(parents=True)
+            for file in files[:25]:
+                shutil.copy(file, root / "training" / name)
+        network = ("--backbone", "googlenet", "--weights", str(weights), "--train", "head")
+        main(["train", str(root / "training"), "--out", str(root / "run"), *network])
+        found.append(unknown_of(root / "run", of, 25, root))
     capsys.readouterr()
-    assert found["only indexed"] <= found["trained"] + 0.05
-    assert found["only indexed"] < 0.5
+    trained, indexed = (float(np.mean([each[name] for each in found])) for name in ("trained", "only indexed"))
+    assert indexed <= trained + 0.05, found
+    assert max(trained, indexed) < 0.5
