@@ -263,7 +263,7 @@ def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops
         ({}, [6, 1, 4, 9], [False] * 4),
         ({}, [35], [True]),
         ({}, [33, 1, 3], [True, True, True]),
-        ({"hidden": 6, "dim": 31, "loss": "hard-discriminative"}, [7, 30], [False, True]),
+        ({"hidden": 6, "dim": 31, "loss": "hard-discriminative"}, [7, 16], [False, True]),
         ({"loss_options": {"weighting": "triplet"}}, [21, 1], [True, True]),
         ({"validation_classes": 0.0, "loss_options": {"sample_classes": 7}}, [5, 8], [False, False]),
     ],
