@@ -46,6 +46,7 @@ dim = 16
 batch-size = 8
 epochs = 2
 val-classes = 2
+precision = "no"
 [[method]]
 name = "one-hot"
 centroids = "one-hot"
@@ -145,7 +146,7 @@ def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done:
     assert (found["plan"], found["title"], found["paper"]) == ("plan", "stripes", None)
     commands = {(cell["method"], cell["seed"]): cell["command"] for cell in found["cells"]}
     assert commands["one-hot", 1].startswith(f"tammes train {root / 'photos'} --out ")
-    shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2"
+    shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2 --precision no"
     assert commands["broken", 0] == f"tammes train photos --centroids nowhere {shared}"
     assert commands["later", 1] == f"tammes train photos --loss of-tomorrow {shared} --seed 1"
 
@@ -153,7 +154,7 @@ def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done:
 def test_the_options_of_a_loss_that_is_not_there_yet_are_in_its_command(tmp_path: Path) -> None:
     plan = read_plan(planned(tmp_path, PLAN + "sharpness-of-it = 3\n"), Train)
     cell = table_cells(plan, tmp_path)[3]
-    assert _command(plan, cell).endswith("--val-classes 2 --sharpness-of-it 3")
+    assert _command(plan, cell).endswith("--precision no --sharpness-of-it 3")
 
 
 def test_a_plan_that_compares_centroids_stores_how_far_apart_they_are(done: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> Non
     assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
     assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
     assert "--start whiten --keep-start True" in json.loads((long / "results.json").read_text())["command"]
-    assert "all of it but the penultimate layer" in (long / "log.txt").read_text()
+    assert "all of it but the embedding layer" in (long / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -433,6 +433,7 @@ IMAGES_ONLY: list[list[str]] = [
     *(["--miner", "pml:HDCMiner"], ["--miner-options", "a=1"]),
     *(["--base", "discriminative"], ["--sync-batch-norm"], ["--reserve-classes", "2"]),
     *(["--continue-from", "x"], ["--compatible", "1"]),
+    *(["--curve", "1"], ["--weights-form", "keras"]),
     *(["--precision", "bf16"], ["--init-from", "x"], ["--skip-bad"], ["--log-bound"], ["--tensorboard"]),
 ]
 

@@ -97,8 +97,8 @@ OF_A_RUN = [
 ]
 COMMANDS = {
     "results.json": ["runs runs", "report runs/x", "report runs/x runs/sound"],
-    "classes.json": ["report runs/x", "evaluate runs/x", "calibrate runs/x", "label g photos --model runs/x"],
-    "calibration.json": ["report runs/x", "search g photos/a/0.png --model runs/x"],
+    "classes.json": ["report runs/x", "evaluate runs/x", "calibrate runs/x", "index runs/x photos --gallery g"],
+    "calibration.json": ["report runs/x"],
     "metrics.jsonl": ["report runs/x", "runs runs"],
     "environment.json": ["report runs/x"],
     "config.json": ["report runs/x"],

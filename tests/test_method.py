@@ -213,6 +213,8 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
 
     def watched(*given: Any) -> Any:
         found = served(*given)
+        if not given[1].images.digest:  # checked before images are decoded
+            return found
         seen.extend((labels.numpy(), indices.numpy()) for _, labels, indices in found)
         return found
 

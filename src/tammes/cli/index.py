@@ -129,9 +129,9 @@ def _calibrate(store: "Store", run: "Run") -> None:
     from tammes.gallery.opened import trained_on
     from tammes.gallery.threshold import calibrated, stored
 
+    before, trained = stored(store), trained_on(run)
     try:
-        before = stored(store)
-        found = calibrated(store, trained_on(run), unknown_rate=None if before is None else before.asked).to_json()
+        found = calibrated(store, trained, unknown_rate=None if before is None else before.asked).to_json()
     except UserError:  # too few classes
         found = ""
     if found != store.about.threshold:
