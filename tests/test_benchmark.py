@@ -146,9 +146,9 @@ def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done:
     assert (found["plan"], found["title"], found["paper"]) == ("plan", "stripes", None)
     commands = {(cell["method"], cell["seed"]): cell["command"] for cell in found["cells"]}
     assert commands["one-hot", 1].startswith(f"tammes train {root / 'photos'} --out ")
-    shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2 --precision no"
-    assert commands["broken", 0] == f"tammes train photos --centroids nowhere {shared}"
-    assert commands["later", 1] == f"tammes train photos --loss of-tomorrow {shared} --seed 1"
+    shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2"
+    assert commands["broken", 0] == f"tammes train photos --centroids nowhere {shared} --precision no"
+    assert commands["later", 1] == f"tammes train photos --loss of-tomorrow {shared} --seed 1 --precision no"
 
 
 def test_the_options_of_a_loss_that_is_not_there_yet_are_in_its_command(tmp_path: Path) -> None:
