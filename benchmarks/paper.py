@@ -238,8 +238,9 @@ def _speed(speeds: dict[tuple[tuple[str, str], str], float], plan: Plan, cell: C
         if (kind, method) in speeds:
             return speeds[kind, method]
     whole = ("all", kind[1])
-    stored = json.loads((RESULTS / "throughput.json").read_text())["rows"]
-    usual = next(row["images_per_second"] for row in stored if row["backbone"] == kind[1])
+    rows = json.loads((RESULTS / "throughput.json").read_text())["rows"]
+    stored = {row["backbone"]: row["images_per_second"] for row in rows}
+    usual = stored.get(kind[1], min(stored.values()))  # of a network that was not measured, the slowest that was
     return float(speeds.get((whole, ""), usual) * (TOP if kind[0] == "top" else 1.0))
 
 
@@ -259,6 +260,8 @@ def take(plan: Plan, folder: Path, out: Path) -> None:
     free = ("out", "data", "weights", "curve", "log_bound", "skip_bad", "json", "resume")
     for field in fields(Train):
         ours, theirs = getattr(had, field.name), getattr(wanted, field.name)
+        if field.name == "val_classes" and had.preset == "paper":
+            ours, theirs = ours or "0", theirs or "0"  # it holds none out
         if field.name not in free and ours != theirs:
             flag = "--" + field.name.replace("_", "-")
             raise UserError(f"{folder} was begun with {flag} {ours}, and {plan.file.name} has {theirs}.")

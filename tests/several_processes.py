@@ -18,7 +18,7 @@ CLASSES, DIM = 4, 4
 ALIKE = (
     *("discriminative", "hard-discriminative", "softmax", "normface", "arcface", "proxy-nca", "proxy-anchor"),
     *("contrastive", "triplet", "triplet-semihard", "lifted", "npair", "angular", "multi-similarity", "histogram"),
-    *("triplet-global", "clustering", "center", "deepncm", "prototypical", "bier", "hdc"),
+    *("triplet-naive", "triplet-global", "clustering", "center", "deepncm", "prototypical", "bier", "hdc"),
 )
 DRAWING = ("daml", "dvml")
 BORROWED = ("pml:ProxyAnchorLoss", "pml:ContrastiveLoss", "pml:TripletMarginLoss with pml:TripletMarginMiner")

@@ -106,7 +106,7 @@ def test_a_disk_that_fills_up_after_the_last_epoch(
         patch.setattr(Embedder, "save", crowded)
         code, said = ended(capsys, "train", str(waves), "--out", str(out), "--epochs", "4", *SMALL)
     assert code == 2
-    assert said.endswith(f"tammes: cannot write {out}/embedder.safetensors: {FULL}")
+    assert said.endswith(f"tammes: cannot write {out}/last/embedder.safetensors: {FULL}")
     assert said.count("\nepoch ") == 4
     assert not (out / "embedder.safetensors").exists()
     filling[0].unlink()
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_up_under_a_gallery(
     filling = fill(disk, 3_000)
     code, said = ended(capsys, *words)
     assert code == 2, said
-    assert said.startswith(f"tammes: cannot write to the gallery {gallery}: ")
+    assert f"tammes: cannot write to the gallery {gallery}: " in said
     main(["search", str(gallery), str(photos / "class 0" / "0.png"), "-k", "99", "--json"])
     (found,) = json.loads(capsys.readouterr().out)["queries"]
     assert len(found["found"]) == 6  # what was reported is there
@@ -305,9 +305,11 @@ def test_folders_that_cannot_be_written_are_named(
         f"tammes: cannot write to {disk / 'run'}: Read-only file system.\n"
     )
     code, said = ended(capsys, "train", str(waves), "--out", str(disk / "new"), "--epochs", "1", *SMALL)
-    assert (code, said) == (2, f"tammes: cannot use {disk / 'new'}: Read-only file system.\n")
+    assert code == 2
+    assert said.startswith(f"tammes: --out {disk / 'new'}: cannot write to {disk}"), said
+    file = disk / "v.npz"
     for words, text in (
-        (["embed", str(whole), str(waves), "--out", str(disk / "v.npz")], f"cannot use {disk}"),
+        (["embed", str(whole), str(waves), "--out", str(file)], f"--out {file}: cannot write to {disk}"),
         (["index", str(whole), str(waves), "--gallery", str(disk / "g")], f"cannot open a gallery at {disk / 'g'}: "),
     ):
         code, said = ended(capsys, *words)

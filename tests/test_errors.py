@@ -88,7 +88,7 @@ TRAIN = [
         "--images-per-class 10000 --sampler pk --batch-size 32",
         "a batch of 32 cannot hold classes of 10000 images each. Use --batch-size 10000.",
     ),
-    ("--init-from nowhere", "no trained model in nowhere: embedder.json is missing. Train one: tammes train DATA"),
+    ("--init-from nowhere", "no trained model in {here}/nowhere: embedder.json is missing. Train one: "),
     ("--weights nowhere.pt", "no weights file {here}/nowhere.pt. --weights is imagenet, none, or a file."),
     ("--centroids simplx", "unknown kind of centroids 'simplx'. Did you mean 'simplex'? Known: codes, kerdock, "),
     ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),

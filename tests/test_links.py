@@ -285,7 +285,8 @@ def test_a_command_to_copy_is_quoted_where_a_gallery_names_the_run(
 ) -> None:
     run, gallery = tmp_path / "r; touch x\x1b[2J", str(tmp_path / "g")
     shutil.copytree(whole / "run", run)
-    main(["index", str(run), str(whole / "photos"), "--gallery", gallery])
+    shutil.copytree(whole / "photos" / "a", tmp_path / "one" / "a")  # too few classes for a threshold
+    main(["index", str(run), str(tmp_path / "one"), "--gallery", gallery])
     capsys.readouterr()
     main(["search", gallery, str(whole / "photos" / "a" / "0.png")])
     assert f"tammes calibrate '{tmp_path}/r; touch x\\x1b[2J'" in capsys.readouterr().out

@@ -142,19 +142,6 @@ def test_a_part_of_a_gallery_keeps_its_classes(made: Path, tmp_path: Path, capsy
     assert label() == ""
 
 
-def test_a_class_must_not_be_called_as_images_of_none_are(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photos, gallery = small_set(tmp_path / "photos", ["unknown", "b"]), tmp_path / "g"
-    main(["index", str(made / "run"), str(photos), "--gallery", str(gallery)])
-    code, said = ended(capsys, "label", str(gallery), str(photos), "--threshold", "9")
-    assert (code, said) == (
-        2,
-        f"tammes: {gallery} has a class called 'unknown', as images of no class of the gallery are called. Rename its"
-        " folder, and `tammes index` again.\n",
-    )
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_standard_output_that_is_full(tmp_path: Path, unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -708,7 +708,7 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
             assert here.get(where).json() == server.get(where).json()
             assert here.get(f"/api/items/{item['id']}").json() == server.get(f"/api/items/{item['id']}").json()
         assert len(here.get("/api/map").json()["ids"]) == 5
-    assert len(asked) == 4 + 9
+    assert len(asked) == 2 * (4 + 9)  # for the images, and for the nearest classes that the threshold is relative to
 
 
 def test_the_same_site_says_the_same_of_itself_on_its_page(server: Server) -> None:

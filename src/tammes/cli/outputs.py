@@ -33,6 +33,8 @@ def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] =
         raise UserError(f"{option} {file} is a link that leads back to itself. Give the name of a file.")
     if not place.parent.is_dir():
         raise UserError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{option} {file}: cannot write to {place.parent}. Choose another {option}.")
     if place.exists() and not place.is_file():
         raise UserError(f"{option} {file} is a device or a pipe. Give the name of a file.")
     if place.exists() and not overwrite:
