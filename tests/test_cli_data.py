@@ -473,6 +473,7 @@ def test_help_shows_examples_and_no_underscore(capsys: pytest.CaptureFixture[str
     assert "from_" not in told
 
 
+@pytest.mark.slow
 def test_the_embedded_characters_are_written_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tammes.datasets import glyphs
 

@@ -53,6 +53,7 @@ def test_starts_leave_as_little_on_both_sides() -> None:
     assert left[0] == pytest.approx(left[1], rel=0.1)
 
 
+@pytest.mark.slow
 def test_both_sides_find_the_same_vector(tmp_path: Path) -> None:
     row = ROWS["first-embedding"](Options(), tmp_path)
     found = [float(measured(side.work, side.given | {"warm": 0})["said"]["of its vector"]) for side in row.sides]
@@ -96,6 +97,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return Options(turns=1, many=2, json=tmp_path / "peers.json")
 
 
+@pytest.mark.slow
 def test_a_row_is_measured_in_processes_of_its_own_and_stored(
     small: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

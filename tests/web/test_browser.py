@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 WIDTHS = [(1440, 900), (390, 844)]
+OTHER_VIEWS = (("light", WIDTHS[0]), ("dark", WIDTHS[1]))
 PAGES = ["/", "/classes", "/map", "/api", "/runs"]
 
 
@@ -249,7 +250,7 @@ def test_classes_are_browsed(window: Callable[..., "Page"], server: Server) -> N
     assert page.locator(".cards .class").all_text_contents() == ["class 0", "class 1", "class 2"]
 
 
-@pytest.mark.parametrize("size", WIDTHS, ids=["wide", "phone"])
+@pytest.mark.parametrize("size", [pytest.param(WIDTHS[0], marks=pytest.mark.slow), WIDTHS[1]], ids=["wide", "phone"])
 def test_the_map_shows_images_and_leads_to_them(
     window: Callable[..., "Page"], server: Server, size: tuple[int, int]
 ) -> None:
@@ -289,8 +290,11 @@ def test_the_map_shows_images_and_leads_to_them(
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-@pytest.mark.parametrize("size", WIDTHS, ids=["wide", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [("light", WIDTHS[1]), ("dark", WIDTHS[0]), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHER_VIEWS)],
+    ids=["light-phone", "dark-wide", "light-wide", "dark-phone"],
+)
 def test_every_page_fits_and_says_nothing(
     window: Callable[..., "Page"], server: Server, size: tuple[int, int], scheme: str
 ) -> None:

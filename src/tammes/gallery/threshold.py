@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float32, Float64
 from numpy import ndarray
 
 from tammes.errors import UserError
+from tammes.gallery.ranking import Block, nearest
 from tammes.gallery.store import Hit, Row, Store
 from tammes.records import parsed
 
@@ -32,6 +33,7 @@ VOTES = 8  # neighbours whose classes decide
 OTHERS = 5  # classes whose distances make the scale
 _TRUST, _DOUBT = 0.3, 2  # the exponent of a class's factor; images of a class whose factor counts half of that
 _SAMPLE = 2000  # images of the gallery that calibrate
+_IN_MEMORY = 200_000  # images up to which a gallery is searched in memory
 _FEWEST_CLASSES = 5  # that the model was not trained on, to calibrate on those alone
 _FIRST, _MOST = 64, 1024  # neighbours looked at: at first, and where they are of too few classes
 _TOGETHER = 256  # images of one search
@@ -150,6 +152,15 @@ def in_store(store: Store) -> Search:
     return lambda vectors, k, leave_out: store.search(vectors, k, leave_out=leave_out)
 
 
+def _in_memory(store: Store) -> Search:
+    """The same for thousands of searches: a gallery that fits into memory is read once and searched there."""
+    if store.count() > _IN_MEMORY:
+        return in_store(store)
+    rows = [row for some in store.rows(4096) for row in some]
+    block = Block([row.path for row in rows], [row.label for row in rows], np.stack([row.vector for row in rows]))
+    return lambda vectors, k, leave_out: nearest(vectors, [block], k, leave_out)
+
+
 def votes(hits: Sequence[Hit], k: int = VOTES) -> dict[str, float]:
     """What the k nearest say of the class, the nearer the more; the class with most votes first."""
     # Twice as far counts a quarter; what is at the very place counts for all that is not.
@@ -182,11 +193,11 @@ def calibrated(
     unseen = sizes.keys() - set(trained_on)
     chosen = unseen if len(unseen) >= _FEWEST_CLASSES else sizes.keys()
     others = min(OTHERS, len(sizes) - 2)  # of two classes one is left where the other is left out: no scale
-    rows, found = _sample(store, seed), []
+    rows, found, search = _sample(store, seed), [], _in_memory(store)
     for start in range(0, len(rows), _TOGETHER):
         some = rows[start : start + _TOGETHER]
         vectors, paths = np.stack([row.vector for row in some]), [row.path for row in some]
-        found += neighbourhoods(in_store(store), vectors, store.count(), others + 2, paths)
+        found += neighbourhoods(search, vectors, store.count(), others + 2, paths)
     several = [(row.label, hits) for row, hits in zip(rows, found, strict=True) if sizes[row.label] > 1]
     factors = _factors(several) if others else {}
     known, right, unknown = [], [], []
