@@ -63,7 +63,10 @@ def evaluate(config: Evaluate) -> None:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
+    results_table(
+        {name.replace("untrained", "pretrained"): row for name, row in rows.items()},
+        f"{one['classes']} classes, {one['queries']} queries, per cent",
+    )
     if one["single_image_classes"]:
         print(
             f"{one['single_image_classes']} classes have one image only, which nothing can match: they count as misses."
