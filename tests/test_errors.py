@@ -517,6 +517,7 @@ def test_an_interrupt_while_the_commands_are_imported_shows_no_traceback(number:
     """The signal comes at the moment in which this module is looked for."""
     done = ended_by(
         "import os, sys, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "class Look:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {module!r}: os.kill(os.getpid(), {int(number)})\n"

@@ -109,8 +109,14 @@ def main() -> None:
     if hasattr(os, "nice"):
         os.nice(19)
     vectors = np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
+    content = BytesIO()  # NumPy asks a file for its position, which a pipe has not
     with threadpool_limits(1):
-        np.save(sys.stdout.buffer, flat(vectors, "tsne"))
+        np.save(content, flat(vectors, "tsne"))
+    try:
+        sys.stdout.buffer.write(content.getvalue())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the server has stopped meanwhile; what is left is not written at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown(catalogue: Catalogue) -> tuple[ndarray, ndarray]:
