@@ -192,7 +192,8 @@ def test_an_old_gallery_keeps_answering_and_new_classes_gain(tmp_path: Path) -> 
                 picture.save(tmp_path / name / f"{number:04d}" / f"{place}.png")
     options = ("--backbone", "conv4", "--dim", "64", "--test-classes", "0", "--mirror", "False", "--epochs", "12")
     first, second = tmp_path / "first", tmp_path / "second"
-    main(["train", str(tmp_path / "few"), "--out", str(first), "--reserve-classes", "40", *options])
+    reserved = ("--reserve-classes", "40", "--val-classes", "0")
+    main(["train", str(tmp_path / "few"), "--out", str(first), *reserved, *options])
     more = ("--continue-from", str(first), "--compatible", "1", "--epochs", "6")
     main(["train", str(tmp_path / "more"), "--out", str(second), *more])
 
