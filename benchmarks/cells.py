@@ -7,9 +7,9 @@ import torch
 from tammes.cli import feeding, making, networks
 from tammes.cli.options import recipe, resolved
 from tammes.cli.train import Train
-from tammes.embedder import Embedder
-from tammes.objectives import Objective
-from tammes.training import cosine, fit, halved_every
+from tammes.models.embedder import Embedder
+from tammes.training.loop import cosine, fit, halved_every
+from tammes.training.objectives import Objective
 
 
 def trained(config: Train, data: feeding.Data) -> tuple[Embedder, feeding.Data]:

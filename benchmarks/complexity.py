@@ -37,8 +37,8 @@ from tammes import DiscriminativeLoss, HardDiscriminativeLoss
 from tammes.benchmark.published import published_table
 from tammes.errors import UserError
 from tammes.geometry import distances
+from tammes.io.files import write_atomically
 from tammes.losses import LOSSES, SmartMiningLoss, SoftmaxLoss
-from tammes.runtime import write_atomically
 
 AxisName = Literal["over_n", "over_c"]
 SAMPLE = 256  # classes that the sampled loss draws

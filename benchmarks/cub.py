@@ -21,7 +21,7 @@ from tammes.cli import feeding, measuring
 from tammes.cli.benchmark_job import held_out_quarter
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 MEASURES = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r")
 Part = Literal["head", "top"]

@@ -21,9 +21,9 @@ import torch
 import tyro
 
 from benchmarks.timing import machine, medians, save
-from tammes.embedder import Embedder, load
 from tammes.export import Runner, of_torch
 from tammes.export.formats import of_onnx, of_program, of_safetensors
+from tammes.models.embedder import Embedder, load
 
 PYTORCH = "PyTorch"
 # What the table calls a form, how it is asked for, the ending of its file.

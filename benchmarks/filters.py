@@ -21,13 +21,13 @@ from benchmarks.timing import save
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.datasets import open_dataset
-from tammes.datasets.pictures import centre, in_mode, resized_size
+from tammes.data import open_dataset
+from tammes.data.image_cache import scaled
+from tammes.data.images import centre, in_mode, resized_size
+from tammes.data.splits import split
 from tammes.geometry import normalise
-from tammes.loading.decoded import scaled
 from tammes.metrics import evaluate
-from tammes.neighbours import search
-from tammes.splits import split
+from tammes.search.neighbours import search
 
 
 @dataclass(frozen=True)

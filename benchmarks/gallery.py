@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.timing import machine
 from tammes.gallery import About, Hit, Row, open_gallery
 from tammes.gallery.ranking import recall_at_10
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 BLOCK = 10_000
 CLUSTERS, LABELS = 10_000, 100

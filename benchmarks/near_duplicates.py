@@ -19,12 +19,13 @@ from numpy import ndarray
 from PIL import Image, ImageEnhance, ImageOps
 
 from benchmarks.timing import machine
-from tammes.datasets import open_dataset
-from tammes.datasets.perceptual import ALIKE, alike_pairs, hashes
-from tammes.datasets.pictures import in_mode, open_small, small
+from tammes.data import open_dataset
+from tammes.data.images import in_mode, open_small, small
+from tammes.data.perceptual_hash import ALIKE, alike_pairs, hashes
 from tammes.errors import UserError
 from tammes.gallery.store import THUMBNAIL
-from tammes.runtime import data_folder, write_atomically
+from tammes.io.environment import data_folder
+from tammes.io.files import write_atomically
 
 
 def _cropped(share: float, left: float = 0.5, top: float = 0.5) -> Callable[[Image.Image], Image.Image]:

@@ -23,10 +23,10 @@ from rich.table import Table
 from benchmarks.timing import machine
 from tammes import evaluate
 from tammes.gallery import Row, open_gallery
-from tammes.gallery.opened import Opened
-from tammes.gallery.proposals import propose
+from tammes.gallery.classification import propose
+from tammes.gallery.gallery import Opened
 from tammes.gallery.threshold import calibrated
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tammes.cli.losses import explained
 from tammes.cli.saved import command
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.objectives import METHODS
+from tammes.training.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"

@@ -33,9 +33,9 @@ from tammes.cli.options import resolved
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.presets import recipe_of
-from tammes.runs import Run, held, is_run, open_run
-from tammes.runtime import data_folder
+from tammes.io.environment import data_folder
+from tammes.training.presets import recipe_of
+from tammes.training.run_folder import Run, held, is_run, open_run
 
 ORDER = (
     *("paper-cub", "paper-cars196", "minutes-cub", "minutes-cars196", "methods-cub", "methods-cars196"),

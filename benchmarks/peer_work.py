@@ -82,8 +82,8 @@ def _retrieval(found: dict[str, Any]) -> dict[str, float]:
 
 def _choose_precision(given: Given) -> None:
     """By trying, as for every user; or float32 throughout, as on a processor that does not know bfloat16."""
-    from tammes import neighbours
-    from tammes.products import half_is_faster
+    from tammes.search import neighbours
+    from tammes.search.distance_tables import half_is_faster
 
     half_is_faster()  # the trial is made once in the life of a process
     if given.get("single"):
@@ -92,7 +92,7 @@ def _choose_precision(given: Given) -> None:
 
 def rough_products(given: Given) -> Work:
     """The bare matrix product, in bfloat16 where that is faster; without `queries`, of half of all pairs."""
-    from tammes.products import half_is_faster
+    from tammes.search.distance_tables import half_is_faster
 
     dtype = torch.bfloat16 if half_is_faster() else torch.float32
     vectors = torch.randn(given["items"], given["dim"], generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -159,7 +159,7 @@ def _spread(vectors: ndarray, clusters: ndarray) -> float:
 
 
 def kmeans_tammes(given: Given) -> Work:
-    from tammes.clustering import lloyd
+    from tammes.search.kmeans import lloyd
 
     def clusters(vectors: ndarray, centres: ndarray, iterations: int) -> tuple[ndarray, int]:
         found = lloyd(vectors, centres, iterations=iterations)
@@ -213,7 +213,7 @@ def _to_the_nearest(vectors: ndarray, centres: ndarray) -> list[float]:
 
 
 def starts_tammes(given: Given) -> Work:
-    from tammes.clustering import plusplus
+    from tammes.search.kmeans import plusplus
 
     return _started(given, lambda vectors, clusters, random: vectors[plusplus(vectors, clusters, random)])
 
@@ -234,7 +234,7 @@ def _shelf(given: Given) -> tuple[ndarray, ndarray]:
 
 
 def neighbours_tammes(given: Given) -> Work:
-    from tammes.neighbours import search
+    from tammes.search.neighbours import search
 
     queries, gallery = _shelf(given)
     _choose_precision(given)
@@ -302,7 +302,7 @@ def _photographs(given: Given) -> tuple[list[Path], Any]:
     """Some images of a data set, spread over it, and the data set of these alone."""
     from dataclasses import replace
 
-    from tammes.datasets import open_dataset
+    from tammes.data import open_dataset
 
     dataset = open_dataset(given["folder"])
     assert dataset.files is not None
@@ -316,7 +316,7 @@ def _photographs(given: Given) -> tuple[list[Path], Any]:
 
 
 def _epoch(decoded: Any, labels: ndarray, number: int) -> int:
-    from tammes.loading import batches
+    from tammes.data.batches import batches
 
     seen = 0
     for pictures, _, _ in batches(
@@ -329,7 +329,7 @@ def _epoch(decoded: Any, labels: ndarray, number: int) -> int:
 def pipeline_first_tammes(given: Given) -> Work:
     from tempfile import TemporaryDirectory
 
-    from tammes.loading import decode
+    from tammes.data.image_cache import decode
 
     _, dataset = _photographs(given)
 
@@ -346,7 +346,7 @@ def pipeline_first_tammes(given: Given) -> Work:
 def pipeline_later_tammes(given: Given) -> Work:
     from tempfile import mkdtemp
 
-    from tammes.loading import decode
+    from tammes.data.image_cache import decode
 
     _, dataset = _photographs(given)
     decoded = decode(dataset, mode="RGB", shorter_side=256, cache=Path(mkdtemp()), threads=max(1, given["workers"]))
@@ -422,7 +422,7 @@ def _head(given: Given) -> tuple[Any, Any, Any]:
     from tammes.cli import feeding, making, networks
     from tammes.cli.options import resolved
     from tammes.cli.train import Train
-    from tammes.objectives import Objective
+    from tammes.training.objectives import Objective
 
     config = resolved(
         Train(
@@ -439,7 +439,7 @@ def _head(given: Given) -> tuple[Any, Any, Any]:
 
 def head_tammes(given: Given) -> Work:
     from tammes.cli import feeding, making
-    from tammes.training import fit
+    from tammes.training.loop import fit
 
     config, data, objective = _head(given)
     epochs = fit(
@@ -537,7 +537,7 @@ def _drawings(given: Given, loss: str) -> tuple[Any, Any, Any]:
     from tammes.cli import feeding, making, networks
     from tammes.cli.options import resolved
     from tammes.cli.train import Train
-    from tammes.objectives import Objective
+    from tammes.training.objectives import Objective
 
     config = resolved(
         Train(
@@ -563,7 +563,7 @@ def _watched(given: Given, epoch: Callable[[int], float], embedder: Any, data: A
 
 def omniglot_tammes(given: Given) -> Work:
     from tammes.cli import feeding, making
-    from tammes.training import cosine, fit
+    from tammes.training.loop import cosine, fit
 
     config, data, objective = _drawings(given, given["loss"])
     epochs = fit(
@@ -595,7 +595,7 @@ def omniglot_pml(given: Given) -> Work:
     from torch.utils.data import DataLoader, Dataset
     from torchvision.transforms import RandomCrop
 
-    from tammes.training import cosine
+    from tammes.training.loop import cosine
 
     config, data, objective = _drawings(given, "triplet-semihard")
     network, labels = objective.embedder, data.labels
@@ -655,7 +655,7 @@ def omniglot_network(given: Given) -> Work:
 
 def network(given: Given) -> Work:
     """A step of training, or the features of a batch, by a network in one of its forms."""
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     torch.manual_seed(0)
     embedder = Embedder(EmbedderConfig(given["network"], 256, 100))
@@ -685,7 +685,7 @@ def network(given: Given) -> Work:
 
 def network_default(given: Given) -> Work:
     """The same by the Embedder as it is."""
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     torch.manual_seed(0)
     embedder = Embedder(EmbedderConfig(given["network"], 256, 100)).train(given["train"])
@@ -708,7 +708,7 @@ def network_limit(given: Given) -> Work:
     """As many multiplications as the network has, three times as many to train it, as one kind of matrix product."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     embedder = Embedder(EmbedderConfig(given["network"], 256, 100)).eval()
     images = torch.zeros(given["batch"], 3, embedder.size, embedder.size)

@@ -37,7 +37,7 @@ from rich.table import Table
 from benchmarks.throughput import photographs
 from benchmarks.timing import machine
 from tammes.errors import UserError, unknown_name
-from tammes.runtime import data_folder
+from tammes.io.environment import data_folder
 
 OURS = "Tammes"
 IN_SINGLE = f"{OURS}, float32 only"
@@ -277,7 +277,7 @@ _SAY = "\nprint('found', f'{float(found.reshape(-1).__abs__().sum()):.2f}')"
 
 def _saved(folder: Path) -> tuple[str, str]:
     """A ResNet-18 in a folder, as we load it and as users of torchvision do: two programs."""
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     torch.manual_seed(0)
     embedder = Embedder(EmbedderConfig("resnet18", 512))

@@ -14,7 +14,7 @@ import tyro
 from PIL import Image
 
 from tammes.errors import UserError
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

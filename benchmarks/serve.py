@@ -42,7 +42,7 @@ import tyro
 # The client imports this module too: torch and what needs it are imported where they are used.
 from tammes.cli.console import print_json, progress
 from tammes.errors import UserError
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 HEALTH, BY_ID, OF_CLASS, UPLOAD = "health", "search by id", "search by id, one class", "search by upload"
 FIRST, AGAIN, PAGE = "thumbnail, first time", "thumbnail, again", "page of an item"
@@ -316,7 +316,7 @@ def _read(file: Path) -> str:
 
 def drawn_images(gallery: str, folder: Path | None, seed: int) -> list[Path]:
     """Images of the gallery, or of a folder."""
-    from tammes.datasets.folder import images_below
+    from tammes.data.folder import images_below
     from tammes.gallery import open_gallery
 
     known = (
@@ -369,7 +369,7 @@ def alone(gallery: str, files: Sequence[Path]) -> dict[str, Any]:
     import torch
 
     from benchmarks.timing import machine
-    from tammes.gallery.opened import Opened
+    from tammes.gallery.gallery import Opened
 
     embedder = Opened(gallery).embedder
     found: dict[str, Any] = {"machine": machine(), "backbone": embedder.config.backbone}

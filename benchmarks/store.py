@@ -20,7 +20,7 @@ import tyro
 from benchmarks.page import PLANS, RESULTS, write_page
 from tammes.benchmark.tables import curve
 from tammes.errors import UserError
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 # A path from the root, up to and with the slash before its last name.
 _FOLDERS = re.compile(r"(?<![\w./:])/(?:[^\s/'\",;:]+/)+")

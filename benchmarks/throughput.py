@@ -43,15 +43,16 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.timing import machine, save
 from tammes import DiscriminativeLoss
-from tammes.backbones.response_norm import ALPHA, BETA, SIZE, ResponseNorm
 from tammes.cli.making import at_once
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.datasets import Dataset, open_dataset
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.loading import Decoded, batches, decode
-from tammes.objectives import Objective
-from tammes.training import fit, halved_every
+from tammes.data import Dataset, open_dataset
+from tammes.data.batches import batches
+from tammes.data.image_cache import Decoded, decode
+from tammes.models.backbones.response_norm import ALPHA, BETA, SIZE, ResponseNorm
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.loop import fit, halved_every
+from tammes.training.objectives import Objective
 
 CLASSES = 100
 FORMS = ("plain", "channels last", "pieces", "bf16", "compiled", "tammes", "two processes")

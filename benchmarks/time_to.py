@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tammes.benchmark.plan import slug
 from tammes.errors import UserError
-from tammes.runs import Run
+from tammes.training.run_folder import Run
 
 
 @dataclass(frozen=True)

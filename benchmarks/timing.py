@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tammes.runtime import processor_flags
+from tammes.io.machine import processor_flags
 
 Step = Callable[[], object]
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.timing import machine, save
-from tammes.loading.samplers import turns
+from tammes.data.samplers import turns
 from tammes.losses import METHODS
 
 OURS = "discriminative"

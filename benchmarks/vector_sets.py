@@ -10,7 +10,7 @@ from PIL import Image
 from tammes.cli import feeding, networks
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.datasets import Dataset, omniglot, open_dataset
+from tammes.data import Dataset, omniglot, open_dataset
 
 Set = tuple[ndarray, ndarray, ndarray, ndarray]  # vectors and labels to learn from, and those of other classes
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The discriminative loss in a trainer of pytorch-metric-learning
 #
-# `tammes.pml.DiscriminativeLoss` is one of that library's losses: it goes where any of them goes. Here its trainer
-# `MetricLossOnly` learns from the digits 0 to 4, and we search among the digits 5 to 9, which were never seen. Every
-# digit is a vector of 64 pixels with 64 more numbers behind them that say nothing about it.
+# `tammes.losses.to_pml.DiscriminativeLoss` is one of that library's losses: it goes where any of them goes. Here
+# its trainer `MetricLossOnly` learns from the digits 0 to 4, and we search among the digits 5 to 9, which were
+# never seen. Every digit is a vector of 64 pixels with 64 more numbers behind them that say nothing about it.
 #
 # Run it cell by cell, or whole: `python examples/pml_trainer.py`. It takes a few seconds and needs
 # `pip install 'tammes[pml]'`.
@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from tammes import evaluate
-from tammes.pml import DiscriminativeLoss
+from tammes.losses.to_pml import DiscriminativeLoss
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)

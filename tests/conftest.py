@@ -43,7 +43,7 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def _in_float32() -> Iterator[None]:
     """Training is the same on every machine: on none is bfloat16 the default, unless a test says so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tammes.runtime.processor_flags", set)
+        patch.setattr("tammes.io.machine.processor_flags", set)
         yield
 
 
@@ -93,7 +93,7 @@ def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str])
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
-    pytest.MonkeyPatch().setattr("tammes.runtime.processor_flags", set)  # as `_in_float32` has it
+    pytest.MonkeyPatch().setattr("tammes.io.machine.processor_flags", set)  # as `_in_float32` has it
     main(arguments)
 
 

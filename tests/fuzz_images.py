@@ -4,7 +4,7 @@
     python -m tests.fuzz_images run FOLDER SEARCHES
 
 writes the images below the folder, then runs the commands and prints what came of them as JSON. The files are those
-that a server is tested with (tests/web/hostile.py), and some that only the pixel limit of files on disk lets through.
+that a server is tested with (tests/serve/hostile.py), and some that only the pixel limit of files on disk lets through.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.web import hostile
-from tests.web.hostile import File, Picture, Rng, chunk
+from tests.serve import hostile
+from tests.serve.hostile import File, Picture, Rng, chunk
 
 CLASSES, GOOD_IMAGES = 6, 4
 SUFFIXES = (".jpg", ".png", ".webp", ".gif", ".bmp", ".tiff", ".avif", ".PNG")  # mostly the wrong ones

@@ -4,7 +4,7 @@ changed further.
     pip install atheris
     python -m tests.fuzz_parsers KIND FOLDER -max_total_time=60
 
-KIND is one of the examples of tests/test_strangers.py, such as n.caffemodel, which is where it begins; FOLDER keeps
+KIND is one of the examples of tests/test_untrusted.py, such as n.caffemodel, which is where it begins; FOLDER keeps
 what it finds, and a later call goes on from there. An error that is no UserError ends it with an exit code other than
 0. All further options are libFuzzer's.
 """
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 def main(kind: str, folder: Path, *options: str) -> None:
     atheris = import_module("atheris")
     with atheris.instrument_imports(include=["tammes"]):
-        strangers = import_module("tests.test_strangers")
+        strangers = import_module("tests.test_untrusted")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / kind).write_bytes(strangers.examples()[kind])
     read = strangers.reader_of(kind)

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from tammes.embedder import Embedder, EmbedderConfig
+from tammes.models.embedder import Embedder, EmbedderConfig
 from tests.oracles import seeded
 
 FEATURES = 64  # of conv4

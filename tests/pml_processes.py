@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tammes.errors import UserError
-from tammes.pml import DiscriminativeLoss
+from tammes.losses.to_pml import DiscriminativeLoss
 from tests.two_processes import leave
 
 CORNERS = nn.functional.normalize(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_processes.py do; light to import, as each of them must."""
+"""What the processes of tests/test_distributed.py do; light to import, as each of them must."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        with patch("tammes.runtime.processor_flags", set):  # in float32 on every machine, as all tests
+        with patch("tammes.io.machine.processor_flags", set):  # in float32 on every machine, as all tests
             work(*given)
     except Exception:
         traceback.print_exc()
@@ -92,11 +92,11 @@ def trained(name: str) -> Mapping[str, Tensor]:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
-    from tammes import processes
-    from tammes.embedder import Embedder, EmbedderConfig
     from tammes.losses import METHODS
-    from tammes.objectives import Base, Objective, find_method
-    from tammes.training import Batch, cosine, fit
+    from tammes.models.embedder import Embedder, EmbedderConfig
+    from tammes.training import distributed
+    from tammes.training.loop import Batch, cosine, fit
+    from tammes.training.objectives import Base, Objective, find_method
 
     loss, _, miner = name.partition(" with ")
     method = find_method(loss, miner or None)
@@ -119,7 +119,7 @@ def trained(name: str) -> Mapping[str, Tensor]:
     if method.each_on_its_own:
         labels = labels[:17]  # of the last batch the second process has nothing
     images = torch.randint(256, (len(labels), 1, 28, 28), generator=seeded(0))
-    rank, number = processes.rank(), processes.number()
+    rank, number = distributed.rank(), distributed.number()
 
     def batches(_epoch: int) -> Iterator[Batch]:
         for part in torch.arange(len(labels)).split(16):
@@ -145,16 +145,16 @@ def of_methods(folder: Path) -> None:
     """What each method comes to in two processes, and what gathers rows from a process that has none."""
     from safetensors.torch import save_file
 
-    from tammes import processes
+    from tammes.training import distributed
 
-    with processes.joined(), without_batch_norm():
+    with distributed.joined(), without_batch_norm():
         for name in (*ALIKE, *BORROWED, *DRAWING):
             found = trained(name)
             save_file(
-                {each: value.contiguous() for each, value in found.items()}, folder / f"{name} {processes.rank()}"
+                {each: value.contiguous() for each, value in found.items()}, folder / f"{name} {distributed.rank()}"
             )
-        rows = torch.arange(6.0).view(3, 2)[: 3 * processes.is_first()].requires_grad_()
-        whole, labels = processes.gathered(rows, torch.arange(3)[: len(rows)])
+        rows = torch.arange(6.0).view(3, 2)[: 3 * distributed.is_first()].requires_grad_()
+        whole, labels = distributed.gathered(rows, torch.arange(3)[: len(rows)])
         assert whole.tolist() == torch.arange(6.0).view(3, 2).tolist()
         assert labels.tolist() == [0, 1, 2]
         whole.sum().backward()
@@ -166,7 +166,7 @@ def of_commands(
     folder: Path, commands: Mapping[str, tuple[str, ...]], to_stop: tuple[str, ...], interrupted: Path
 ) -> None:
     """Commands in two processes, one after the other, and the code that each ends with."""
-    from tammes import processes
+    from tammes.training import distributed
 
     rank = os.environ["RANK"]
     codes = {}
@@ -182,20 +182,20 @@ def of_commands(
         with stopped_after(7, here=rank == "1"):  # asked in one of them, both stop
             codes["stopped"] = ended(*to_stop)
         codes["resumed"] = ended("train", "--resume", str(interrupted))
-    assert processes.number() == 1
+    assert distributed.number() == 1
     (folder / f"codes {rank}").write_text(repr(codes))
 
 
 def commands_resumed(folder: Path, commands: Mapping[str, tuple[tuple[str, ...], bool]], steps: int) -> None:
     """Each command to its end, and stopped after so many steps and resumed; with batch normalisation or without."""
-    from tammes import processes
+    from tammes.training import distributed
 
-    with processes.joined():
+    with distributed.joined():
         for name, (words, batch_norm) in commands.items():
             with nullcontext() if batch_norm else without_batch_norm():
                 whole, part = (str(folder / name / out) for out in ("whole", "part"))
                 assert exit_code(*words, "--out", whole) == 0
-                with stopped_after(steps, here=processes.rank() == 1):
+                with stopped_after(steps, here=distributed.rank() == 1):
                     assert exit_code(*words, "--out", part) == 130
                 assert exit_code("train", "--resume", part) == 0
 
@@ -207,14 +207,15 @@ def both(folder: Path, *given: Any) -> None:
 
 def one_fails() -> None:
     """The second has something to say that the first knows nothing of."""
-    from tammes import UserError, processes
+    from tammes import UserError
+    from tammes.training import distributed
 
     try:
-        with processes.joined():
-            processes.agreed(lambda: None)  # by then they have met
-            if processes.rank() == 1:
+        with distributed.joined():
+            distributed.agreed(lambda: None)  # by then they have met
+            if distributed.rank() == 1:
                 raise UserError("no room here.")
-            processes.agreed(lambda: None)
+            distributed.agreed(lambda: None)
     except UserError as error:
         print(error, flush=True)
 

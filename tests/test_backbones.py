@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from tammes import UserError
-from tammes.backbones import Backbone, backbone
-from tammes.backbones.googlenet import GoogLeNet
-from tammes.backbones.vgg16 import VGG16
+from tammes.models.backbones import Backbone, backbone
+from tammes.models.backbones.googlenet import GoogLeNet
+from tammes.models.backbones.vgg16 import VGG16
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tammes import UserError
-from tammes.backbones import backbone
-from tammes.backbones.cuts import cut, cut_points, default_cut, shares_above
+from tammes.models.backbones import backbone
+from tammes.models.backbones.cuts import cut, cut_points, default_cut, shares_above
 
 
 def small_transformer() -> nn.Module:

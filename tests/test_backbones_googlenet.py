@@ -10,12 +10,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tammes.backbones import backbone
-from tammes.backbones.cuts import cut_points
-from tammes.backbones.googlenet import CUTS, GoogLeNet, from_caffe
-from tammes.backbones.response_norm import ResponseNorm
-from tammes.backbones.vgg16 import CUTS as VGG_CUTS
-from tammes.backbones.vgg16 import VGG16, from_torchvision
+from tammes.models.backbones import backbone
+from tammes.models.backbones.cuts import cut_points
+from tammes.models.backbones.googlenet import CUTS, GoogLeNet, from_caffe
+from tammes.models.backbones.response_norm import ResponseNorm
+from tammes.models.backbones.vgg16 import CUTS as VGG_CUTS
+from tammes.models.backbones.vgg16 import VGG16, from_torchvision
 
 # Outputs of 1x1, 3x3_reduce, 3x3, 5x5_reduce, 5x5, pool_proj: Table 1 of the paper.
 TABLE = """

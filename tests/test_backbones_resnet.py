@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tammes import UserError, evaluate
-from tammes.backbones import backbone
-from tammes.backbones.cuts import cut_points, default_cut, default_depths, shares_above
-from tammes.backbones.resnet import KINDS, ResNet
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.datasets import open_dataset
-from tammes.embedder import Embedder, EmbedderConfig, load
-from tammes.embeddings import embed
-from tammes.loading import decode
-from tammes.splits import split
+from tammes.data import open_dataset
+from tammes.data.image_cache import decode
+from tammes.data.splits import split
+from tammes.models.backbones import backbone
+from tammes.models.backbones.cuts import cut_points, default_cut, default_depths, shares_above
+from tammes.models.backbones.resnet import KINDS, ResNet
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.training.embedding import embed
 
 
 def torchvisions(name: str) -> nn.Module:

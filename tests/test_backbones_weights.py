@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.backbones import backbone
-from tammes.backbones.caffemodel import read_caffemodel
-from tammes.backbones.conv4 import Conv4
-from tammes.backbones.googlenet import GoogLeNet
-from tammes.backbones.vgg16 import VGG16
-from tammes.backbones.weights import GOOGLENET_CHECKSUM, GOOGLENET_URL, load_weights
+from tammes.models.backbones import backbone
+from tammes.models.backbones.caffemodel import read_caffemodel
+from tammes.models.backbones.conv4 import Conv4
+from tammes.models.backbones.googlenet import GoogLeNet
+from tammes.models.backbones.vgg16 import VGG16
+from tammes.models.backbones.weights import GOOGLENET_CHECKSUM, GOOGLENET_URL, load_weights
 from tests.test_backbones_googlenet import caffe_tensors
 
 
@@ -348,7 +348,7 @@ def test_imagenet_weights_of_googlenet_are_downloaded(cache: Path, monkeypatch: 
         file.write_bytes(caffemodel(tensors, old_layer))
         return file
 
-    monkeypatch.setattr("tammes.downloads.fetch", fetch)
+    monkeypatch.setattr("tammes.io.downloads.fetch", fetch)
     made = backbone("googlenet", weights="imagenet")
     assert torch.equal(made.network.state_dict()["conv2.bias"], tensors["conv2/3x3.bias"])
     assert asked == [(GOOGLENET_URL, cache / "bvlc_googlenet.caffemodel", GOOGLENET_CHECKSUM)]
@@ -358,7 +358,7 @@ def test_without_a_network_it_says_what_to_get(cache: Path, monkeypatch: pytest.
     def fetch(*_: object, **__: object) -> Path:
         raise UserError(f"no network. Put the file at {cache} by hand.")
 
-    monkeypatch.setattr("tammes.downloads.fetch", fetch)
+    monkeypatch.setattr("tammes.io.downloads.fetch", fetch)
     with pytest.raises(UserError) as caught:
         backbone("googlenet", weights="imagenet")
     assert str(caught.value) == (

@@ -28,7 +28,7 @@ from tammes.cli.benchmark_watch import Watch
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.runs import Run, open_run
+from tammes.training.run_folder import Run, open_run
 from tests.compared import same_end
 from tests.test_cli_train import printed, refused
 

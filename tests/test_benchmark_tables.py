@@ -28,7 +28,7 @@ from tammes.benchmark.tables import (
 from tammes.centroids import CENTROIDS
 from tammes.cli.train import Train
 from tammes.errors import UserError
-from tammes.runs import Run
+from tammes.training.run_folder import Run
 
 TEXT = """
 title = "two ways"

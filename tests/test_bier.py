@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.heads import parted
 from tammes.losses import DiscriminativeLoss
-from tammes.objectives.base import Base, ClassLayer
-from tammes.objectives.bier import BIER, METHOD, Form, activation_loss, by_size, deviance, weighed
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.models.heads import parted
+from tammes.training.objectives.base import Base, ClassLayer
+from tammes.training.objectives.bier import BIER, METHOD, Form, activation_loss, by_size, deviance, weighed
 from tests.oracles import seeded
 from tests.oracles_objectives import problem, sum_of, value_and_gradients
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, unit_rows

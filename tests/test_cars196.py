@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from tammes.datasets import cars196, is_cars196, open_dataset
+from tammes.data import cars196, is_cars196, open_dataset
+from tammes.data.splits import split
 from tammes.errors import UserError
-from tammes.splits import split
 
 NAMES = [f"Make {number} Coupe 2012" for number in range(1, 197)]
 NAMES[0] = "AM General Hummer SUV 2000"

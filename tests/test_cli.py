@@ -12,7 +12,7 @@ import pytest
 
 from tammes.cli import COMMANDS, QUIET, main, without_flag
 from tammes.cli.console import print_json, progress, say, working
-from tammes.runtime import colours
+from tammes.io.environment import colours
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

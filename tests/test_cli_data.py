@@ -19,10 +19,10 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from tammes import downloads
 from tammes.cli import main
 from tammes.cli.data import DATASETS, Known, Published
-from tammes.datasets import READERS, open_dataset
+from tammes.data import READERS, open_dataset
+from tammes.io import downloads
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +292,7 @@ def test_data_that_was_unpacked_by_hand_is_left_alone(
     publish(monkeypatch, "cub", tmp_path)  # it has no address now
     assert "cub needs CUB_200_2011.tgz" in refused(capsys, "cub", "--to", str(tmp_path))  # 8 images are not all of CUB
     monkeypatch.setitem(DATASETS, "cub", replace(DATASETS["cub"], images=8))
-    monkeypatch.setattr("tammes.datasets.open_dataset", lambda _: whole)
+    monkeypatch.setattr("tammes.data.open_dataset", lambda _: whole)
     assert "8 images of 4 classes" in ran(capsys, "cub", "--to", str(tmp_path))
 
 
@@ -475,12 +475,12 @@ def test_help_shows_examples_and_no_underscore(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_the_embedded_characters_are_written_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tammes.datasets import glyphs
+    from tammes.data import glyphs
 
     whole = glyphs()
     few = replace(whole, keys=whole.keys[:30], labels=whole.labels[:30])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tammes.datasets.glyphs", lambda: few)
+        patch.setattr("tammes.data.glyphs", lambda: few)
         main(["data", "glyphs", "--to", str(tmp_path / "g"), "--json"])
         assert json.loads(capsys.readouterr().out)["images"] == 30
         files = sorted((tmp_path / "g").rglob("*.png"))

@@ -14,9 +14,9 @@ from tammes.cli import main
 from tammes.cli.making import make_optimizer
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig
 from tammes.losses import DiscriminativeLoss
-from tammes.objectives import DAML, MORE_THAN_LOSSES, Base, ClassLayer, Objective
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives import DAML, MORE_THAN_LOSSES, Base, ClassLayer, Objective
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 BUILT = [(name, base) for name, method in MORE_THAN_LOSSES.items() for base in method.bases]

@@ -27,10 +27,10 @@ from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
 from tammes.cli.saved import command, saved_options
 from tammes.cli.train import Train
-from tammes.embedder import load
-from tammes.objectives import Objective
-from tammes.presets import RECIPES, recipe_of
-from tammes.runs import Run, open_run
+from tammes.models.embedder import load
+from tammes.training.objectives import Objective
+from tammes.training.presets import RECIPES, recipe_of
+from tammes.training.run_folder import Run, open_run
 from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")

@@ -18,14 +18,14 @@ from safetensors.numpy import load_file
 
 import tammes
 from tammes import MetricLearner
-from tammes.checkpoints import save_checkpoint
 from tammes.cli import main, vectors_job
-from tammes.datasets.vectors import vectors as read
+from tammes.data.vectors import vectors as read
 from tammes.errors import UserError
-from tammes.estimator import streams
-from tammes.verdict import in_words
+from tammes.training.checkpoints import save_checkpoint
+from tammes.training.verdict import in_words
+from tammes.vectors import statistics
 from tests.test_cli_train import printed, refused
-from tests.test_estimator import blobs, brute_recall, unit
+from tests.test_learner import blobs, brute_recall, unit
 
 Array = NDArray[Any]
 
@@ -340,7 +340,7 @@ def test_embed_writes_what_the_learner_makes_and_keeps_the_rest(
         "sequence": np.arange(number) % 90,
     }
     given, out = write(tmp_path / "given.npz", vectors, found.labels, **more), tmp_path / "new.npz"
-    monkeypatch.setattr(streams, "BLOCK", 16 * 7)  # seven rows at a time
+    monkeypatch.setattr(statistics, "BLOCK", 16 * 7)  # seven rows at a time
     said = json.loads(printed(capsys, "embed", str(trained), str(given), "--out", str(out), "--json"))
     assert said == {"file": str(out), "vectors": 400, "dim": 16}
     new = read(out)
@@ -367,8 +367,8 @@ def test_embed_writes_what_the_learner_makes_and_keeps_the_rest(
 def test_embed_takes_no_more_memory_for_more_vectors(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "BLOCK", 1 << 14)
-    monkeypatch.setattr(sys.modules["tammes.datasets.vectors"], "_BLOCK", 1 << 16)  # the name is also a function's
+    monkeypatch.setattr(statistics, "BLOCK", 1 << 14)
+    monkeypatch.setattr(sys.modules["tammes.data.vectors"], "_BLOCK", 1 << 16)  # the name is also a function's
     file, out = tmp_path / "many.npz", tmp_path / "new.npz"
     vectors = np.random.default_rng(0).normal(size=(200_000, 16)).astype(np.float16)
     write(file, vectors, np.zeros(200_000, dtype=np.uint8))
@@ -382,10 +382,10 @@ def test_embed_takes_no_more_memory_for_more_vectors(
 
 
 def test_training_takes_no_copy_of_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "BLOCK", 1 << 15)
-    monkeypatch.setattr(sys.modules["tammes.datasets.vectors"], "_BLOCK", 1 << 16)  # the name is also a function's
-    monkeypatch.setattr("tammes.estimator.start.MOST_TO_START", 512)
-    monkeypatch.setattr("tammes.estimator.held_out.MOST_HELD_OUT", 100)
+    monkeypatch.setattr(statistics, "BLOCK", 1 << 15)
+    monkeypatch.setattr(sys.modules["tammes.data.vectors"], "_BLOCK", 1 << 16)  # the name is also a function's
+    monkeypatch.setattr("tammes.vectors.init.MOST_TO_START", 512)
+    monkeypatch.setattr("tammes.vectors.validation.MOST_HELD_OUT", 100)
     labels = np.arange(60_000) % 50
     labels[:59_000] %= 40  # few vectors to test on, as a search takes its time
     vectors = np.random.default_rng(0).normal(size=(50, 256)).astype(np.float16)[labels]

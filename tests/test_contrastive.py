@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tammes import UserError
 from tammes.losses.contrastive import METHOD, ContrastiveLoss, Form
-from tammes.mining import hardest_pairs
+from tammes.losses.mining import hardest_pairs
 from tests.oracles_pairs import (
     SIZES,
     TOY,

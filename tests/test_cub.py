@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tammes.datasets import cub, is_cub, open_dataset
+from tammes.data import cub, is_cub, open_dataset
+from tammes.data.splits import split
 from tammes.errors import UserError
-from tammes.splits import split
 
 # Image number, class number, path: neither numbers nor classes are in order.
 IMAGES = [

@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tammes import UserError
-from tammes.checkpoints import load_weights, save_checkpoint, save_frozen
 from tammes.cli import main
 from tammes.cli.feeding import load_data
 from tammes.cli.items import items_of
 from tammes.cli.saved import saved_options
-from tammes.embedder import load
-from tammes.gallery.opened import Opened
+from tammes.gallery.gallery import Opened
+from tammes.io.tensor_files import read_tensors, write_tensors
+from tammes.models.embedder import load
 from tammes.report import compare_page, look, run_page
 from tammes.report.run import Looked
-from tammes.runs import Run
-from tammes.tensors import read_tensors, write_tensors
-from tammes.training import Position
+from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
+from tammes.training.loop import Position
+from tammes.training.run_folder import Run
 from tests.test_errors import SMALL, ended, small_set
-from tests.test_strangers import plain_values, refusal
+from tests.test_untrusted import plain_values, refusal
 
 FEW = settings(max_examples=12)
 

@@ -7,17 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig
 from tammes.geometry import normalise, typical_length
 from tammes.losses import DiscriminativeLoss, NPairLoss
-from tammes.objectives.base import Base, ClassLayer
-from tammes.objectives.daml import (
-    DAML,
-    METHOD,
-    generator_loss,
-    negatives_in_order,
-    triplet_loss,
-)
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives.base import Base, ClassLayer
+from tammes.training.objectives.daml import DAML, METHOD, generator_loss, negatives_in_order, triplet_loss
 from tests.oracles import seeded
 from tests.oracles_objectives import FEATURES, problem
 from tests.oracles_objectives import embedder_of as embedder_of_length

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.embedder import Embedder
-from tammes.runs import held, open_run
-from tammes.runtime import PARTIAL
-from tammes.tensors import check_tensors
+from tammes.io.files import PARTIAL
+from tammes.io.tensor_files import check_tensors
+from tammes.models.embedder import Embedder
+from tammes.training.run_folder import held, open_run
 from tests.compared import same_end
 
 CHECKPOINTS = ("checkpoint.safetensors", "previous.safetensors")
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_when_activations_are_computed(
             text = f"tammes: no room for the activations in {place}/activations: about 61.4 kB needed, "
             assert text in said, said
             with monkeypatch.context() as patch:
-                patch.setattr("tammes.activations.check_room", lambda *_: None)
+                patch.setattr("tammes.models.feature_cache.check_room", lambda *_: None)
                 code, said = ended(capsys, *words)
             assert code == 2
             assert f"tammes: no room for the activations in {place}/activations: more needed, " in said

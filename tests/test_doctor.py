@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tammes import doctor
-from tammes.backbones import backbone
 from tammes.cli import main
 from tammes.cli.doctor import _told
 from tammes.cli.feeding import load_data
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.datasets import TEST, TRAIN, Dataset, folder, open_dataset
-from tammes.datasets.files import of_files
-from tammes.datasets.pictures import ACCEPTED
-from tammes.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
+from tammes.data import TEST, TRAIN, Dataset, doctor, folder, open_dataset
+from tammes.data.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
+from tammes.data.files import of_files
+from tammes.data.image_cache import decode
+from tammes.data.images import ACCEPTED
 from tammes.errors import UserError
-from tammes.loading import decode
+from tammes.models.backbones import backbone
 
 
 def picture(seed: int, height: int = 40, width: int = 40, channels: int = 3) -> Image.Image:
@@ -279,8 +278,8 @@ def test_images_are_judged_in_the_size_that_training_scales_them_to(
         return examine(dataset, shorter_side=shorter_side, on_progress=on_progress)
 
     root = sound(tmp_path / "photos")
-    monkeypatch.setattr("tammes.datasets.glyphs", lambda: folder(root))
-    monkeypatch.setattr("tammes.doctor.examine", look)
+    monkeypatch.setattr("tammes.data.glyphs", lambda: folder(root))
+    monkeypatch.setattr("tammes.data.doctor.examine", look)
     chosen = str(root) if data == "photos" else data
     assert resolved(Train(data=chosen)).backbone == network
     main(["doctor", chosen])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import COMMANDS, QUIET, parsed
-from tammes.objectives import METHODS
+from tammes.training.objectives import METHODS
 from tests.test_architecture import ROOT, SRC
 
 DOCS = ROOT / "docs"

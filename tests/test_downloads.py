@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tammes import downloads
-from tammes.downloads import checksum_of, fetch, is_unpacked, unpack
 from tammes.errors import UserError
+from tammes.io import downloads
+from tammes.io.downloads import checksum_of, fetch, is_unpacked, unpack
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 

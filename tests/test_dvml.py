@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig
 from tammes.losses import DiscriminativeLoss, NPairLoss, TripletSemihardLoss
-from tammes.objectives.base import Base, ClassLayer
-from tammes.objectives.dvml import DVML, METHOD, kl
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives.base import Base, ClassLayer
+from tammes.training.objectives.dvml import DVML, METHOD, kl
 from tests.oracles import seeded
 from tests.oracles_objectives import FEATURES, problem
 from tests.oracles_objectives import embedder_of as embedder_of_length

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig, load
-from tammes.runtime import images_at_once
+from tammes.io.machine import images_at_once
+from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tests.oracles import seeded
 
 IMAGES = torch.randint(256, (5, 1, 28, 28), generator=seeded(0), dtype=torch.uint8)

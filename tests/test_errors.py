@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from tammes.cli import COMMANDS, main
-from tammes.runtime import kill_as_interrupt
+from tammes.io.machine import kill_as_interrupt
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -456,14 +456,14 @@ def test_what_interrupts_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tammes.datasets.open_dataset", interrupt)
+    monkeypatch.setattr("tammes.data.open_dataset", interrupt)
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "glyphs"])
     assert stopped.value.code == 130
 
 
 def test_a_polite_kill_ends_every_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.datasets.open_dataset", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("tammes.data.open_dataset", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "glyphs"])
@@ -496,7 +496,7 @@ def ended_by(code: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_process_that_was_forked_ends_by_the_signal() -> None:
     done = ended_by(
-        "import os, signal, time\nfrom tammes.runtime import kill_as_interrupt\n"
+        "import os, signal, time\nfrom tammes.io.machine import kill_as_interrupt\n"
         "ready, begun = os.pipe()\n"
         "with kill_as_interrupt():\n"
         "    child = os.fork()\n"

@@ -107,8 +107,8 @@ def test_wrong_kinds_of_values(tmp_path: Path) -> None:
     script.write_text(
         "import sys, json, numpy as np, torch\n"
         "from tammes import DiscriminativeLoss, UserError, evaluate, load\n"
-        "from tammes.embedder import Embedder, EmbedderConfig\n"
-        "from tammes.embeddings import embed\n"
+        "from tammes.models.embedder import Embedder, EmbedderConfig\n"
+        "from tammes.training.embedding import embed\n"
         "from tammes.centroids import place\n"
         "from tammes.metrics import map_at_r, r_precision, recall_at_k\n"
         "assert recall_at_k([[0, 1], [1, 0]], [0, 1], 1) == map_at_r([[0, 1], [1, 0]], [0, 1], [1, 1]) == 1\n"
@@ -155,7 +155,7 @@ def test_classes_that_have_no_words(tmp_path: Path) -> None:
 
 
 def test_a_backbone_that_gives_maps() -> None:
-    from tammes.backbones import _measured
+    from tammes.models.backbones import _measured
 
     assert refused(lambda: _measured(nn.Conv2d(3, 4, 3), 8, 8, (0.0,) * 3, (1.0,) * 3)) == (
         "the backbone gives features of shape (1, 4, 6, 6); one vector an image is needed."
@@ -164,10 +164,10 @@ def test_a_backbone_that_gives_maps() -> None:
 
 def test_a_backbone_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """None that comes with us; one that somebody adds may be a single layer."""
-    from tammes.backbones import backbone
     from tammes.cli import job, networks
     from tammes.cli.train import Train
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.backbones import backbone
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     embedder = Embedder(EmbedderConfig("conv4", 8))
     embedder.default_cut = None
@@ -195,7 +195,7 @@ def test_annotations_of_cars_that_name_nothing(tmp_path: Path) -> None:
     (tmp_path / "car_ims").mkdir()
     names, none = np.array(["a", "b"], dtype=object), np.zeros((1, 0), [("relative_im_path", "O"), ("class", "O")])
     savemat(tmp_path / "cars_annos.mat", {"class_names": names, "annotations": none})
-    from tammes.datasets import cars196
+    from tammes.data import cars196
 
     assert refused(lambda: cars196(tmp_path)) == (
         f"the annotations in {tmp_path} name no images. The data set is not whole: download it again."
@@ -203,15 +203,15 @@ def test_annotations_of_cars_that_name_nothing(tmp_path: Path) -> None:
 
 
 def test_a_list_that_is_a_folder(tmp_path: Path) -> None:
-    from tammes.datasets.files import text
-    from tammes.datasets.table import table
+    from tammes.data.files import text
+    from tammes.data.table import table
 
     assert refused(lambda: text(tmp_path)) == f"cannot read {tmp_path}: Is a directory."
     assert refused(lambda: table(tmp_path)) == f"cannot read {tmp_path}: Is a directory."
 
 
 def test_a_folder_that_is_gone_when_it_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = import_module("tammes.datasets.folder")  # a function has the same name
+    folder = import_module("tammes.data.folder")  # a function has the same name
     (tmp_path / "a" / "deep").mkdir(parents=True)
     visible = folder._visible
 
@@ -228,7 +228,7 @@ def test_a_folder_that_is_gone_when_it_is_looked_into(tmp_path: Path, monkeypatc
 
 
 def test_a_drawing_that_is_damaged_in_its_zip(tmp_path: Path) -> None:
-    from tammes.datasets import omniglot
+    from tammes.data import omniglot
 
     file = pack(tmp_path, "images_background", {"Greek": 2}, ZIP_STORED)
     pack(tmp_path, "images_evaluation", {"Latin": 2})
@@ -244,7 +244,7 @@ def test_a_drawing_that_is_damaged_in_its_zip(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_goes_nowhere(tmp_path: Path) -> None:
-    from tammes.downloads import unpack
+    from tammes.io.downloads import unpack
 
     archive, file = tmp_path / "a.zip", tmp_path / "file"
     with ZipFile(archive, "w") as made:
@@ -261,7 +261,7 @@ def test_a_model_of_the_hub_that_says_nothing_of_itself(tmp_path: Path) -> None:
 
 def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
     """Whole by its length, and without a checksum, as files once were: only who reads it sees what is wrong."""
-    from tammes.tensors import DamagedError, read_tensors
+    from tammes.io.tensor_files import DamagedError, read_tensors
 
     file = tmp_path / "a.safetensors"
     header = json.dumps({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}).encode()
@@ -271,9 +271,9 @@ def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
-    from tammes.checkpoints import load_weights, save_checkpoint, save_frozen
-    from tammes.runs import Run
-    from tammes.training import Position
+    from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
+    from tammes.training.loop import Position
+    from tammes.training.run_folder import Run
 
     network, file = nn.Linear(2, 2), tmp_path / "frozen.safetensors"
     network.bias.requires_grad_(False)

@@ -44,8 +44,8 @@ def test_the_plain_loop_is_short() -> None:
 
 @pytest.mark.slow
 def test_the_exported_model_is_searched_with_nothing_but_numpy(tmp_path: Path) -> None:
-    from tammes.embedder import Embedder, EmbedderConfig
     from tammes.export.formats import onnx_file
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     (tmp_path / "model.onnx").write_bytes(onnx_file(Embedder(EmbedderConfig("conv4", 16)), with_preprocessing=True))
     rng = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_the_exported_model_is_searched_with_nothing_but_numpy(tmp_path: Path) -
 
 def test_every_example_is_known_here() -> None:
     tested = "\n".join(
-        (ROOT / "tests" / name).read_text() for name in ("test_examples.py", "test_pml.py", "test_estimator.py")
+        (ROOT / "tests" / name).read_text() for name in ("test_examples.py", "test_pml.py", "test_learner.py")
     )
     for file in EXAMPLES.glob("*.py"):
         assert file.stem in tested, f"no test runs {file.name}"

@@ -14,8 +14,7 @@ from benchmarks.export import FORMS, Options
 from benchmarks.export import main as benchmark
 from tammes import UserError, load
 from tammes.cli import main
-from tammes.datasets.pictures import centre
-from tammes.embedder import Embedder, EmbedderConfig
+from tammes.data.images import centre
 from tammes.export import check_difference, described, for_export, images_per_second, of_torch, vector_size
 from tammes.export.formats import (
     IN_8_BITS,
@@ -26,8 +25,9 @@ from tammes.export.formats import (
     onnx_session,
     torch_program,
 )
-from tammes.export.hub import Card, hub_files, licence_text, model_card, write_hub_folder
-from tammes.export.picture import Centred
+from tammes.export.hub_folder import Card, hub_files, licence_text, model_card, write_hub_folder
+from tammes.export.preprocessing import Centred
+from tammes.models.embedder import Embedder, EmbedderConfig
 from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.xdist_group("export")  # the exporter takes seconds to import

@@ -16,15 +16,15 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from tammes import UserError
-from tammes.checkpoints import mend_checkpoint, save_checkpoint
 from tammes.cli import main
-from tammes.datasets import Dataset, open_dataset
-from tammes.embedder import Embedder, load
+from tammes.data import Dataset, open_dataset
+from tammes.data.image_cache import Decoded, decode
 from tammes.errors import out_of_memory
-from tammes.loading import Decoded, decode
-from tammes.runs import held, open_run
-from tammes.runtime import PARTIAL, remove_partial, write_atomically
-from tammes.tensors import DamagedError, check_tensors, read_tensors, shapes, write_tensors
+from tammes.io.files import PARTIAL, remove_partial, write_atomically
+from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, shapes, write_tensors
+from tammes.models.embedder import Embedder, load
+from tammes.training.checkpoints import mend_checkpoint, save_checkpoint
+from tammes.training.run_folder import held, open_run
 from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
@@ -237,7 +237,7 @@ def test_a_process_that_was_killed_leaves_no_run_locked(
 HALF = """
 import sys
 from pathlib import Path
-from tammes.runtime import written_whole
+from tammes.io.files import written_whole
 with written_whole(Path(sys.argv[1])) as sink:
     sink.write(b"half")
     sink.flush()
@@ -417,7 +417,7 @@ def test_a_fault_of_ours_is_one_line_and_exit_code_3(
     def fault(_: str) -> None:
         raise ZeroDivisionError("division by zero\nin two lines")
 
-    monkeypatch.setattr("tammes.datasets.open_dataset", fault)
+    monkeypatch.setattr("tammes.data.open_dataset", fault)
     with pytest.raises(SystemExit) as stopped:
         main(["doctor", "glyphs"])
     assert stopped.value.code == 3

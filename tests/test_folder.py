@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.datasets import open_dataset
-from tammes.datasets.folder import flat, folder, images_below
+from tammes.data import open_dataset
+from tammes.data.folder import flat, folder, images_below
 from tammes.errors import UserError
 
 

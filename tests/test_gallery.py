@@ -19,15 +19,15 @@ from PIL import Image
 
 from tammes.cli import main
 from tammes.cli.label import _say, _table
-from tammes.embedder import load
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
+from tammes.gallery.classification import Proposal
 from tammes.gallery.indexing import difference, label_of
-from tammes.gallery.proposals import Proposal
 from tammes.gallery.threshold import Threshold, calibrated, stored
 from tammes.metrics import evaluate
-from tammes.neighbours import search
-from tammes.report.contact import contact_sheet
+from tammes.models.embedder import load
+from tammes.report.contact_sheet import contact_sheet
+from tammes.search.neighbours import search
 
 pytest.importorskip("lancedb")
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--shift", "2", "--epochs", "4")

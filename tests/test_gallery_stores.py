@@ -29,7 +29,7 @@ from tammes.gallery import About, Row, Store, lance, lance_tables, open_gallery,
 from tammes.gallery.duplicates import duplicates
 from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
 from tammes.gallery.store import FORMAT, Hit, as_it_was, storable
-from tammes.neighbours import search
+from tammes.search.neighbours import search
 
 pytest.importorskip("lancedb")
 pytest.importorskip("qdrant_client")

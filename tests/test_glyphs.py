@@ -15,8 +15,8 @@ from numpy import ndarray
 from PIL import Image, ImageChops
 from torch import Tensor, nn
 
-from tammes.datasets.dataset import Dataset
-from tammes.datasets.glyphs import (
+from tammes.data.dataset import Dataset
+from tammes.data.glyphs import (
     IMAGES_PER_CLASS,
     OPERATORS,
     TEST_FACES,
@@ -29,14 +29,14 @@ from tammes.datasets.glyphs import (
     picture,
     version_key,
 )
-from tammes.datasets.look_alikes import FACES, Face, faces, groups, likeness
+from tammes.data.look_alikes import FACES, Face, faces, groups, likeness
 from tammes.errors import UserError
 
 # In one worker, so that the data set is drawn once.
 pytestmark = pytest.mark.xdist_group("glyphs")
 
 # The module, which the function of the same name hides.
-MODULE = sys.modules["tammes.datasets.glyphs"]
+MODULE = sys.modules["tammes.data.glyphs"]
 
 # Draws next to nothing, for the tests of the cache: digits to train, Hebrew to test.
 LITTLE = {"TRAIN_SCRIPTS": ("DIGIT",), "TEST_SCRIPTS": ("HEBREW",), "OPERATORS": range(0), "IMAGES_PER_CLASS": 2}
@@ -364,8 +364,8 @@ def test_two_processes_at_once_get_the_same(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-import tammes.datasets.glyphs
-module = sys.modules["tammes.datasets.glyphs"]
+import tammes.data.glyphs
+module = sys.modules["tammes.data.glyphs"]
 for name, value in {LITTLE!r}.items():
     setattr(module, name, value)
 dataset = module.glyphs(cache=Path({str(tmp_path)!r}))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.heads import parted
 from tammes.losses import DiscriminativeLoss
-from tammes.objectives.base import Base, ClassLayer
-from tammes.objectives.hdc import HDC, METHOD, cascade, hardest, last_counts_twice, level
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.models.heads import parted
+from tammes.training.objectives.base import Base, ClassLayer
+from tammes.training.objectives.hdc import HDC, METHOD, cascade, hardest, last_counts_twice, level
 from tests.oracles import seeded
 from tests.oracles_objectives import problem as problem_of
 from tests.oracles_objectives import sum_of, value_and_gradients

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from tammes import UserError
-from tammes.activations import Frozen
-from tammes.backbones import backbone
-from tammes.backbones.cuts import default_depths
-from tammes.backbones.depths import Depths
-from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.geometry import normalise
-from tammes.heads import Layers, joined, parted
+from tammes.models.backbones import backbone
+from tammes.models.backbones.cuts import default_depths
+from tammes.models.backbones.depths import Depths
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import Frozen
+from tammes.models.heads import Layers, joined, parted
 from tests.oracles import seeded
 
 IMAGES = torch.randint(256, (3, 1, 28, 28), generator=seeded(0), dtype=torch.uint8)

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from tammes import UserError
-from tammes.hub import fetched, push_to_hub
+from tammes.io.hub import fetched, push_to_hub
 from tests.hub_stand_in import FULL, GONE, TIRED, TOKEN, StandIn, standing_in
 
 
@@ -36,7 +36,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
             f"""
             import numpy as np, torch, timm, tammes
             from pathlib import Path
-            from tammes.embedder import Embedder, EmbedderConfig
+            from tammes.models.embedder import Embedder, EmbedderConfig
             from tammes.export.hub import Card, write_hub_folder
 
             torch.manual_seed(0)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.datasets import TEST, TRAIN, inshop, is_inshop, open_dataset
+from tammes.data import TEST, TRAIN, inshop, is_inshop, open_dataset
+from tammes.data.splits import split
 from tammes.errors import UserError
-from tammes.splits import split
 
 LINES = [
     ("img/WOMEN/Dresses/id_00000002/02_1_front.jpg", "id_00000002", "query"),

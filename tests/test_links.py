@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tammes import cache
 from tammes.cli import main
 from tammes.cli.console import say
 from tammes.cli.outputs import place_for
-from tammes.datasets.pictures import FORMATS, open_picture
-from tammes.downloads import _alone
+from tammes.data.images import FORMATS, open_picture
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
-from tammes.hub import push_to_hub
-from tammes.runs import Run, held, remove
-from tammes.runtime import check_no_links, folder_inside, open_inside, remove_partial, write_atomically
+from tammes.io import cache
+from tammes.io.downloads import _alone
+from tammes.io.files import check_no_links, folder_inside, open_inside, remove_partial, write_atomically
+from tammes.io.hub import push_to_hub
+from tammes.training.run_folder import Run, held, remove
 from tests.test_errors import SMALL, ended, small_set
 
 SOURCES = sorted((Path(__file__).parents[1] / "src" / "tammes").rglob("*.py"))
@@ -93,7 +93,7 @@ def test_a_link_that_comes_after_the_first_look_is_not_followed(
     precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "log.txt").symlink_to(precious)
-    monkeypatch.setattr("tammes.runtime._check_inside", lambda *_: None)
+    monkeypatch.setattr("tammes.io.files._check_inside", lambda *_: None)
     with pytest.raises(OSError, match="symbolic links"):
         open_inside(tmp_path / "log.txt", empty=True)
     assert precious.read_text() == PRECIOUS

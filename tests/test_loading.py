@@ -26,14 +26,14 @@ from numpy import ndarray
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-import tammes.loading.decoded
-from tammes.cache import cached, clear
+import tammes.data.image_cache
 from tammes.cli import job, main
-from tammes.datasets.dataset import Dataset
-from tammes.datasets.folder import folder
+from tammes.data.batches import Batches, batches
+from tammes.data.dataset import Dataset
+from tammes.data.folder import folder
+from tammes.data.image_cache import Decoded, decode, scaled
 from tammes.errors import UserError
-from tammes.loading import Batches, Decoded, batches, decode
-from tammes.loading.decoded import scaled
+from tammes.io.cache import cached, clear
 
 
 def picture(index: int, ragged: bool) -> Image.Image:
@@ -100,7 +100,7 @@ def test_colours_are_scaled_as_by_pillow_but_for_rounding(size: tuple[int, int])
 def test_pillow_scales_what_is_large_and_where_pytorch_cannot(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"tammes.loading.decoded.{name}", value)
+    monkeypatch.setattr(f"tammes.data.image_cache.{name}", value)
     stored = picture(3, ragged=True)
     expected = np.asarray(stored.resize((20, 16), Image.Resampling.LANCZOS)).transpose(2, 0, 1)
     assert_array_equal(scaled(stored, 20, 16), expected)
@@ -621,7 +621,7 @@ def test_a_fresh_process_makes_the_same_epoch(tmp_path: Path) -> None:
         picture(index, ragged=True).save(file)
     imports = (
         "import sys\nfrom hashlib import sha256\nfrom pathlib import Path\nfrom typing import Any\n"
-        "import numpy as np\nfrom tammes.datasets.folder import folder\nfrom tammes.loading import batches, decode\n"
+        "import numpy as np\nfrom tammes.data.folder import folder\nfrom tammes.data import batches, decode\n"
     )
     call = "print(digest_of_an_epoch(Path(sys.argv[1]), Path(sys.argv[2])))"
     code = f"{imports}{getsource(digest_of_an_epoch)}{call}"
@@ -714,5 +714,5 @@ def test_a_file_of_the_cache_removed_while_in_use_still_serves(tmp_path: Path) -
 
 
 def test_the_format_of_the_file_fits_its_header() -> None:
-    header = tammes.loading.decoded._HEADER.size
-    assert header <= tammes.loading.decoded._PIXELS_START
+    header = tammes.data.image_cache._HEADER.size
+    assert header <= tammes.data.image_cache._PIXELS_START

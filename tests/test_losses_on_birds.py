@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import main
-from tammes.objectives import METHODS
+from tammes.training.objectives import METHODS
 
 
 @pytest.mark.data

@@ -17,12 +17,12 @@ from tammes.cli import feeding, main
 from tammes.cli.making import make_optimizer
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.loading.samplers import Turn, turns
+from tammes.data.samplers import Turn, turns
 from tammes.losses import METHODS, Method
-from tammes.objectives import METHODS as ALL
-from tammes.objectives import Objective
-from tammes.training import Batch, cosine, fit
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.loop import Batch, cosine, fit
+from tammes.training.objectives import METHODS as ALL
+from tammes.training.objectives import Objective
 
 
 class Made(nn.Module):

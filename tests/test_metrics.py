@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tammes import UserError
-from tammes.clustering import kmeans
 from tammes.metrics import ami, evaluate, map_at_r, mean_reciprocal_rank, nmi, r_precision, recall_at_k
+from tammes.search.kmeans import kmeans
 from tests.oracles import SIX, SIX_LABELS, unit
 
 Array = NDArray[Any]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tammes import UserError
 from tammes.geometry import distances, normalise
-from tammes.mining import (
+from tammes.losses.mining import (
     checked_margin,
     hardest_pairs,
     mean_or_zero,

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tammes import UserError, neighbours, products
-from tammes.arrays import checked_vectors
-from tammes.neighbours import Search, search
+from tammes import UserError
+from tammes.search import distance_tables, neighbours
+from tammes.search.neighbours import Search, search
+from tammes.search.validation import checked_vectors
 
 Array = NDArray[np.floating]
 SIZES = ("_AT_ONCE", "_GALLERY_AT_ONCE", "_EXACT_AT_ONCE", "NUMBERS_AT_ONCE")
@@ -42,7 +43,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if "many blocks" in request.param:
         for name, size in zip(SIZES, (700, 64, 500, 100), strict=True):
             monkeypatch.setattr(neighbours, name, size)
-        monkeypatch.setattr(products, "NUMBERS_AT_ONCE", 100)
+        monkeypatch.setattr(distance_tables, "NUMBERS_AT_ONCE", 100)
     if "bfloat16" in request.param or "both ways" in request.param:
         always_in_half(monkeypatch, faster="bfloat16" in request.param)
 
@@ -83,14 +84,14 @@ def test_all_with_all_but_themselves_takes_half_of_the_products(
 ) -> None:
     looked = always_in_half(monkeypatch, faster=faster)
     made: list[int] = []
-    block = products.BothWays.block
+    block = distance_tables.BothWays.block
 
     def watched(self: Any, prepared: Any, columns: slice) -> Any:
         found = block(self, prepared, columns)
         made.append(found.numel())
         return found
 
-    monkeypatch.setattr(products.BothWays, "block", watched)
+    monkeypatch.setattr(distance_tables.BothWays, "block", watched)
     vectors = normal(items, 5, seed=22)
     vectors[50:60] = vectors[40:50]  # duplicates on both sides of a seam
     found = search(vectors, vectors, 4, itself=np.arange(items))
@@ -138,12 +139,12 @@ def test_the_choice_of_a_precision_is_made_by_trying(monkeypatch: pytest.MonkeyP
         return product(a, b)
 
     monkeypatch.setattr(torch, "mm", timed)
-    monkeypatch.setattr(products, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(distance_tables, "perf_counter", lambda: now[0])
     for half, faster in ((0.5, True), (0.8, False), (2.0, False)):
         takes[torch.bfloat16] = half
-        products.half_is_faster.cache_clear()
-        assert products.half_is_faster() == faster
-    products.half_is_faster.cache_clear()
+        distance_tables.half_is_faster.cache_clear()
+        assert distance_tables.half_is_faster() == faster
+    distance_tables.half_is_faster.cache_clear()
 
 
 @pytest.mark.usefixtures("blocks")

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from tammes.cli import job, main
 from tammes.cli.making import make_loss
-from tammes.datasets import open_dataset
-from tammes.embedder import load
+from tammes.data import open_dataset
 from tammes.errors import UserError
-from tammes.objectives import Hold
-from tammes.runs import Run, centroids_of
+from tammes.models.embedder import load
+from tammes.training.objectives import Hold
+from tammes.training.run_folder import Run, centroids_of
 from tests.several_processes import exit_code, stopped_after
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--test-classes", "0")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tammes.datasets.omniglot import is_omniglot, omniglot
+from tammes.data.omniglot import is_omniglot, omniglot
 from tammes.errors import UserError
 
 PARTS = {

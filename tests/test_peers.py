@@ -14,9 +14,9 @@ from benchmarks import peers
 from benchmarks.page import in_short, performance
 from benchmarks.peer_work import WORK, measured
 from benchmarks.peers import ROWS, Options, Row, Side, time_to_goal
-from tammes import neighbours
 from tammes.errors import UserError
-from tammes.products import half_is_faster
+from tammes.search import neighbours
+from tammes.search.distance_tables import half_is_faster
 
 SMALL: dict[str, Any] = {"items": 240, "dim": 8, "classes": 40, "queries": 10, "k": 3, "iterations": 3, "nmi": True}
 

@@ -25,16 +25,16 @@ from tammes.cli import main
 from tammes.cli.making import make_optimizer
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.losses import METHODS, find_method, find_miner, pml
-from tammes.objectives import Objective
-from tammes.pml import DiscriminativeLoss
+from tammes.losses import METHODS, find_method, find_miner, from_pml
+from tammes.losses.to_pml import DiscriminativeLoss
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives import Objective
 from tests.pml_processes import CORNERS, a_network, eight, in_two_processes
 
 ROOT = Path(__file__).parents[1]
 CLASSES, DIM = 5, 8
 NEEDED = {"pml:RankedListLoss": {"margin": 0.4, "Tn": 1.0}}
-LOSSES, MINERS = pml.names("loss"), pml.names("miner")
+LOSSES, MINERS = from_pml.names("loss"), from_pml.names("miner")
 
 
 def batch(images: int = 16, dim: int = DIM) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,9 @@ def test_every_name_is_either_used_or_refused_with_a_reason() -> None:
             if f"pml:{name}" in used:
                 assert find(f"pml:{name}").title == name
             else:
-                with pytest.raises(UserError, match=f"^pml:{name} cannot be used for training: {pml.REFUSED[name]}.$"):
+                with pytest.raises(
+                    UserError, match=f"^pml:{name} cannot be used for training: {from_pml.REFUSED[name]}.$"
+                ):
                     find(f"pml:{name}")
     assert len(LOSSES) >= 25
     assert len(MINERS) == 9
@@ -322,18 +324,20 @@ def test_names_that_cannot_be(loss: str, miner: str | None, message: str) -> Non
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pml, "import_module", lambda name: __import__(f"no_{name}"))
+    monkeypatch.setattr(from_pml, "import_module", lambda name: __import__(f"no_{name}"))
     with pytest.raises(UserError, match="^pml:… needs the package pytorch-metric-learning: pip install 'tammes.pml.'"):
-        pml.names("loss")
+        from_pml.names("loss")
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
-    with pytest.raises(UserError, match="^tammes.pml needs the package pytorch-metric-learning: pip install 'tammes"):
-        runpy.run_path(str(ROOT / "src" / "tammes" / "pml.py"))
+    with pytest.raises(
+        UserError, match="^tammes.losses.to_pml needs the package pytorch-metric-learning: pip install 'tammes"
+    ):
+        runpy.run_path(str(ROOT / "src" / "tammes" / "losses" / "to_pml.py"))
 
 
 def test_another_generation_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytorch_metric_learning.__version__", "3.1.0")
     with pytest.raises(UserError, match="^pytorch-metric-learning 3.1.0 is not known here: pip install 'tammes.pml.'"):
-        pml.names("loss")
+        from_pml.names("loss")
 
 
 # ---- the command
@@ -393,7 +397,7 @@ def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
     config = resolved(Train(loss="pml:ArcFaceLoss", rate=0.5, weight_decay=0.1, optimizer="sgd"))
     loss = made("pml:ArcFaceLoss")
     objective = Objective(Embedder(EmbedderConfig("conv4", DIM)), loss)
-    for asked, wanted in ((None, 0.5 * pml.PROXY_RATE), (3.0, 3.0)):
+    for asked, wanted in ((None, 0.5 * from_pml.PROXY_RATE), (3.0, 3.0)):
         groups = make_optimizer(replace(config, proxy_rate=asked), objective).param_groups
         own = next(group for group in groups if any(each is loss.loss.W for each in group["params"]))
         assert (own["lr"], own["weight_decay"]) == (pytest.approx(wanted), 0)

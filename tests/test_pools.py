@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tammes.activations import Frozen, file_of
-from tammes.backbones import backbone
-from tammes.backbones.pools import exchange_pool
-from tammes.datasets import open_dataset
-from tammes.embedder import Embedder, EmbedderConfig, load
+from tammes.data import open_dataset
+from tammes.data.image_cache import decode
 from tammes.errors import UserError
-from tammes.loading import decode
+from tammes.models.backbones import backbone
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import Frozen, file_of
+from tammes.models.pooling import exchange_pool
 
 
 def seeded(name: str, pool: str) -> nn.Module:

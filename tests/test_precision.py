@@ -11,8 +11,8 @@ from tammes import DiscriminativeLoss
 from tammes.cli import main
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig
-from tammes.objectives import Objective
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives import Objective
 from tests.oracles import seeded
 
 
@@ -31,19 +31,19 @@ from tests.oracles import seeded
 def test_auto_is_bfloat16_where_layers_of_a_backbone_train_on_a_processor_that_multiplies_it(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], flags: set[str], expected: str
 ) -> None:
-    monkeypatch.setattr("tammes.runtime.processor_flags", lambda: flags)
+    monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: flags)
     given: dict[str, str] = {"backbone": "resnet18", "device": "cpu", **options}
     assert resolved(Train("photos", **given)).precision == expected  # type: ignore[arg-type]
 
 
 def test_auto_leaves_a_gpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.runtime.processor_flags", lambda: {"avx512_bf16"})
+    monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"avx512_bf16"})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert resolved(Train("photos", backbone="resnet18", train="all")).precision == "no"
 
 
 def test_a_run_remembers_what_auto_was(waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.runtime.processor_flags", lambda: {"avx512_bf16"})
+    monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"avx512_bf16"})
     main(["train", str(waves), "--backbone", "conv4", "--dim", "4", "--epochs", "1", "--out", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bf16"
     assert "cpu, bfloat16;" in (tmp_path / "run" / "log.txt").read_text()

@@ -21,9 +21,9 @@ from tammes.cli.measuring import all_loss_inputs
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import recipe, resolved
 from tammes.cli.train import Train
-from tammes.loading import Batches
-from tammes.objectives import METHODS, Objective
-from tammes.training import cosine, fit, halved_every
+from tammes.data.batches import Batches
+from tammes.training.loop import cosine, fit, halved_every
+from tammes.training.objectives import METHODS, Objective
 
 STEPS = 60
 EVERY = pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tammes import datasets
+from tammes import data
 from tammes.cli import main
 from tests.test_errors import ended, small_set
 
@@ -59,14 +59,14 @@ def forbidden(*_: Any, **__: Any) -> Any:
 def no_decoding(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image is decoded; and none was before, so that it would have to be."""
     monkeypatch.setenv("TAMMES_CACHE", str(here / "cache"))
-    monkeypatch.setattr("tammes.loading.decoded._in_turn", forbidden)
+    monkeypatch.setattr("tammes.data.image_cache._in_turn", forbidden)
 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """No network is made or loaded."""
-    monkeypatch.setattr("tammes.embedder.Embedder.__init__", forbidden)
-    monkeypatch.setattr("tammes.estimator.MetricLearner.load", forbidden)
+    monkeypatch.setattr("tammes.models.embedder.Embedder.__init__", forbidden)
+    monkeypatch.setattr("tammes.vectors.MetricLearner.load", forbidden)
 
 
 # --- outputs
@@ -225,7 +225,7 @@ def test_classes_added_since_training_are_ignored(
     here: Path, before: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is decoded again either: the images of the run are in the cache."""
-    monkeypatch.setattr("tammes.loading.decoded._in_turn", forbidden)
+    monkeypatch.setattr("tammes.data.image_cache._in_turn", forbidden)
     small_set(here / "photos", ["a new one", "class 55"])
     note = "note: 2 classes were added since training and are ignored: a new one, class 55"
     for what in ("evaluate", "calibrate", "report"):
@@ -287,9 +287,9 @@ def test_a_class_without_a_readable_image_is_not_taken_for_one_that_was_added(
 def test_the_classes_of_a_run_are_the_same_data_set_as_before(tmp_path: Path) -> None:
     """With the same fingerprint, so that the cache is found again."""
     root = small_set(tmp_path / "photos", ["a", "c", "d"])
-    whole = datasets.open_dataset(str(root))
+    whole = data.open_dataset(str(root))
     small_set(root, ["b", "e"])
-    fewer = datasets.of_classes(datasets.open_dataset(str(root)), {"a", "c", "d"})
+    fewer = data.of_classes(data.open_dataset(str(root)), {"a", "c", "d"})
     assert (fewer.fingerprint, fewer.keys, fewer.class_names) == (whole.fingerprint, whole.keys, whole.class_names)
     np.testing.assert_array_equal(fewer.labels, whole.labels)
     assert all(fewer.read(number).tobytes() == whole.read(number).tobytes() for number in range(len(whole)))
@@ -319,8 +319,8 @@ def interrupted(*_: Any, **__: Any) -> Any:
 
 
 TRAINING = [
-    ("tammes.loading.decoded._in_turn", "decoding images", False),
-    ("tammes.activations.Frozen.below", "computing the activations of the training images", False),
+    ("tammes.data.image_cache._in_turn", "decoding images", False),
+    ("tammes.models.feature_cache.Frozen.below", "computing the activations of the training images", False),
     ("tammes.cli.making.training_batches", "initialising the new layers", False),
     ("tammes.cli.job.evaluated", "evaluating the network before training", True),
     ("tammes.cli.job.fit", "training", True),
@@ -357,12 +357,12 @@ def test_ctrl_c_while_training_says_what_to_type_and_that_finishes_the_run(
 @pytest.mark.parametrize(
     ("command", "inside", "doing"),
     [
-        ("embed run photos --out new.npz", "tammes.embeddings.vectors", "embedding"),
+        ("embed run photos --out new.npz", "tammes.training.embedding.vectors", "embedding"),
         ("evaluate run", "tammes.metrics.evaluate", "measuring, untrained"),
-        ("calibrate run", "tammes.verification.count_pairs", "counting pairs"),
+        ("calibrate run", "tammes.metrics.verification.count_pairs", "counting pairs"),
         ("report run", "tammes.report.look", "looking at what it finds"),
         ("index run photos --gallery new", "tammes.gallery.indexing.difference", "looking for what has changed"),
-        ("doctor photos", "tammes.doctor._looks", "looking at images"),
+        ("doctor photos", "tammes.data.doctor._looks", "looking at images"),
     ],
 )
 def test_ctrl_c_in_another_command_says_what_to_type(
@@ -382,12 +382,12 @@ def test_ctrl_c_in_another_command_says_what_to_type(
 
 SLOW = """
 import sys, time
-from tammes.loading import decoded
-usual = decoded._in_turn
+from tammes.data import image_cache
+usual = image_cache._in_turn
 def slow(*given):
     time.sleep(0 if given[1] < 24 else 3)  # far longer than a signal takes, and what is under way ends soon
     return usual(*given)
-decoded._in_turn = slow
+image_cache._in_turn = slow
 from tammes.cli import main
 main(sys.argv[1:])
 """
@@ -415,16 +415,16 @@ def test_decoding_that_was_stopped_by_a_signal_continues(
     assert [file.suffix for file in (here / "cache" / "images").iterdir()] == [".begun"]
     assert not Path("new").exists()
 
-    from tammes.loading import decoded
+    from tammes.data import image_cache
 
     read: list[int] = []
-    usual = decoded._in_turn
+    usual = image_cache._in_turn
 
     def counted(dataset: Any, index: int, form: Any) -> Any:
         read.append(index)
         return usual(dataset, index, form)
 
-    monkeypatch.setattr(decoded, "_in_turn", counted)
+    monkeypatch.setattr(image_cache, "_in_turn", counted)
     assert ended(capsys, *command)[0] == 0
     assert 0 < len(read) < 48
     assert sorted(read) == list(range(48 - len(read), 48))

@@ -12,8 +12,8 @@ from tammes.cli import main
 from tammes.report.compare import names_of
 from tammes.report.curves import curves
 from tammes.report.page import Section, data_block, page
-from tammes.report.pictures import sheets, thumbnail
-from tammes.runs import Run
+from tammes.report.thumbnails import sheets, thumbnail
+from tammes.training.run_folder import Run
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2", "--epochs", "2")
 
@@ -124,7 +124,7 @@ def test_pairs_that_cannot_be_counted_are_said_and_stop_nothing(run: Path) -> No
 
     from tammes.cli.items import items_of
     from tammes.report import look, run_page
-    from tammes.runs import open_run
+    from tammes.training.run_folder import open_run
 
     items = items_of(open_run(run))
     text = run_page(open_run(run), look(items, way=None))
@@ -190,8 +190,8 @@ def test_thumbnails_are_the_square_in_the_middle_in_their_order(tmp_path: Path) 
     from base64 import b64decode
     from io import BytesIO
 
-    from tammes.datasets import open_dataset
-    from tammes.loading import decode
+    from tammes.data import open_dataset
+    from tammes.data.image_cache import decode
 
     for number in range(3):
         (tmp_path / "images" / f"c{number}").mkdir(parents=True)

@@ -12,10 +12,10 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, WAITING
+from tammes.benchmark.page import benchmark_sections
 from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import BEST, MEASURES, UNTRAINED, Figure, Row, as_json
-from tammes.report.benchmark import benchmark_sections
 from tammes.report.page import Section, page
 
 NASTY = "<script>alert(1)</script>"

@@ -7,7 +7,7 @@ import pytest
 
 from tammes.metrics import evaluate
 from tammes.report.findings import by_class, chosen_queries, confusions, findings
-from tammes.report.flat import flat, shown_items
+from tammes.report.projection import flat, shown_items
 
 RNG = np.random.default_rng(3)
 

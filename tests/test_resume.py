@@ -18,18 +18,18 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tammes import UserError
-from tammes.backbones import backbone
-from tammes.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.cli import main
 from tammes.cli.checks import check_start
 from tammes.cli.options import resolved
 from tammes.cli.train import Train
-from tammes.runs import NEWEST, PREVIOUS, Run
-from tammes.runtime import cache_folder
-from tammes.training import Position
+from tammes.io.environment import cache_folder
+from tammes.models.backbones import backbone
+from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
+from tammes.training.loop import Position
+from tammes.training.run_folder import NEWEST, PREVIOUS, Run
 from tests.compared import differing
 from tests.several_processes import commands_resumed, exit_code, stopped_after, without_batch_norm
-from tests.test_processes import ended, start
+from tests.test_distributed import ended, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 

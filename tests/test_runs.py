@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tammes import UserError
-from tammes.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
-from tammes.runs import Run, create, listed, open_run
-from tammes.runtime import environment, errors_name, write_atomically
-from tammes.training import Position
+from tammes.io.files import errors_name, write_atomically
+from tammes.io.machine import environment
+from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
+from tammes.training.loop import Position
+from tammes.training.run_folder import Run, create, listed, open_run
 
 
 def trained(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:

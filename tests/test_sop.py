@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.datasets import TEST, TRAIN, is_sop, open_dataset, sop
+from tammes.data import TEST, TRAIN, is_sop, open_dataset, sop
+from tammes.data.splits import split
 from tammes.errors import UserError
-from tammes.splits import split
 
 HEADER = "image_id class_id super_class_id path\n"
 TRAIN_LINES = [(1, 1, 1, "bicycle_final/1_0.JPG"), (2, 1, 1, "bicycle_final/1_1.JPG"), (3, 2, 4, "chair_final/2_0.JPG")]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tammes.datasets.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.data.splits import Split, relabel, split
 from tammes.errors import UserError
-from tammes.splits import Split, relabel, split
 
 
 def classes(number: int, train_classes: int | None = None, per_class: int = 3) -> Dataset:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.datasets import TEST, TRAIN, VALIDATION, open_dataset, table
+from tammes.data import TEST, TRAIN, VALIDATION, open_dataset, table
+from tammes.data.splits import split
 from tammes.errors import UserError
-from tammes.splits import split
 
 
 def draw(file: Path, colour: int = 0, size: tuple[int, int] = (8, 6)) -> Path:

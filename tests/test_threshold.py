@@ -10,10 +10,10 @@ import pytest
 from numpy import ndarray
 
 from tammes.cli import main
-from tammes.datasets import open_dataset
+from tammes.data import open_dataset
 from tammes.errors import UserError
 from tammes.gallery import About, Row, Store, open_gallery
-from tammes.gallery.proposals import propose
+from tammes.gallery.classification import propose
 from tammes.gallery.threshold import OTHERS, Threshold, calibrated, neighbourhoods
 
 pytest.importorskip("lancedb")

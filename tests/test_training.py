@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes import DiscriminativeLoss, UserError
-from tammes.training import Batch, Epoch, Position, cosine, fit, halved_every, parameter_groups
+from tammes.training.loop import Batch, Epoch, Position, cosine, fit, halved_every, parameter_groups
 from tests.oracles import seeded
 
 IMAGES = torch.randn(50, 6, generator=seeded(0))

@@ -8,8 +8,8 @@ from numpy import ndarray
 from numpy.testing import assert_array_equal
 from PIL import Image
 
-from tammes.datasets.pictures import resized, resized_size
-from tammes.transforms import Places, centre_places, crop_each, crop_stack, random_places
+from tammes.data.images import resized, resized_size
+from tammes.data.transforms import Places, centre_places, crop_each, crop_stack, random_places
 
 
 def noise(*shape: int) -> ndarray:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.loading.samplers import turns
+from tammes.data.samplers import turns
+from tammes.losses.mining import TWIN, random_triplets, smart_triplets, squared_distances_of
 from tammes.losses.triplet_smart import METHOD, SmartMiningLoss
-from tammes.mining import TWIN, random_triplets, smart_triplets, squared_distances_of
 from tests.oracles import SIX, SIX_LABELS, seeded, unit, unit_points
 from tests.oracles_sets import (
     first_places,
@@ -123,7 +123,7 @@ def test_where_all_neighbours_are_the_same_picture_they_are_taken() -> None:
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     points, labels = unit_points(90, 5, seed=0).tolist(), (torch.arange(90) % 7).tolist()
     whole = mined(points, labels, 0.6, 20)
-    monkeypatch.setattr("tammes.mining._PAIRS_AT_ONCE", 1000)
+    monkeypatch.setattr("tammes.losses.mining._PAIRS_AT_ONCE", 1000)
     assert mined(points, labels, 0.6, 20).equal(whole)
 
 

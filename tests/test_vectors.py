@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from tammes.datasets import vectors
+from tammes.data import vectors
 from tammes.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
@@ -165,7 +165,7 @@ def test_arrays_that_cannot_be_used(arrays: dict[str, object], said: str, file: 
 
 
 def test_a_number_that_is_not_finite_is_found_in_every_block(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tammes.datasets.vectors"], "_BLOCK", 6)
+    monkeypatch.setattr(sys.modules["tammes.data.vectors"], "_BLOCK", 6)
     many = np.zeros((9, 3))
     many[7, 1] = np.inf
     npz(file, vectors=many, labels=np.arange(9))

@@ -16,12 +16,12 @@ from tammes.cli import main
 from tammes.cli.feeding import load_data
 from tammes.cli.networks import trained_embedder
 from tammes.cli.saved import saved_options
-from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.metrics import evaluate
-from tammes.runs import Run, centroids_of
-from tammes.verdict import Candidates, by_class, candidates_again, in_words, not_judged
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.training.run_folder import Run, centroids_of
+from tammes.training.verdict import Candidates, by_class, candidates_again, in_words, not_judged
 from tests.compared import same_end
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--test-classes", "4")

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from tammes import verification
 from tammes.errors import UserError
-from tammes.verification import Calibration, PairCounts, count_pairs
+from tammes.metrics import verification
+from tammes.metrics.verification import Calibration, PairCounts, count_pairs
 
 Array = NDArray[Any]
 Pair = tuple[float, bool, Any, Any]  # distance, same class, the two classes

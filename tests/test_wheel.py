@@ -69,7 +69,7 @@ def test_the_versions_of_python_that_are_declared_are_those_that_were_tried() ->
 
 @pytest.mark.slow
 def test_without_the_extras_a_command_says_what_to_type(tmp_path: Path) -> None:
-    from tammes.embedder import Embedder, EmbedderConfig
+    from tammes.models.embedder import Embedder, EmbedderConfig
 
     run = tmp_path / "run"
     run.mkdir()

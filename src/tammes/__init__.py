@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tammes.bound as bound
     import tammes.centroids as centroids
-    from tammes.embedder import load
     from tammes.errors import UserError
-    from tammes.estimator import MetricLearner
-    from tammes.hub import push_to_hub
+    from tammes.io.hub import push_to_hub
     from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
     from tammes.metrics import evaluate
+    from tammes.models.embedder import load
+    from tammes.vectors import MetricLearner
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,11 +30,11 @@ __all__ = [
 _HOME = {
     "DiscriminativeLoss": "tammes.losses",
     "HardDiscriminativeLoss": "tammes.losses",
-    "MetricLearner": "tammes.estimator",
+    "MetricLearner": "tammes.vectors",
     "UserError": "tammes.errors",
     "evaluate": "tammes.metrics",
-    "load": "tammes.embedder",
-    "push_to_hub": "tammes.hub",
+    "load": "tammes.models.embedder",
+    "push_to_hub": "tammes.io.hub",
 }
 
 

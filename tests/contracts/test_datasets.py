@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from tammes.datasets import READERS, Dataset, flat, open_dataset
-from tammes.splits import split
+from tammes.data import READERS, Dataset, flat, open_dataset
+from tammes.data.splits import split
 
 CLASSES = (1, 2, 101, 102)  # two that train and two that test, in every set that numbers its classes
 

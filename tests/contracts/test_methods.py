@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tammes import UserError
 from tammes.losses import LOSSES, METHODS
+from tammes.losses.mining import random_triplets
 from tammes.metrics import evaluate
-from tammes.mining import random_triplets
 from tests.oracles import seeded
 
 CLASSES, DIM, EACH = 4, 4, 4

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.embedder import Embedder, EmbedderConfig
 from tammes.losses import METHODS as LOSSES
 from tammes.losses import DiscriminativeLoss
 from tammes.metrics import evaluate
-from tammes.objectives import METHODS, MORE_THAN_LOSSES, Base, ClassLayer, Objective, find_method
+from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.objectives import METHODS, MORE_THAN_LOSSES, Base, ClassLayer, Objective, find_method
 from tests.oracles import seeded, unit_points
 
 CLASSES, DIM, EACH = 4, 16, 4

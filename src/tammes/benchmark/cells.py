@@ -14,9 +14,9 @@ from typing import Any, NotRequired, TypedDict
 
 from tammes.benchmark.plan import Method, Plan, in_words, slug
 from tammes.errors import UserError
-from tammes.records import Positive, Real, read_json
-from tammes.run_files import BesideRecall, Line, Measures
-from tammes.runtime import check_no_links, lock, open_inside, write_atomically
+from tammes.io.files import check_no_links, lock, open_inside, write_atomically
+from tammes.io.schema import Positive, Real, read_json
+from tammes.training.run_schema import BesideRecall, Line, Measures
 
 SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
 from tammes.losses import Method as Loss
-from tammes.objectives import METHODS, find_method, find_miner
+from tammes.training.objectives import METHODS, find_method, find_miner
 
 _MOST = 2**63  # what a whole number of TOML must be below
 _RANGE = "A whole number must be from -2**63 to 2**63 - 1, as TOML has it."

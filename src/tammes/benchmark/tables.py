@@ -11,10 +11,10 @@ from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machi
 from tammes.benchmark.plan import Method, Plan, in_words
 from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
+from tammes.io.schema import Positive, read_json
 from tammes.losses import WITH_CENTROIDS
-from tammes.records import Positive, read_json
-from tammes.run_files import Line, Measures
-from tammes.runs import Run, centroids_of
+from tammes.training.run_folder import Run, centroids_of
+from tammes.training.run_schema import Line, Measures
 
 MEASURES = {
     "recall_at_1": "R@1",

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.linalg import eigvalsh_tridiagonal
 from scipy.optimize import brentq
 
-from tammes.centroids.checks import checked_sizes
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.fields import LARGEST_DEGREE, cyclotomic_coset, powers, product
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 Bits = NDArray[np.uint8]

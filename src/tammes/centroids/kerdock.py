@@ -8,10 +8,10 @@ from jaxtyping import Float
 from scipy.linalg import hadamard
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.fields import LARGEST_DEGREE, Ints, bits, product, trace
 from tammes.centroids.orthogonal_simplices import orthogonal_simplices
 from tammes.centroids.simplex import simplex
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 

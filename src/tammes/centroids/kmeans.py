@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.random import uniform
 from tammes.centroids.simplex import simplex
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 from tammes.geometry import normalise
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 Floats = NDArray[np.float64]

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.simplex import simplex_corners
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 

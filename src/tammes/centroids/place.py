@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tammes.centroids.bounds import upper_bound
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.codes import best_code, codes
 from tammes.centroids.kerdock import capacity, kerdock, largest_cosine
 from tammes.centroids.layers import layers, widest_angle
@@ -17,6 +16,7 @@ from tammes.centroids.orthogonal_simplices import orthogonal_simplices
 from tammes.centroids.shells import best_shell, shells
 from tammes.centroids.simplex import simplex
 from tammes.centroids.solve import default_steps, solve
+from tammes.centroids.validation import checked_sizes
 from tammes.geometry import pairwise
 
 _SOLVER_SECONDS = 15  # of one ordinary core

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.fields import powers
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 
 Floats = NDArray[np.float64]

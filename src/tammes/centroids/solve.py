@@ -11,10 +11,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from tammes.centroids.bounds import upper_bound
-from tammes.centroids.checks import checked_sizes
 from tammes.centroids.energy import energy
 from tammes.centroids.random import uniform
 from tammes.centroids.simplex import simplex
+from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 from tammes.geometry import first_duplicate, normalise
 

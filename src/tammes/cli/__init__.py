@@ -38,7 +38,8 @@ from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, out_of_memory, unknown_name
-from tammes.runtime import colours, kill_as_interrupt
+from tammes.io.environment import colours
+from tammes.io.machine import kill_as_interrupt
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "train": (Train, train),

@@ -119,8 +119,8 @@ def benchmark(config: Benchmark) -> None:
 
 def place(plan: "Plan", folder: Path | None) -> str:
     """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here; or --data itself."""
-    from tammes.datasets import is_cars196, is_cub
-    from tammes.runtime import data_folder
+    from tammes.data import is_cars196, is_cub
+    from tammes.io.environment import data_folder
 
     if plan.data == "glyphs" or Path(plan.data).is_absolute():
         found = Path(plan.data)
@@ -147,7 +147,7 @@ def _start(config: Benchmark, out: Path, number: int) -> "subprocess.Popen[bytes
     """Another process that works on the same benchmark."""
     import torch
 
-    from tammes.runtime import open_inside
+    from tammes.io.files import open_inside
 
     words = ["benchmark", str(config.file), "--out", str(out), "--threads", str(torch.get_num_threads())]
     for flag, value in (("--data", config.data), ("--weights", config.weights)):
@@ -197,7 +197,7 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
     """results.json and table.md, from every cell of the plan that has a result."""
     from tammes.benchmark.cells import table_cells
     from tammes.benchmark.tables import as_json, markdown
-    from tammes.runtime import write_atomically
+    from tammes.io.files import write_atomically
 
     tables, said = _tables(plan, out)
     cells = [

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tammes.activations import Frozen, file_of
 from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, SCHEMA, WAITING, Cell, table_cells
 from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan
@@ -27,13 +26,14 @@ from tammes.cli.networks import freeze, make_embedder
 from tammes.cli.options import DIM, recipe, resolved
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
-from tammes.embedder import load
+from tammes.data.splits import relabel
 from tammes.errors import UserError
-from tammes.objectives import Objective
-from tammes.runs import LAST, Run, is_run
-from tammes.runtime import device, environment
-from tammes.splits import relabel
-from tammes.verdict import EPOCH, is_epoch, not_judged
+from tammes.io.machine import device, environment
+from tammes.models.embedder import load
+from tammes.models.feature_cache import Frozen, file_of
+from tammes.training.objectives import Objective
+from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.verdict import EPOCH, is_epoch, not_judged
 
 POLL = 1.0  # seconds between looks at what other processes do
 TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them

@@ -8,7 +8,7 @@ from tammes.benchmark.cells import DONE, FAILED, RUNNING, Cell
 from tammes.benchmark.plan import Method, Plan
 from tammes.cli.benchmark_job import seconds_left
 from tammes.cli.console import duration, say
-from tammes.runs import Run, is_run
+from tammes.training.run_folder import Run, is_run
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -32,8 +32,8 @@ class Cache:
 
 def cache(config: Cache) -> None:
     """Show or clear."""
-    from tammes.cache import cached, clear, in_words
-    from tammes.runtime import cache_folder
+    from tammes.io.cache import cached, clear, in_words
+    from tammes.io.environment import cache_folder
 
     if config.clear and config.remove is not None:
         raise UserError("--clear removes everything, and --remove one entry: give one of the two.")

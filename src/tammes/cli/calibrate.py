@@ -11,9 +11,9 @@ from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
-    from tammes.embeddings import Items
-    from tammes.runs import Run
-    from tammes.verification import Calibration, PairCounts
+    from tammes.metrics.verification import Calibration, PairCounts
+    from tammes.training.embedding import Items
+    from tammes.training.run_folder import Run
 
 FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
 
@@ -60,7 +60,7 @@ class Calibrate:
 
 def calibrate(config: Calibrate) -> None:
     """Embed, count pairs, choose, check, keep, show."""
-    from tammes.runs import is_run
+    from tammes.training.run_folder import is_run
 
     if "://" in config.run or (not is_run(Path(config.run)) and (Path(config.run) / "about.lance").exists()):
         _of_gallery(config)
@@ -72,9 +72,9 @@ def _of_gallery(config: Calibrate) -> None:
     from dataclasses import replace
 
     from tammes.gallery import open_gallery
-    from tammes.gallery.opened import trained_on
+    from tammes.gallery.gallery import trained_on
     from tammes.gallery.threshold import calibrated
-    from tammes.runs import is_run, open_run
+    from tammes.training.run_folder import is_run, open_run
 
     for option in ("data", "fmr", "on", "skip_bad"):
         if getattr(config, option) not in (None, False):
@@ -95,8 +95,8 @@ def _of_gallery(config: Calibrate) -> None:
 
 def _of_run(config: Calibrate) -> None:
     check_data(config.data)
-    from tammes.runs import open_finished
-    from tammes.verification import checked_fmr
+    from tammes.metrics.verification import checked_fmr
+    from tammes.training.run_folder import open_finished
 
     if config.unknown_rate is not None:
         raise UserError(
@@ -185,7 +185,7 @@ def _class_names(items: "Items") -> tuple[str, ...]:
 
 
 def _counted(items: "Items") -> "PairCounts":
-    from tammes.verification import count_pairs
+    from tammes.metrics.verification import count_pairs
 
     masks = items.masks
     with progress("counting pairs") as on_progress:

@@ -11,7 +11,7 @@ import tyro
 from tammes.cli.console import optional, print_json, working
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_seed, unknown_name
-from tammes.runtime import write_atomically
+from tammes.io.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor

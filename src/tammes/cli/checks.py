@@ -10,7 +10,7 @@ from tammes.cli.telling import summary_writer
 from tammes.cli.train import Train, check_out
 from tammes.errors import UserError, check_seed
 from tammes.losses import WITH_CENTROIDS, find_miner
-from tammes.presets import Recipe
+from tammes.training.presets import Recipe
 
 
 def check(config: Train) -> None:

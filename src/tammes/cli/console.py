@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tyro
 
 from tammes.errors import UserError
-from tammes.processes import is_first, number
-from tammes.runtime import errors_name, open_inside
+from tammes.io.files import errors_name, open_inside
+from tammes.training.distributed import is_first, number
 
 if TYPE_CHECKING:
     import torch

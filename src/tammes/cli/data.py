@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cache import in_words
 from tammes.cli.console import print_json, progress
-from tammes.downloads import checksum_of, fetch, is_unpacked, unpack
 from tammes.errors import UserError, unknown_name
-from tammes.runtime import folder_inside, open_inside, written_whole
+from tammes.io.cache import in_words
+from tammes.io.downloads import checksum_of, fetch, is_unpacked, unpack
+from tammes.io.files import folder_inside, open_inside, written_whole
 
 if TYPE_CHECKING:
-    from tammes.datasets import Dataset
+    from tammes.data import Dataset
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def data(config: Data) -> None:
     name, known = config.name.lower(), DATASETS[config.name.lower()]
     if config.to.exists() and not config.to.is_dir():
         raise UserError(f"--to must be a folder; {config.to} is a file.")
-    from tammes.datasets import open_dataset
-    from tammes.splits import split
+    from tammes.data import open_dataset
+    from tammes.data.splits import split
 
     dataset = _whole(name, known, config.to)
     if dataset is None:
@@ -227,7 +227,7 @@ def data(config: Data) -> None:
 
 def _draw_glyphs(config: Data) -> None:
     """The embedded characters as a folder for each: to look at, to index, to search with."""
-    from tammes.datasets import glyphs
+    from tammes.data import glyphs
 
     if config.from_ is not None:
         raise UserError("--from is for data sets that are downloaded; glyphs are drawn here.")
@@ -256,7 +256,7 @@ def _draw_glyphs(config: Data) -> None:
 
 def _whole(name: str, known: Known, folder: Path) -> "Dataset | None":
     """The data set if it is all there, whoever put it there."""
-    from tammes.datasets import open_dataset
+    from tammes.data import open_dataset
 
     try:
         dataset = open_dataset(str(folder))

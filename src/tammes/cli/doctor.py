@@ -14,7 +14,7 @@ from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
-    from tammes.doctor import Duplicates, Report
+    from tammes.data.doctor import Duplicates, Report
 
 SHOWN = 10  # of a list; --json has all
 
@@ -52,8 +52,8 @@ class Doctor:
 
 def doctor(config: Doctor) -> None:
     """Look, tell, and say by the exit code whether training would fail."""
-    from tammes.datasets import is_omniglot, open_dataset
-    from tammes.doctor import examine
+    from tammes.data import is_omniglot, open_dataset
+    from tammes.data.doctor import examine
 
     path = Path(config.data)
     if of_vectors(path) and path.exists():
@@ -107,7 +107,7 @@ def _told(report: "Report", command: str) -> Iterator[str]:
 
 
 def _warnings(report: "Report") -> Iterator[str]:
-    from tammes.doctor import EXTREME_RATIO, HUGE_PIXELS, TINY_SIDE
+    from tammes.data.doctor import EXTREME_RATIO, HUGE_PIXELS, TINY_SIDE
 
     leaks = report.leaks
     if leaks:

@@ -56,7 +56,7 @@ def embed(config: Embed) -> None:
         check_whole("--batch-size", config.batch_size)
     out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
     check_data(config.data)
-    from tammes.runs import is_run, open_run
+    from tammes.training.run_folder import is_run, open_run
 
     run_of_vectors = is_run(config.model) and of_vectors(open_run(config.model).read("config").get("data", ""))
     if run_of_vectors:
@@ -72,10 +72,11 @@ def embed(config: Embed) -> None:
     import numpy as np
 
     from tammes.cli.feeding import decoded_for
-    from tammes.datasets import READERS, flat, open_dataset
-    from tammes.embedder import load
-    from tammes.embeddings import embed as vectors_of
-    from tammes.runtime import device, write_atomically
+    from tammes.data import READERS, flat, open_dataset
+    from tammes.io.files import write_atomically
+    from tammes.io.machine import device
+    from tammes.models.embedder import load
+    from tammes.training.embedding import embed as vectors_of
 
     embedder, path = load(config.model, embedding=config.embedding).to(device(config.device)), Path(config.data)
     # Any folder will do: what is embedded needs no classes.

@@ -11,7 +11,7 @@ from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_seed
 
 if TYPE_CHECKING:
-    from tammes.runs import Run
+    from tammes.training.run_folder import Run
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
     import numpy as np
 
     from tammes.cli.measuring import protocol
-    from tammes.datasets.vectors import vectors
+    from tammes.data.vectors import vectors
     from tammes.metrics import evaluate as measured
 
     if config.data is not None or config.embedding is not None:
@@ -102,12 +102,12 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
     from tammes.cli.measuring import protocol
     from tammes.cli.networks import untrained_embedder
     from tammes.cli.saved import saved_options
-    from tammes.datasets import open_dataset
-    from tammes.embedder import load
-    from tammes.embeddings import embed
+    from tammes.data import open_dataset
+    from tammes.io.machine import device
     from tammes.metrics import evaluate as measured
-    from tammes.runs import open_run
-    from tammes.runtime import device
+    from tammes.models.embedder import load
+    from tammes.training.embedding import embed
+    from tammes.training.run_folder import open_run
 
     run = open_run(config.model)
     if of_vectors(run.read("config").get("data", "")):
@@ -153,9 +153,9 @@ def _of_vectors_run(config: Evaluate, run: "Run") -> dict[str, dict[str, Any]]:
     from tammes.cli.measuring import protocol
     from tammes.cli.saved import saved_options
     from tammes.cli.vectors_job import learned, load_vectors, other_vectors, raw
-    from tammes.estimator import MetricLearner
-    from tammes.estimator.streams import Rows
     from tammes.metrics import evaluate as measured
+    from tammes.vectors import MetricLearner
+    from tammes.vectors.statistics import Rows
 
     for flag, asked in (("--embedding", config.embedding), ("--skip-bad", config.skip_bad)):
         if asked:

@@ -5,12 +5,12 @@ from time import perf_counter
 
 import torch
 
-from tammes import processes
 from tammes.cli.console import duration, say, working
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import recipe, without_gpu
 from tammes.cli.train import Train
-from tammes.runtime import multiplies_bfloat16
+from tammes.io.machine import multiplies_bfloat16
+from tammes.training import distributed
 
 FEW = 8  # images on which a step is timed
 
@@ -25,7 +25,7 @@ def say_expected(config: Train, images: int) -> None:
         return
     epochs = recipe(config)["epochs"]
     with working("timing a step"):
-        seconds = seconds_per_image(config) * images * epochs / processes.number()
+        seconds = seconds_per_image(config) * images * epochs / distributed.number()
     cheaper = [] if config.weights == "none" else ["--train top (the upper layers only)"]
     cheaper += ["--epochs 5 --halve-every 1"] if epochs > 5 else []
     faster = not without_gpu(config.device) or multiplies_bfloat16()

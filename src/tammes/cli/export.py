@@ -11,8 +11,8 @@ from tammes.cli.outputs import place_for
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
-    from tammes.embedder import Embedder
-    from tammes.runs import Run
+    from tammes.models.embedder import Embedder
+    from tammes.training.run_folder import Run
 
 Format = Literal["onnx", "torch-export", "safetensors", "hub"]
 NAMES: dict[Format, str] = {
@@ -75,7 +75,7 @@ def export(config: Export) -> None:
     """Load, write, compare, say what was seen."""
     _check(config)
     from tammes.cli.train import of_vectors
-    from tammes.runs import open_run
+    from tammes.training.run_folder import open_run
 
     run = open_run(config.model)
     if of_vectors(run.read("config").get("data", "")):
@@ -112,10 +112,10 @@ def _check(config: Export) -> None:
 def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     import json
 
-    from tammes.embedder import load
     from tammes.export import check_difference, described, images_per_second, of_torch
     from tammes.export.formats import of_onnx, of_program, of_safetensors, onnx_file, safetensors_file, torch_program
-    from tammes.runtime import write_atomically
+    from tammes.io.files import write_atomically
+    from tammes.models.embedder import load
 
     place = place_for("--out", out, name=NAMES[config.format], overwrite=config.overwrite)
     embedder = load(run.folder)
@@ -164,7 +164,7 @@ def _dataset(config: Export, run: "Run") -> tuple[Any, Any]:
     import numpy as np
 
     from tammes.cli.saved import saved_options
-    from tammes.datasets import READERS, flat, open_dataset
+    from tammes.data import READERS, flat, open_dataset
 
     if config.data is not None:
         path = Path(config.data)
@@ -203,7 +203,7 @@ def _images(config: Export, run: "Run", embedder: "Embedder") -> Any:
 def _pictures_compared(pictures: list[Any], embedder: "Embedder", content: bytes) -> dict[str, Any]:
     import numpy as np
 
-    from tammes.datasets.pictures import to_mode
+    from tammes.data.images import to_mode
     from tammes.export import check_difference
     from tammes.export.formats import PICTURE, onnx_session
 
@@ -220,8 +220,8 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
 
     from tammes.cli.items import items_of, own_data
     from tammes.cli.saved import saved_options
+    from tammes.data.batches import batches
     from tammes.export.formats import nearest_in_8_bits, of_onnx
-    from tammes.loading import batches
     from tammes.metrics import evaluate
 
     data = own_data(run, saved_options(run))
@@ -251,11 +251,11 @@ def _in_8_bits(run: "Run", embedder: "Embedder", content: bytes) -> tuple[bytes,
 def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     from tempfile import TemporaryDirectory
 
-    from tammes.embedder import load
     from tammes.export import check_difference, of_torch
-    from tammes.export.hub import LICENCE, PICTURE, Card, checked_folder, licence_text, write_hub_folder
-    from tammes.hub import push_to_hub
-    from tammes.runtime import folder_inside
+    from tammes.export.hub_folder import LICENCE, PICTURE, Card, checked_folder, licence_text, write_hub_folder
+    from tammes.io.files import folder_inside
+    from tammes.io.hub import push_to_hub
+    from tammes.models.embedder import load
 
     text = licence_text(config.licence, config.licence_file)
     if out.parent.resolve() == run.folder.resolve():

@@ -10,23 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tammes.activations import Activations, Frozen, activation_batches, activations
-from tammes.cache import in_words
 from tammes.cli.console import CONTINUE, KEPT, duration, progress, say
 from tammes.cli.expected import say_expected
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import loss_options, method_of, number_or_file, recipe
 from tammes.cli.train import Train
-from tammes.datasets import Dataset, of_classes, open_dataset
-from tammes.embedder import Embedder
+from tammes.data import Dataset, of_classes, open_dataset
+from tammes.data.batches import Batches, batches
+from tammes.data.image_cache import Decoded, check_there, decode
+from tammes.data.splits import Split, relabel, split
 from tammes.errors import UserError
-from tammes.loading import Batches, Decoded, batches, check_there, decode
-from tammes.mining import random_triplets
-from tammes.processes import number, rank
-from tammes.runs import Run, open_finished
-from tammes.runtime import images_at_once
-from tammes.splits import Split, relabel, split
-from tammes.verdict import FEWEST_TRAINING, SHARE
+from tammes.io.cache import in_words
+from tammes.io.machine import images_at_once
+from tammes.losses.mining import random_triplets
+from tammes.models.embedder import Embedder
+from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
+from tammes.training.distributed import number, rank
+from tammes.training.run_folder import Run, open_finished
+from tammes.training.verdict import FEWEST_TRAINING, SHARE
 
 VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
 

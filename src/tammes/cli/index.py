@@ -10,10 +10,10 @@ from tammes.cli.console import CONTINUE, if_stopped, print_json, printable, prog
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
-    from tammes.embedder import Embedder
     from tammes.gallery.indexing import Indexed
     from tammes.gallery.store import Order, Store
-    from tammes.runs import Run
+    from tammes.models.embedder import Embedder
+    from tammes.training.run_folder import Run
 
 SHOWN = 10  # broken images that are named
 
@@ -67,17 +67,17 @@ def _index(config: Index) -> None:
         raise UserError(f"which images? For example: tammes index {config.run} photos/ --gallery {config.gallery}")
     from datetime import UTC, datetime
 
-    from tammes.datasets.folder import check_folder
+    from tammes.data.folder import check_folder
 
     for folder in config.folders:
         check_folder(folder)
-    from tammes.embedder import load
     from tammes.gallery import open_gallery, rebuild
+    from tammes.gallery.gallery import model_digest
     from tammes.gallery.indexing import whole_path
-    from tammes.gallery.opened import model_digest
     from tammes.gallery.store import About
-    from tammes.runs import open_finished
-    from tammes.runtime import device
+    from tammes.io.machine import device
+    from tammes.models.embedder import load
+    from tammes.training.run_folder import open_finished
 
     run = open_finished(config.run)
     _check_folders(config)
@@ -126,7 +126,7 @@ def _check_model(config: Index, store: "Store", digest: str) -> None:
 
 def _calibrate(store: "Store", run: "Run") -> None:
     """Have the gallery hold the threshold of the images that it has now, at the rate that was asked for before."""
-    from tammes.gallery.opened import trained_on
+    from tammes.gallery.gallery import trained_on
     from tammes.gallery.threshold import calibrated, stored
 
     before, trained = stored(store), trained_on(run)
@@ -140,7 +140,7 @@ def _calibrate(store: "Store", run: "Run") -> None:
 
 def _check_folders(config: Index) -> None:
     """Refuse what would leave a gallery without an image behind."""
-    from tammes.datasets.folder import images_below
+    from tammes.data.folder import images_below
     from tammes.gallery.indexing import whole_path
 
     if "://" in config.gallery or Path(config.gallery).exists():

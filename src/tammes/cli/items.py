@@ -7,22 +7,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from tammes.activations import Frozen, activation_batches, activations, file_of
 from tammes.cli.console import KEPT, progress, say
 from tammes.cli.feeding import Data, changed_images, decoded_for, load_data
 from tammes.cli.measuring import protocol
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train, of_vectors
 from tammes.cli.vectors_job import learned, load_vectors, other_vectors
-from tammes.datasets import check_place, open_dataset
-from tammes.embedder import Embedder, load
-from tammes.embeddings import Items, embed, vectors
+from tammes.data import check_place, open_dataset
+from tammes.data.image_cache import Decoded
 from tammes.errors import UserError
-from tammes.estimator import MetricLearner
-from tammes.estimator.streams import Rows
-from tammes.loading import Decoded
-from tammes.runs import Run
-from tammes.runtime import device, images_at_once
+from tammes.io.machine import device, images_at_once
+from tammes.models.embedder import Embedder, load
+from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
+from tammes.training.embedding import Items, embed, vectors
+from tammes.training.run_folder import Run
+from tammes.vectors import MetricLearner
+from tammes.vectors.statistics import Rows
 
 Part = Literal["test", "val"]
 

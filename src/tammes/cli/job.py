@@ -17,9 +17,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
-from tammes import processes
-from tammes.activations import Frozen
-from tammes.checkpoints import load_checkpoint, load_weights, mend_checkpoint, save_checkpoint, save_frozen
 from tammes.cli.checks import check, check_start, check_used
 from tammes.cli.console import CONTINUE, if_stopped, say, say_at_once, working
 from tammes.cli.feeding import Data, changed_images, keep, load_data, training_batches
@@ -39,14 +36,17 @@ from tammes.cli.telling import (
     write_and_show,
 )
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.errors import UserError, out_of_memory
-from tammes.objectives import Hold, Objective
+from tammes.io.machine import environment
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import Frozen
 from tammes.report import draw_retrievals
-from tammes.runs import LAST, Run, check_new, create, held, open_run
-from tammes.runtime import environment
-from tammes.training import Position, cosine, fit, halved_every
-from tammes.verdict import (
+from tammes.training import distributed
+from tammes.training.checkpoints import load_checkpoint, load_weights, mend_checkpoint, save_checkpoint, save_frozen
+from tammes.training.loop import Position, cosine, fit, halved_every
+from tammes.training.objectives import Hold, Objective
+from tammes.training.run_folder import LAST, Run, check_new, create, held, open_run
+from tammes.training.verdict import (
     EPOCH,
     FEWEST_JUDGED,
     PRETRAINED,
@@ -100,29 +100,29 @@ def _run_job(
     untrained: dict[str, Any] | None,
     until_done: ExitStack,
 ) -> None:
-    config, resumed = processes.agreed(lambda: _configured(given, until_done))
+    config, resumed = distributed.agreed(lambda: _configured(given, until_done))
     if resumed is not None:
         until_done.enter_context(if_stopped(then=to_resume(resumed)))
     classes = None if resumed is None else resumed.read("classes")
     ready = partial(_check_ready, config) if resumed is None else None
-    data = processes.one_a_host_first(lambda: data_of(config, classes, ready))
-    processes.agreed(lambda: _check_images(config, data, resumed))
+    data = distributed.one_a_host_first(lambda: data_of(config, classes, ready))
+    distributed.agreed(lambda: _check_images(config, data, resumed))
     accelerator = _accelerator(config)
     begins = resumed is None or resumed.state == "started"
     # What the first process of a host downloads and keeps the others find.
-    config, data, objective = processes.one_a_host_first(
+    config, data, objective = distributed.one_a_host_first(
         lambda: _made(config, data, resumed, accelerator, begins=begins)
     )
     embedder = objective.embedder
-    run = processes.agreed(lambda: resumed or _new_run(config, data, until_done))
+    run = distributed.agreed(lambda: resumed or _new_run(config, data, until_done))
     until_done.enter_context(if_stopped(then=to_resume(run)))
     if begins:
-        processes.agreed(lambda: save_frozen(run, objective))
+        distributed.agreed(lambda: save_frozen(run, objective))
     with warnings.catch_warnings(category=FutureWarning, action="ignore"):  # how accelerate calls torch
         prepared, optimizer = accelerator.prepare(objective, make_optimizer(config, objective))
     say_plan(run, config, data, embedder, accelerator.device, estimate(config, data, objective))
     untrained = run.read("untrained") or untrained
-    if processes.in_any(processes.is_first() and untrained is None)[0] and len(data.split.test):
+    if distributed.in_any(distributed.is_first() and untrained is None)[0] and len(data.split.test):
         with working("evaluating the network before training"):
             before = embedder if begins else untrained_embedder(config).to(accelerator.device)
             untrained = evaluated(before, data, data.split.test, backbone_only=True)
@@ -142,13 +142,13 @@ def _run_job(
         say(f"Stopped; all is saved. {to_resume(run)}", run.folder / "log.txt")
         raise SystemExit(130)
     last = f"{EPOCH}{recipe(config)['epochs']}"
-    if processes.is_first():
+    if distributed.is_first():
         (run.folder / LAST).mkdir(exist_ok=True)
         embedder.save(run.folder / LAST)
         if candidates is None:
             embedder.save(run.folder)
     verdict = not_judged(last)
-    if candidates is not None and processes.is_first():
+    if candidates is not None and distributed.is_first():
         verdict = candidates.verdict()
     _report(config, run, data, embedder, untrained, verdict)
 
@@ -173,7 +173,7 @@ def _configured(given: Train, until_done: ExitStack) -> tuple[Train, Run | None]
     check_used(given, config)
     if config.sync_batch_norm and without_gpu(config.device):
         raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
-    if resumed is None and processes.is_first():
+    if resumed is None and distributed.is_first():
         check_new(Path(str(config.out)), overwrite=config.overwrite)
     return config, resumed
 
@@ -200,7 +200,7 @@ def _accelerator(config: Train) -> Accelerator:
     options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     options["find_unused_parameters"] = config.loss.startswith("pml:")
     return Accelerator(
-        cpu=without_gpu(config.device) and (config.device == "cpu" or processes.number() > 1),
+        cpu=without_gpu(config.device) and (config.device == "cpu" or distributed.number() > 1),
         mixed_precision=config.precision,
         kwargs_handlers=[DistributedDataParallelKwargs(**options)],
     )
@@ -262,13 +262,13 @@ def resumed_run(given: Train, until_done: ExitStack) -> Run | None:
     if given.resume is None:
         return None
     resumed = open_run(given.resume)
-    if processes.is_first():
+    if distributed.is_first():
         until_done.enter_context(held(resumed.folder))
     if resumed.state == "finished":
         raise UserError(
             f"{resumed.folder} has finished: nothing is left to do. See it: tammes evaluate {resumed.folder}"
         )
-    mended = mend_checkpoint(resumed) if processes.is_first() and resumed.state == "interrupted" else None
+    mended = mend_checkpoint(resumed) if distributed.is_first() and resumed.state == "interrupted" else None
     if mended is not None:
         say(f"note: {mended}", resumed.folder / "log.txt")
     return resumed
@@ -301,15 +301,15 @@ def _candidates(config: Train, run: Run, data: Data, objective: Objective, *, be
 
 def _kept(run: Run, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
     """The network that is kept, in all processes: the one that was trained, or what the first has saved before."""
-    name = processes.from_first(str(verdict["kept"]))
+    name = distributed.from_first(str(verdict["kept"]))
     if name == last:
         return embedder
-    saved = load(run.folder) if processes.is_first() else None
-    dim = int(processes.from_first("" if saved is None else str(saved.config.dim)))
+    saved = load(run.folder) if distributed.is_first() else None
+    dim = int(distributed.from_first("" if saved is None else str(saved.config.dim)))
     if saved is None:
         shape = embedder.config
         saved = Embedder(shape if is_epoch(name) else EmbedderConfig(shape.backbone, dim, pool=shape.pool)).eval()
-    processes.take_over(list(saved.state_dict().values()))
+    distributed.take_over(list(saved.state_dict().values()))
     return saved.to(embedder.mean.device)
 
 
@@ -341,10 +341,10 @@ def _report(
             results |= results_of(run, data, vectors) | {"untrained": untrained}
             if kept is not embedder:
                 results["last"] = evaluated(embedder, data, test)
-        if not processes.is_first():
+        if not distributed.is_first():
             return
         draw_retrievals(run.folder / "neighbours.png", data.images, test, vectors, labels)
-    if processes.is_first():
+    if distributed.is_first():
         write_and_show(config, run, results)
 
 
@@ -382,7 +382,7 @@ def _train(
         for epoch in fit(
             prepared,
             lambda epoch: bar.watch(
-                training_batches(config, data, epoch, processes.rank(), processes.number(), objective.loss), epoch
+                training_batches(config, data, epoch, distributed.rank(), distributed.number(), objective.loss), epoch
             ),
             optimizer,
             epochs=options["epochs"],
@@ -399,7 +399,7 @@ def _train(
             if not epoch.complete:
                 save(epoch.position)
                 return False
-            processes.take_over_statistics(objective)
+            distributed.take_over_statistics(objective)
             line = epoch_line(config, data, objective, epoch, least)
             if data.split.val is not None:
                 name = f"{EPOCH}{epoch.number}"
@@ -408,7 +408,7 @@ def _train(
             # Last: an epoch is done when its record is.
             save(epoch.position)
             bar.epoch_ended(line)
-            if config.tensorboard and processes.is_first():
+            if config.tensorboard and distributed.is_first():
                 to_tensorboard(run, line)
             if not on_curve():
                 return False
@@ -432,7 +432,7 @@ def _cut(config: Train, embedder: Embedder) -> str | None:
 
 def _new_run(config: Train, data: Data, until_done: ExitStack) -> Run:
     run = create(Path(str(config.out)), overwrite=config.overwrite)
-    if processes.is_first():
+    if distributed.is_first():
         until_done.enter_context(held(run.folder))
     run.write("images", {"digest": data.images.digest, "classes": data.class_sizes()})
     run.write("config", asdict(config))
@@ -468,7 +468,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def at_once_on_signal() -> Iterator[None]:
     """Ctrl-C and a polite kill raise KeyboardInterrupt, where nothing is to be saved; not of several processes."""
-    if processes.number() > 1:
+    if distributed.number() > 1:
         yield
         return
     stops = (signal.SIGINT, signal.SIGTERM)

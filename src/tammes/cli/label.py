@@ -16,7 +16,7 @@ from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_distance
 
 if TYPE_CHECKING:
-    from tammes.gallery.proposals import Proposal
+    from tammes.gallery.classification import Proposal
     from tammes.gallery.threshold import Threshold
 
 
@@ -72,14 +72,14 @@ def label(config: Label) -> None:
     out = None
     if config.out is not None:
         out = place_for("--out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
-    from tammes.datasets.folder import check_folder, images_below
+    from tammes.data.folder import check_folder, images_below
 
     check_folder(config.folder)
+    from tammes.gallery.classification import propose
+    from tammes.gallery.gallery import Opened
     from tammes.gallery.indexing import vectors_of, whole_path
-    from tammes.gallery.opened import Opened
-    from tammes.gallery.proposals import propose
     from tammes.gallery.threshold import Threshold, calibrated
-    from tammes.runtime import write_atomically
+    from tammes.io.files import write_atomically
 
     opened = Opened(config.gallery, config.model, config.device)
     files = images_below(whole_path(config.folder))

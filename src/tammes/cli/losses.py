@@ -36,8 +36,8 @@ class Losses:
 
 def losses(config: Losses) -> None:
     """List or explain."""
-    from tammes.losses.pml import PREFIX, names
-    from tammes.objectives import METHODS, find_method, find_miner
+    from tammes.losses.from_pml import PREFIX, names
+    from tammes.training.objectives import METHODS, find_method, find_miner
 
     if config.name == PREFIX:
         of_pml = {"losses": names("loss"), "miners": names("miner")}

@@ -13,12 +13,12 @@ from tammes.cli.console import working
 from tammes.cli.feeding import Data, training_batches
 from tammes.cli.options import base_of, class_outputs, loss_options, method_of, recipe, suited
 from tammes.cli.train import Train
-from tammes.embedder import Embedder
 from tammes.errors import UserError, unknown_name
 from tammes.geometry import typical_length
 from tammes.losses import DiscriminativeLoss, find_miner
-from tammes.objectives import METHODS, Base, ClassLayer, Objective
-from tammes.training import parameter_groups
+from tammes.models.embedder import Embedder
+from tammes.training.loop import parameter_groups
+from tammes.training.objectives import METHODS, Base, ClassLayer, Objective
 
 MOST_TO_START = 8192  # images whose features decide the principal directions
 FEW = 256  # images whose embeddings decide their norm

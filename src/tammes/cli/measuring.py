@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tammes.activations import Frozen
 from tammes.cli.console import working
 from tammes.cli.feeding import Data, centre_batches
-from tammes.datasets import Dataset, Vectors
-from tammes.embedder import Embedder
-from tammes.embeddings import vectors
+from tammes.data import Dataset, Vectors
 from tammes.errors import UserError
 from tammes.metrics import evaluate
-from tammes.objectives import Objective
-from tammes.processes import by_place, is_first
-from tammes.runs import Run
-from tammes.verdict import Candidates, by_class
+from tammes.models.embedder import Embedder
+from tammes.models.feature_cache import Frozen
+from tammes.training.distributed import by_place, is_first
+from tammes.training.embedding import vectors
+from tammes.training.objectives import Objective
+from tammes.training.run_folder import Run
+from tammes.training.verdict import Candidates, by_class
 
 RESTARTS = 3  # of K-means, for NMI and AMI
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tammes.activations import Frozen
-from tammes.backbones import backbone
 from tammes.cli.options import class_outputs, dim_of, method_of, recipe
 from tammes.cli.train import Train
-from tammes.embedder import Embedder, EmbedderConfig, load
 from tammes.errors import UserError, out_of_memory
-from tammes.runs import LAST, Run, is_run
-from tammes.verdict import is_epoch
+from tammes.models.backbones import backbone
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import Frozen
+from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.verdict import is_epoch
 
 
 def make_embedder(config: Train, num_classes: int) -> Embedder:

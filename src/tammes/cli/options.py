@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import torch
 
-from tammes.backbones.weights import form_of
 from tammes.cli.console import say
 from tammes.cli.train import Train
-from tammes.datasets import is_omniglot
+from tammes.data import is_omniglot
 from tammes.errors import UserError
+from tammes.io.machine import multiplies_bfloat16
 from tammes.losses import WITH_CENTROIDS, Method
-from tammes.objectives import METHODS, find_method
-from tammes.presets import recipe_of
-from tammes.runtime import multiplies_bfloat16
+from tammes.models.backbones.weights import form_of
+from tammes.training.objectives import METHODS, find_method
+from tammes.training.presets import recipe_of
 
 MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes

@@ -56,7 +56,7 @@ def report(config: Report) -> None:
     """Look, write, say where it is."""
     if not config.what:
         raise UserError("which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.")
-    from tammes.runs import open_finished
+    from tammes.training.run_folder import open_finished
 
     benchmarks = [folder for folder in config.what if _is_benchmark(folder)]
     if benchmarks and len(config.what) > 1:
@@ -95,7 +95,7 @@ def _is_benchmark(folder: Path) -> bool:
 
 def _write(out: Path, content: str) -> int:
     """The page as a file; how many bytes it has."""
-    from tammes.runtime import write_atomically
+    from tammes.io.files import write_atomically
 
     page = content.encode(errors="backslashreplace")  # a file's name may be no unicode
     write_atomically(out, page)
@@ -118,9 +118,9 @@ def _of_run(config: Report, run: Any) -> str:
 
 def _check_run(config: Report, run: Any) -> None:
     """Refuse what the page cannot do without before anything is computed."""
-    from tammes.datasets import check_place
+    from tammes.data import check_place
+    from tammes.metrics.verification import checked_fmr
     from tammes.report.run import OPTIONS
-    from tammes.verification import checked_fmr
 
     checked_fmr(config.fmr)
     data = run.read("config", needs=OPTIONS).get("data", "")
@@ -134,7 +134,7 @@ def _check_run(config: Report, run: Any) -> None:
 
 def _of_runs(config: Report, out: Path) -> str:
     from tammes.report import compare_page
-    from tammes.runs import open_finished
+    from tammes.training.run_folder import open_finished
 
     runs = [open_finished(folder) for folder in config.what]
     twice = {run.folder.resolve() for run in runs}
@@ -149,10 +149,10 @@ def _of_runs(config: Report, out: Path) -> str:
 
 def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
     from tammes import __version__
+    from tammes.benchmark.complexity import Complexity
+    from tammes.benchmark.page import benchmark_sections
     from tammes.benchmark.tables import read_results
-    from tammes.records import read_json
-    from tammes.report.benchmark import benchmark_sections
-    from tammes.report.complexity import Complexity
+    from tammes.io.schema import read_json
     from tammes.report.page import page
 
     results = read_results(folder)

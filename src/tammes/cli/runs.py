@@ -34,7 +34,7 @@ class Runs:
 
 def runs(config: Runs) -> None:
     """List, or remove."""
-    from tammes.runs import listed
+    from tammes.training.run_folder import listed
 
     if config.remove is not None:
         if said(config, "folder"):
@@ -64,7 +64,7 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from tammes.metrics import TITLES
-    from tammes.verdict import in_words
+    from tammes.training.verdict import in_words
 
     table = Table(title=escape(printable(f"runs in {folder}")))
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
@@ -84,7 +84,7 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
 
 
 def _remove(config: Runs, folder: Path) -> None:
-    from tammes.runs import open_run, remove
+    from tammes.training.run_folder import open_run, remove
 
     place = open_run(folder).folder.resolve()
     if folder.is_symlink():

@@ -5,14 +5,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from tammes.backbones.resnet import FORMS
 from tammes.benchmark.plan import fitting
 from tammes.cli.checks import _check_new_classes
 from tammes.cli.console import said
 from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.losses import WITH_CENTROIDS
-from tammes.runs import Run, open_finished
+from tammes.models.backbones.resnet import FORMS
+from tammes.training.run_folder import Run, open_finished
 
 # What a run that is gone on from has decided for good, and what is said anew for each run.
 KEPT = (

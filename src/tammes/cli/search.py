@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-    from tammes.gallery.opened import Opened
+    from tammes.gallery.gallery import Opened
     from tammes.gallery.store import Hit
 
 
@@ -73,7 +73,7 @@ def search(config: Search) -> None:
     sheet = None
     if config.sheet is not None:
         sheet = place_for("--sheet", config.sheet, name="found.png", suffixes=(".png",), overwrite=config.overwrite)
-    from tammes.gallery.opened import Opened
+    from tammes.gallery.gallery import Opened
 
     opened = Opened(config.gallery, config.model, config.device)
     if config.label is not None and config.label not in opened.store.labels():
@@ -120,7 +120,7 @@ def _queries(config: Search, opened: "Opened") -> "tuple[list[str], list[Image.I
     from PIL import Image
 
     from tammes.cli.gallery import vectors_in
-    from tammes.datasets.pictures import in_mode, open_picture
+    from tammes.data.images import in_mode, open_picture
 
     if config.vector is not None:
         vectors = vectors_in(config.vector, opened.store.about.dim)
@@ -170,7 +170,7 @@ def _show(opened: "Opened", names: list[str], limits: list[float | None], found:
 def _draw(
     file: Path, opened: "Opened", pictures: "list[Image.Image]", limits: list[float | None], found: "list[list[Hit]]"
 ) -> None:
-    from tammes.report.contact import contact_sheet
+    from tammes.report.contact_sheet import contact_sheet
 
     thumbnails = {
         row.path: row.thumbnail for row in opened.store.get(sorted({hit.path for hits in found for hit in hits}))

@@ -12,7 +12,7 @@ from tammes.cli.console import optional, print_json, printable, working
 from tammes.errors import UserError
 
 if TYPE_CHECKING:
-    from tammes.web.gallery import Watched
+    from tammes.serve.gallery import Watched
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Serve:
 def serve(config: Serve) -> None:
     """Serve until it is stopped."""
     try:
-        from tammes.web.limits import Limits
-        from tammes.web.server import address_of, check_address, listen
-        from tammes.web.server import serve as serve_site
-        from tammes.web.site import Site
+        from tammes.serve.limits import Limits
+        from tammes.serve.server import address_of, check_address, listen
+        from tammes.serve.server import serve as serve_site
+        from tammes.serve.state import Site
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tammes"):
             raise
@@ -91,8 +91,8 @@ def serve(config: Serve) -> None:
 
 def _sorted_out(config: Serve) -> "tuple[Watched | None, list[Path]]":
     """The gallery, and the folders of runs."""
-    from tammes.web.gallery import Watched
-    from tammes.web.reports import has_reports
+    from tammes.serve.gallery import Watched
+    from tammes.serve.reports import has_reports
 
     if not config.what:
         raise UserError("what? For example: tammes serve gallery. `tammes index` makes one.")

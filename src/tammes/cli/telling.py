@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tammes import processes
 from tammes.bound import certificate
 from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
 from tammes.cli.feeding import VIEWS, Data, training_batches
@@ -16,13 +15,14 @@ from tammes.cli.making import without_trace
 from tammes.cli.measuring import evaluated, loss_inputs, measured
 from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
-from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.geometry import normalise
-from tammes.objectives import Objective
-from tammes.runs import Run
-from tammes.training import Epoch
-from tammes.verdict import in_words, measured_rows
+from tammes.models.embedder import Embedder
+from tammes.training import distributed
+from tammes.training.loop import Epoch
+from tammes.training.objectives import Objective
+from tammes.training.run_folder import Run
+from tammes.training.verdict import in_words, measured_rows
 
 WATCHED = 512  # training images on which the bound is watched
 FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
@@ -43,7 +43,7 @@ def say_plan(run: Run, config: Train, data: Data, embedder: Embedder, device: to
         new = f" ({len(set(data.class_names) - set(data.places.old))} new)" if data.places.old else ""
         classes += f"{new}, room for {data.places.number - len(data.places.of)} more"
     pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
-    where = f"{device}, {processes.number()} processes" if processes.number() > 1 else str(device)
+    where = f"{device}, {distributed.number()} processes" if distributed.number() > 1 else str(device)
     where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
     lines = [
@@ -73,7 +73,7 @@ def estimate(config: Train, data: Data, objective: Objective) -> float:
             times.append(perf_counter() - started)
     objective.zero_grad()
     images = training_batches(config, data, 1).num_images * recipe(config)["epochs"]
-    return float(min(times) / len(labels) * images / processes.number())
+    return float(min(times) / len(labels) * images / distributed.number())
 
 
 def _trained(config: Train, embedder: Embedder) -> str:
@@ -126,9 +126,9 @@ def add_to_curve(config: Train, run: Run, data: Data, objective: Objective) -> N
     # After the last of all epochs the test classes are measured in any case.
     due = bool(done) and done[0]["epoch"] in config.curve and done[0]["epoch"] < recipe(config)["epochs"]
     due = due and "test_recall_at_1" not in done[0] and len(data.split.test) > 0
-    if processes.in_any(processes.is_first() and due)[0]:
+    if distributed.in_any(distributed.is_first() and due)[0]:
         found = evaluated(objective.embedder, data, data.split.test, quick=True)
-        if processes.is_first():
+        if distributed.is_first():
             run.add(done[0]["epoch"], {"test_recall_at_1": found["recall_at_1"]})
 
 
@@ -149,7 +149,7 @@ def results_of(run: Run, data: Data, vectors: np.ndarray) -> dict[str, Any]:
         "test_images": len(labels),
         "train_classes": data.num_classes,
         "train_images": len(data.split.train),
-        "trained": measured(vectors, data.dataset, data.split.test) if processes.is_first() else None,
+        "trained": measured(vectors, data.dataset, data.split.test) if distributed.is_first() else None,
         "seconds": sum(line.get("seconds", 0.0) for line in run.epochs()),
     }
 

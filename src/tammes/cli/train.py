@@ -196,7 +196,7 @@ def of_vectors(data: str | Path) -> bool:
 
 def train(config: Train) -> None:
     """Train, evaluate, show; in one process, or in those that a launcher has started together."""
-    from tammes.processes import agreed, joined
+    from tammes.training.distributed import agreed, joined
 
     with joined():
         agreed(lambda: _check_places(config))
@@ -228,7 +228,7 @@ def check_out(config: Train) -> None:
 def check_data(data: str | None) -> None:
     """Refuse images that are not there at all, before anything that takes long to import is needed."""
     if data is not None and not of_vectors(data):
-        from tammes.datasets import check_place
+        from tammes.data import check_place
 
         check_place(data)
 
@@ -237,8 +237,8 @@ def _check_places(config: Train) -> None:
     """Refuse data that is not there, and a run that is, before what trains is even imported."""
     if config.resume is not None:
         return
-    from tammes.processes import is_first
-    from tammes.runs import check_new
+    from tammes.training.distributed import is_first
+    from tammes.training.run_folder import check_new
 
     check_data(config.data)
     check_out(config)
@@ -247,8 +247,8 @@ def _check_places(config: Train) -> None:
 
 
 def _of_vectors(config: Train) -> bool:
-    from tammes.processes import number
-    from tammes.runs import open_run
+    from tammes.training.distributed import number
+    from tammes.training.run_folder import open_run
 
     data = config.data if config.resume is None else open_run(config.resume).read("config").get("data", "")
     if of_vectors(data) and number() > 1:

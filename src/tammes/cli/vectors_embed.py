@@ -10,11 +10,11 @@ from numpy import ndarray
 from tammes.cli.console import print_json, progress
 from tammes.cli.embed import Embed
 from tammes.cli.vectors_job import other_vectors, output_dtype
-from tammes.datasets import Vectors
+from tammes.data import Vectors
 from tammes.errors import UserError
-from tammes.estimator import MetricLearner
-from tammes.runs import open_run
-from tammes.runtime import written_whole
+from tammes.io.files import written_whole
+from tammes.training.run_folder import open_run
+from tammes.vectors import MetricLearner
 
 
 def embed_vectors(config: Embed, out: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 from numpy import ndarray
 
 from tammes.centroids import CENTROIDS
-from tammes.checkpoints import save_checkpoint
 from tammes.cli.checks import check
 from tammes.cli.console import if_stopped, progress, say, working
 from tammes.cli.feeding import started_with
@@ -24,21 +23,22 @@ from tammes.cli.options import loss_options, number_or_file
 from tammes.cli.saved import command, saved_options
 from tammes.cli.telling import write_and_show
 from tammes.cli.train import Train, of_vectors
-from tammes.datasets import Dataset, Vectors
-from tammes.datasets.vectors import vectors
+from tammes.data import Dataset, Vectors
+from tammes.data.splits import Split, split
+from tammes.data.vectors import vectors
 from tammes.errors import UserError, check_seed, unknown_name
-from tammes.estimator import MetricLearner
-from tammes.estimator.held_out import FEWEST_HELD_OUT, held_out
-from tammes.estimator.network import MOST_DIMENSIONS
-from tammes.estimator.streams import Rows, blocks
-from tammes.estimator.training import Passed, epochs, number_of_epochs
 from tammes.geometry import normalise
+from tammes.io.machine import environment
 from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate
-from tammes.objectives import METHODS
-from tammes.runs import Run, check_new, create, held
-from tammes.runtime import environment
-from tammes.splits import Split, split
+from tammes.training.checkpoints import save_checkpoint
+from tammes.training.objectives import METHODS
+from tammes.training.run_folder import Run, check_new, create, held
+from tammes.vectors import MetricLearner
+from tammes.vectors.network import MOST_DIMENSIONS
+from tammes.vectors.statistics import Rows, blocks
+from tammes.vectors.training import Passed, epochs, number_of_epochs
+from tammes.vectors.validation import FEWEST_HELD_OUT, held_out
 
 MOST_IN_MEMORY = 1 << 28  # bytes of vectors to be evaluated: more are in a file while they are needed
 # The options that mean something for vectors, and those of them that ridge has no use for.

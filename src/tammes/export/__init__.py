@@ -16,8 +16,8 @@ from numpy import ndarray
 from torch import nn
 
 from tammes import __version__
-from tammes.embedder import Embedder
 from tammes.errors import UserError
+from tammes.models.embedder import Embedder
 
 LARGEST = 1e-4  # difference of a number of a unit vector that still is rounding
 

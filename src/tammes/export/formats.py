@@ -16,10 +16,10 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from torch import nn
 
-from tammes.embedder import Embedder
 from tammes.errors import UserError
 from tammes.export import Runner, described, for_export, of_torch
-from tammes.export.picture import OfPicture
+from tammes.export.preprocessing import OfPicture
+from tammes.models.embedder import Embedder
 
 INPUT, PICTURE, OUTPUT = "images", "picture", "vectors"  # names in the ONNX graph
 # What may be in 8 bits: all that onnxruntime knows of, or what multiplies by weights alone. What lies between is then

@@ -9,8 +9,8 @@ from jaxtyping import Float32
 from numpy import ndarray
 from PIL import Image
 
-from tammes.datasets.perceptual import ALIKE, CROPS, SMALLEST, hashes, likeness
-from tammes.datasets.pictures import open_small
+from tammes.data.images import open_small
+from tammes.data.perceptual_hash import ALIKE, CROPS, SMALLEST, hashes, likeness
 from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
 
 _BATCH = 4096  # queries of one pass over the gallery

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
-from tammes.datasets.folder import images_below
-from tammes.datasets.pictures import ROOM, check_shape, open_picture, small
-from tammes.embedder import Embedder
+from tammes.data.folder import images_below
+from tammes.data.images import ROOM, check_shape, open_picture, small
 from tammes.errors import UserError
 from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
-from tammes.runtime import opened
+from tammes.io.files import opened
+from tammes.models.embedder import Embedder
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
 

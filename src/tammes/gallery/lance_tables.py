@@ -18,7 +18,7 @@ from typing import Any
 
 from tammes.errors import UserError
 from tammes.gallery.store import About, how_to_remake
-from tammes.runtime import check_no_links
+from tammes.io.files import check_no_links
 
 ABOUT, ITEMS, ENDING = "about", "items-", ".lance"
 STAMP = "%Y%m%dT%H%M%SZ"

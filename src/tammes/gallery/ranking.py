@@ -1,4 +1,4 @@
-"""The order of what a store finds: stores compare in float32, here the rank is that of `tammes.neighbours`."""
+"""The order of what a store finds: stores compare in float32, here the rank is that of `tammes.search.neighbours`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.gallery.store import Hit
-from tammes.neighbours import Search
+from tammes.search.neighbours import Search
 
 _UNDERFLOW = 1e-17  # squares of differences so small vanish in float32
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from tammes.arrays import checked_vectors
 from tammes.errors import UserError, shown
+from tammes.search.validation import checked_vectors
 
 FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
@@ -151,7 +151,7 @@ class Store(Protocol):
         """The k nearest rows of each query, nearest first, equally near ones by path; all rows where there are fewer.
 
         Distances are those of the stored vectors, in float64. Without an index every search is exact, and ranks as
-        `tammes.neighbours.search` does.
+        `tammes.search.neighbours.search` does.
 
         Args:
             label: look only at rows of this class.

@@ -24,10 +24,10 @@ from numpy import ndarray
 from tammes.errors import UserError
 from tammes.gallery.ranking import Block, nearest
 from tammes.gallery.store import Hit, Row, Store
-from tammes.records import parsed
+from tammes.io.schema import parsed
 
 if TYPE_CHECKING:
-    from tammes.runs import Run
+    from tammes.training.run_folder import Run
 
 VOTES = 8  # neighbours whose classes decide
 OTHERS = 5  # classes whose distances make the scale

@@ -13,13 +13,13 @@ from tammes.losses import (
     contrastive,
     deepncm,
     discriminative,
+    from_pml,
     hard_discriminative,
     histogram,
     lifted,
     multi_similarity,
     normface,
     npair,
-    pml,
     prototypical,
     proxy_anchor,
     proxy_nca,
@@ -94,8 +94,8 @@ def find_method(name: str, miner: str | None = None, known: Mapping[str, Method]
         known: all that could have been meant, where there is more than losses.
     """
     known = METHODS if known is None else known
-    if name.startswith(pml.PREFIX):
-        return pml.method_of(name, miner)
+    if name.startswith(from_pml.PREFIX):
+        return from_pml.method_of(name, miner)
     if name not in known:
         raise unknown_name("loss", name, known)
     if miner is not None:
@@ -105,7 +105,7 @@ def find_method(name: str, miner: str | None = None, known: Mapping[str, Method]
 
 def find_miner(name: str) -> Method:
     """A miner of pytorch-metric-learning by its name: how it is made, and of what options."""
-    return pml.miner_of(name)
+    return from_pml.miner_of(name)
 
 
 __all__ = [

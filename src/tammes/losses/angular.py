@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tammes.errors import UserError, unknown_name
 from tammes.geometry import checked_batch, normalise
 from tammes.losses.method import Method
-from tammes.mining import mean_or_zero, pairs_in_order, positives
+from tammes.losses.mining import mean_or_zero, pairs_in_order, positives
 
 Form = Literal["npair+angular", "angular"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tammes.errors import UserError, unknown_name
 from tammes.geometry import absolute_distances, checked_batch, distances, normalise
 from tammes.losses.method import Method
-from tammes.mining import checked_margin, hardest_pairs, mean_or_zero, negatives, positives
+from tammes.losses.mining import checked_margin, hardest_pairs, mean_or_zero, negatives, positives
 
 Form = Literal["squared", "hinge", "exponential"]
 _MARGINS: dict[Form, float | None] = {"squared": 1.0, "hinge": 4.0, "exponential": None}

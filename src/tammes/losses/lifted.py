@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tammes.geometry import checked_batch, distances
 from tammes.losses.method import Method
-from tammes.mining import checked_margin, mean_or_zero, negatives, positives
+from tammes.losses.mining import checked_margin, mean_or_zero, negatives, positives
 
 
 class LiftedStructureLoss(nn.Module):

@@ -35,7 +35,7 @@ class Method:
         takes: what the loss is made of, in order.
         on: what it is computed on: the class layer's outputs (one for each class, where the centroids are); the
             embedding itself, in which case there is no class layer; or the backbone's features, with the embedder at
-            hand, for what is more than a loss (`tammes.objectives`).
+            hand, for what is more than a loss (`tammes.training.objectives`).
         bases: for what is more than a loss, the losses that it can be built on, its own first, each with what it then
             declares otherwise.
         dim: the usual length of the embedding, where it has one of its own.

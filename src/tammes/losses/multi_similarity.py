@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tammes.errors import UserError
 from tammes.geometry import checked_batch, normalise
 from tammes.losses.method import Method
-from tammes.mining import negatives, positives
+from tammes.losses.mining import negatives, positives
 
 _EPSILON = 0.1
 

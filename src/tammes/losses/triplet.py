@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tammes.errors import UserError, unknown_name
 from tammes.geometry import checked_batch, distances, normalise
 from tammes.losses.method import Method
-from tammes.mining import checked_margin, negatives, positives
+from tammes.losses.mining import checked_margin, negatives, positives
 
 Form = Literal["plain", "margin", "ratio"]
 _MARGINS: dict[Form, float] = {"plain": 0.0, "margin": 0.2, "ratio": 0.01}

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from tammes.errors import UserError
 from tammes.geometry import checked_batch, distances, normalise
 from tammes.losses.method import Method
+from tammes.losses.mining import checked_margin, negatives, positives
 from tammes.losses.triplet import TripletLoss
-from tammes.mining import checked_margin, negatives, positives
 
 
 class TripletGlobalLoss(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tammes.geometry import checked_batch, distances, normalise
 from tammes.losses.method import Method
-from tammes.mining import checked_margin, mean_or_zero, semihard_negatives
+from tammes.losses.mining import checked_margin, mean_or_zero, semihard_negatives
 
 
 class TripletSemihardLoss(nn.Module):

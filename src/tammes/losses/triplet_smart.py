@@ -9,8 +9,8 @@ from torch import Generator, Tensor, nn
 from tammes.errors import UserError
 from tammes.geometry import checked_batch, distances, keep_full_precision, normalise
 from tammes.losses.method import Method
+from tammes.losses.mining import checked_margin, smart_triplets, squared_distances_of
 from tammes.losses.triplet_global import checked_global, global_part, ratio_triplet
-from tammes.mining import checked_margin, smart_triplets, squared_distances_of
 
 TOO_EASY, TOO_HARD = 0.5, 0.9  # shares of active triplets between which the hardness stays as it is
 STEP = 0.05  # of the hardness, from one look to the next

@@ -14,7 +14,7 @@ from tammes.report.charts import Bar, Point, bar_chart, scatter
 from tammes.report.curves import curves
 from tammes.report.page import Section, page, rendered
 from tammes.report.run import NEEDED, what_trains
-from tammes.runs import Run
+from tammes.training.run_folder import Run
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:

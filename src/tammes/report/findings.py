@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from tammes.geometry import distances
 from tammes.metrics import per_query
-from tammes.neighbours import search
+from tammes.search.neighbours import search
 
 _ENTRIES = 1 << 22  # distances in one block
 

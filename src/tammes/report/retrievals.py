@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from PIL import Image, ImageDraw
 
-from tammes.loading import Decoded
-from tammes.neighbours import search
-from tammes.report.pictures import thumbnail
-from tammes.runtime import write_atomically
+from tammes.data.image_cache import Decoded
+from tammes.io.files import write_atomically
+from tammes.report.thumbnails import thumbnail
+from tammes.search.neighbours import search
 
 GREEN, RED, BLUE = (34, 150, 80), (205, 50, 50), (70, 90, 160)
 _SIDE, _FRAME, _GAP = 64, 4, 6

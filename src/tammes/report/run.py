@@ -10,19 +10,19 @@ from numpy import ndarray
 
 from tammes import __version__
 from tammes.centroids import quality
-from tammes.embeddings import Items
 from tammes.errors import UserError
 from tammes.geometry import blocks_of_pairs
 from tammes.metrics import TITLES
+from tammes.metrics.verification import Calibration, PairCounts, count_pairs
 from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
 from tammes.report.curves import curves
 from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
-from tammes.report.flat import Way, flat, shown_items
 from tammes.report.page import Section, data_block, page, rendered
-from tammes.report.pictures import Album, sheets
-from tammes.runs import Run, centroids_of
-from tammes.verdict import PRETRAINED, in_words, measured_rows
-from tammes.verification import Calibration, PairCounts, count_pairs
+from tammes.report.projection import Way, flat, shown_items
+from tammes.report.thumbnails import Album, sheets
+from tammes.training.embedding import Items
+from tammes.training.run_folder import Run, centroids_of
+from tammes.training.verdict import PRETRAINED, in_words, measured_rows
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 # What a page cannot do without.

@@ -1,0 +1,28 @@
+"""What every generator asks of its sizes."""
+
+import torch
+
+from tammes.errors import UserError, check_whole, shown
+from tammes.io.machine import memory
+
+
+def checked_sizes(
+    num_classes: int, dim: int, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
+) -> None:
+    """Refuse sizes for which no distinct unit points exist, and types in which they might not stay distinct."""
+    check_whole("num_classes", num_classes)
+    check_whole("dim", dim)
+    if dtype not in (torch.float32, torch.float64):
+        raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
+    # Before they are made: a system that promises memory which it has not kills the process later.
+    if num_classes * dim * dtype.itemsize > memory():
+        raise UserError(
+            f"{num_classes} centroids of {dim} numbers are more than this machine has memory for. Lower dim, or the"
+            " number of classes."
+        )
+    if dim == 1 and num_classes > 2:
+        raise UserError(
+            f"in dim 1 only 2 distinct unit points exist, but there are {num_classes} classes. Raise dim to 2 or more."
+        )
+    if not isinstance(generator, torch.Generator | None):
+        raise UserError(f"generator must be such as torch.Generator().manual_seed(0), got {shown(generator)}.")

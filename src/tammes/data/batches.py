@@ -1,0 +1,186 @@
+"""Batches of decoded images, cropped for training or evaluation by a thread a little ahead of their use."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped, UInt8
+from numpy import ndarray
+from torch import Tensor
+
+from tammes.data.image_cache import Decoded
+from tammes.data.samplers import Sampler, Turn, turns
+from tammes.data.transforms import centre_places, crop_each, crop_stack, random_places
+from tammes.errors import UserError
+
+Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
+Item = TypeVar("Item")
+
+_AHEAD = 2  # batches made before they are asked for
+
+
+def batches(
+    decoded: Decoded,
+    indices: Int64[ndarray, " chosen"],
+    labels: Int64[ndarray, " chosen"],
+    *,
+    batch_size: int,
+    crop: int | tuple[int, int] | None = None,
+    train: bool,
+    sampler: Sampler = "shuffled",
+    images_per_class: int = 4,
+    mirror: bool = True,
+    padding: int = 0,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    order: Int64[ndarray, " shown"] | None = None,
+) -> "Batches":
+    """One epoch of batches: iterable, any number of times, and with a length.
+
+    For training, images come as the sampler has them, each with its own random crop, half of them mirrored. For
+    evaluation (train=False) they come in the order of `indices`, each with its centre crop, and the sampler and
+    `mirror` mean nothing. Everything follows from (seed, epoch).
+
+    Args:
+        indices: which images.
+        labels: the label of each of them.
+        batch_size: images in a batch, of all processes together.
+        crop: height and width of what is cut out of an image; None for all of it.
+        sampler: "shuffled": each image once. "ordered": likewise, but in the order given. "balanced": each at least
+            once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk":
+            each once, in batches of batch_size / images_per_class classes with `images_per_class` images each, or fewer
+            where a class has no more left; no class twice in a batch unless it has more such groups than there are
+            batches.
+        mirror: mirror every other image, left to right; for writing, say, this is wrong.
+        padding: by how many pixels the border of an image is repeated outwards before it is cropped.
+        drop_last: leave out a last, smaller batch.
+        rank, world_size: this process and how many there are. For training each has a share of every batch, which may
+            be nothing of a small one; for evaluation each has whole batches.
+        order: positions in `indices` that the epoch is made of, triplet after triplet, instead of a sampler's.
+    """
+    turned = turns(
+        labels,
+        batch_size=batch_size,
+        train=train,
+        sampler=sampler,
+        images_per_class=images_per_class,
+        seed=seed,
+        epoch=epoch,
+        drop_last=drop_last,
+        rank=rank,
+        world_size=world_size,
+        order=order,
+    )
+    if np.isin(indices, decoded.bad).any():
+        raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
+    sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
+    window = _window(sizes, crop, padding)
+    rooms = sizes + 2 * padding - np.array(window)
+
+    def images(turn: Turn) -> UInt8[Tensor, "batch channels height width"]:
+        chosen = indices[turn.positions]
+        if not len(chosen):  # this process has nothing of a small batch
+            return torch.empty(0, decoded.channels, *window, dtype=torch.uint8)
+        if train:
+            places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
+        else:
+            places = centre_places(rooms[turn.positions])
+        if decoded.stack is not None:
+            return crop_stack(decoded.stack, chosen, places, window, padding)
+        return crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
+
+    return Batches(turned, indices, labels, images)
+
+
+class Batches:
+    """The batches of one epoch: (inputs, labels, indices), made by a thread a little ahead of their use.
+
+    Args:
+        ahead: False makes each when it is asked for: better where making one takes no longer than handing it over.
+    """
+
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        indices: Int64[ndarray, " chosen"],
+        labels: Int64[ndarray, " chosen"],
+        inputs: Callable[[Turn], Tensor],
+        *,
+        ahead: bool = True,
+    ) -> None:
+        self._ahead = ahead
+        self._turns, self._indices, self._labels, self._inputs = turns, indices, labels, inputs
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def num_images(self) -> int:
+        return sum(len(turn.positions) for turn in self._turns)
+
+    def __iter__(self) -> Generator[Batch, None, None]:
+        made = (self._made(turn) for turn in self._turns)
+        return _made_ahead(made) if self._ahead else made
+
+    def _made(self, turn: Turn) -> Batch:
+        labels, indices = self._labels[turn.positions], self._indices[turn.positions]
+        return self._inputs(turn), torch.from_numpy(labels), torch.from_numpy(indices)
+
+
+def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | None, padding: int) -> tuple[int, int]:
+    smallest, largest = sizes.min(axis=0), sizes.max(axis=0)
+    if crop is None:
+        if (smallest != largest).any():
+            raise UserError("the images differ in size, so a batch of them needs a crop of one size.")
+        return int(smallest[0]), int(smallest[1])
+    height, width = (crop, crop) if isinstance(crop, int) else crop
+    if (smallest + 2 * padding < (height, width)).any():
+        room = " x ".join(str(side) for side in (smallest + 2 * padding).tolist())
+        padded = f", padded by {padding}," if padding else ""
+        raise UserError(
+            f"a crop of {height} x {width} does not fit into the smallest images{padded} of {room}. "
+            "Scale the images up, or choose a network with a smaller input."
+        )
+    return height, width
+
+
+class _Failure(NamedTuple):
+    error: BaseException
+
+
+def _made_ahead(source: Iterator[Item]) -> Generator[Item, None, None]:
+    """The items of a source, made by a thread of its own, a few ahead; closing it early stops the thread."""
+    queue: Queue[Item | _Failure | None] = Queue(_AHEAD)
+    stop = Event()
+
+    def work() -> None:
+        try:
+            for item in source:
+                queue.put(item)
+                if stop.is_set():
+                    return
+            queue.put(None)
+        except BaseException as error:
+            queue.put(_Failure(error))
+
+    thread = Thread(target=work, daemon=True, name="tammes-batches")
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+    finally:
+        # The thread sees `stop` after its next put, for which emptying the queue makes room.
+        stop.set()
+        with suppress(Empty):
+            while True:
+                queue.get_nowait()
+        thread.join()

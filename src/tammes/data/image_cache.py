@@ -1,0 +1,384 @@
+"""Every image of a data set, decoded and resized once into a memory-mapped file of the cache."""
+
+import errno
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from numpy import ndarray
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from tammes.data.dataset import Dataset
+from tammes.data.images import ROOM, Mode, in_mode, resized, resized_size
+from tammes.data.parallel import in_order
+from tammes.errors import UserError
+from tammes.io.cache import check_room, no_room
+from tammes.io.environment import cache_folder
+from tammes.io.files import folder_inside, new_partial, remove_partial
+
+# A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
+# heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
+_MAGIC, _VERSION = b"TAMMESPX", 3
+_HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
+_PIXELS_START = 64
+_SUFFIX, _WHAT = ".pixels", "the decoded images"
+_BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
+_SHOWN = 10  # broken images named in an error
+_LARGE = 2**25  # pixels; larger pictures are scaled by Pillow, which needs no copy of them
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Every image of a data set in one mode and size, in a memory-mapped file; numbered as in the data set.
+
+    Attributes:
+        pixels: all images one after another, each (channels, height, width).
+        heights, widths: of each image.
+        bad: the images that could not be read (left out by `skip_bad`); the numbers of the others are unchanged.
+        reasons: why, for each of the bad.
+        digest: of all pixels and sizes: what is computed from the images depends on it, not on where their files are.
+    """
+
+    file: Path
+    pixels: UInt8[ndarray, " bytes"]
+    heights: Int64[ndarray, " images"]
+    widths: Int64[ndarray, " images"]
+    channels: int
+    bad: Int64[ndarray, " bad"]
+    reasons: tuple[str, ...]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.heights)
+
+    def __getitem__(self, index: int) -> UInt8[ndarray, "channels height width"]:
+        start, shape = self._starts[index], (self.channels, int(self.heights[index]), int(self.widths[index]))
+        return self.pixels[start : start + shape[0] * shape[1] * shape[2]].reshape(shape)
+
+    def without_bad(self, indices: Int64[ndarray, " some"]) -> Int64[ndarray, " kept"]:
+        """The same images, less those that could not be read."""
+        return indices[~np.isin(indices, self.bad)]
+
+    @cached_property
+    def stack(self) -> UInt8[ndarray, "images channels height width"] | None:
+        """All images as one array, if they have one size."""
+        if len(np.unique(self.heights)) > 1 or len(np.unique(self.widths)) > 1:
+            return None
+        return self.pixels.reshape(len(self), self.channels, int(self.heights[0]), int(self.widths[0]))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *np.cumsum(self.heights * self.widths * self.channels).tolist()]
+
+
+def decode(
+    dataset: Dataset,
+    *,
+    mode: Mode,
+    shorter_side: int | None = None,
+    size: int | tuple[int, int] | None = None,
+    cache: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    skip_bad: bool = False,
+    threads: int | None = None,
+) -> Decoded:
+    """Every image decoded and resized, from the cache or, the first time, into it.
+
+    Several processes may ask for the same images at once: each that finds none builds its own file, the first to
+    finish puts it in place, and all use that one. What Ctrl-C interrupts is continued the next time.
+
+    Args:
+        shorter_side: scale each image to this shorter side, its shape kept.
+        size: scale each image to this square or (height, width) instead. Neither: leave them as they are.
+        cache: the cache's folder; by default that of the program.
+        on_progress: called with (images done, images in all) as decoding goes on; not at all if the cache has them.
+        skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
+
+    Raises:
+        UserError: images that are missing, before any is decoded; images that cannot be read, all named together, or
+            that change meanwhile; no room on the disk; a cache that cannot be written.
+    """
+    check_there(dataset, skip_bad=skip_bad)
+    form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
+    folder = (cache or cache_folder()) / "images"
+    key = sha256(json.dumps([_VERSION, dataset.fingerprint, *form]).encode()).hexdigest()[:16]
+    file = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset.name).strip('-') or 'images'}-{key}{_SUFFIX}"
+    decoded = _opened(file, len(dataset))
+    if decoded is not None and _can_be_read_now(decoded, dataset, form):
+        file.unlink(missing_ok=True)
+        decoded = None
+    if decoded is None:
+        decoded = _build(dataset, form, file, on_progress, threads or os.cpu_count() or 1)
+    if len(decoded.bad) == len(dataset) or (len(decoded.bad) and not skip_bad):
+        raise _unusable(decoded.reasons, len(decoded), "cannot be used")
+    return decoded
+
+
+def check_there(dataset: Dataset, *, skip_bad: bool = False) -> None:
+    """Refuse images whose files are missing, as `decode` does: before any is decoded."""
+    if dataset.missing and not skip_bad:
+        raise _unusable([dataset.keys[index] for index in dataset.missing], len(dataset), "are missing")
+
+
+class _Form(NamedTuple):
+    """What decoding makes of an image."""
+
+    mode: Mode
+    shorter_side: int | None
+    size: tuple[int, int] | None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mode)
+
+
+def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
+    """One image as it will be cached, or why it cannot be."""
+    try:
+        stored = dataset.read(index)
+        width, height = resized_size(stored.size, shorter_side=form.shorter_side, size=form.size)
+        if _is_too_large(width, height):
+            return f"cannot use {dataset.keys[index]}: scaled, it would have {width} x {height} pixels."
+        return scaled(in_mode(stored, form.mode), width, height)
+    except UserError as error:
+        text = str(error)
+        return text if text.startswith("cannot read") else f"cannot read {dataset.keys[index]}: {text}"
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        return f"cannot read {dataset.keys[index]}: {error}."
+
+
+def _can_be_read_now(decoded: Decoded, dataset: Dataset, form: _Form) -> bool:
+    """Whether one of the images that could not be read then can be now."""
+    return any(not isinstance(_one(dataset, int(index), form), str) for index in decoded.bad)
+
+
+def _is_too_large(width: int, height: int) -> bool:
+    return width * height > (Image.MAX_IMAGE_PIXELS or float("inf"))
+
+
+def scaled(image: Image.Image, width: int, height: int) -> UInt8[ndarray, "channels height width"]:
+    """A grey or RGB picture in that size, by Lanczos.
+
+    Colours by PyTorch's, which is five times as fast as Pillow's and equal but for rounding: one value in two hundred
+    differs, by 1 or 2 of 255 (docs/decisions/0014-scaling-by-pytorch.md).
+    """
+    as_it_is = image.size == (width, height) or image.mode != "RGB"
+    if as_it_is or image.width * image.height > _LARGE or not _lanczos_is_there():
+        pixels = np.asarray(resized(image, size=(height, width)))
+        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    given = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (channels, height, width)
+    found = interpolate(given[None], (height, width), mode="lanczos", antialias=True)[0].contiguous()
+    return np.asarray(found.numpy())
+
+
+@cache
+def _lanczos_is_there() -> bool:
+    """Whether this PyTorch has the filter: it came late."""
+    try:
+        interpolate(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), (2, 2), mode="lanczos", antialias=True)
+    except (NotImplementedError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
+    """The same, when there is room in memory for an image of its size."""
+    with ROOM.for_picture(None if dataset.files is None else dataset.files[index]):
+        return _one(dataset, index, form)
+
+
+def _num_bytes(image: UInt8[ndarray, "channels height width"] | str) -> int:
+    return 0 if isinstance(image, str) else image.nbytes
+
+
+def _build(
+    dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
+) -> Decoded:
+    try:
+        folder_inside(file.parent)
+        remove_partial(file.parent)
+        _check_room(dataset, form, file.parent)
+        with new_partial(file.parent, f"{file.stem}-") as sink:
+            try:
+                _write(dataset, form, sink, on_progress, threads, _begun(file, dataset, form))
+                _check_unchanged(dataset)
+                sink.flush()
+                os.fsync(sink.fileno())
+                # Another process may have finished first: what it made is in use, and the same.
+                decoded = _opened(file, len(dataset))
+                if decoded is None:
+                    Path(sink.name).replace(file)
+                    decoded = _opened(file, len(dataset))
+                file.with_suffix(_BEGUN).unlink(missing_ok=True)
+            except KeyboardInterrupt:
+                with suppress(OSError, UserError):
+                    _check_unchanged(dataset)
+                    sink.flush()
+                    if _opened(Path(sink.name)) is not None:
+                        Path(sink.name).replace(file.with_suffix(_BEGUN))
+                raise
+            finally:
+                with suppress(OSError):
+                    Path(sink.name).unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise no_room(file.parent, None, _WHAT) from error
+        raise UserError(
+            f"cannot write decoded images to {file.parent}: {error.strerror}. "
+            "Set TAMMES_CACHE to a folder that can be written."
+        ) from error
+    assert decoded is not None, "what was just written can be read"
+    return decoded
+
+
+def _check_unchanged(dataset: Dataset) -> None:
+    """Refuse what would be kept under a wrong fingerprint: some images are decoded as they were, some as they are."""
+    changed = None if dataset.changed is None else dataset.changed()
+    if changed is not None:
+        raise UserError(f"{changed} has changed while images were decoded. Do it again when nobody writes to them.")
+
+
+def _begun(file: Path, dataset: Dataset, form: _Form) -> Decoded | None:
+    """The images that were decoded before Ctrl-C came, if they are as they were then."""
+    found = _opened(file.with_suffix(_BEGUN))
+    if found is None or len(found) > len(dataset) or _can_be_read_now(found, dataset, form):
+        return None
+    digest = sha256(found.pixels.data)
+    digest.update(_table(found.heights, found.widths))
+    return found if digest.hexdigest() == found.digest else None
+
+
+def _write(
+    dataset: Dataset,
+    form: _Form,
+    sink: IO[bytes],
+    on_progress: Callable[[int, int], None] | None,
+    threads: int,
+    begun: Decoded | None,
+) -> None:
+    """All images, after those that were begun with; at Ctrl-C the file holds those that are done."""
+    sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
+    bad: list[tuple[int, str]] = []
+    digest, first = sha256(), 0
+    sink.write(bytes(_PIXELS_START))
+    if begun is not None:
+        first, bad = len(begun), list(zip(begun.bad.tolist(), begun.reasons, strict=True))
+        sizes[:, :first] = begun.heights, begun.widths
+        sink.write(begun.pixels.data)
+        digest.update(begun.pixels.data)
+    done = first
+
+    def finish() -> None:
+        num_bytes = int((sizes[0, :done] * sizes[1, :done]).sum()) * form.channels
+        table = _table(sizes[0, :done], sizes[1, :done])
+        digest.update(table)
+        record = {"channels": form.channels, "bad": bad, "digest": digest.hexdigest()}
+        tail = table + json.dumps(record).encode()
+        sink.seek(_PIXELS_START + num_bytes)  # at Ctrl-C an image may be half written
+        sink.truncate()
+        sink.write(tail)
+        sink.seek(0)
+        sink.write(_HEADER.pack(_MAGIC, _VERSION, done, num_bytes, len(tail), zlib.crc32(tail)))
+
+    try:
+        for image in in_order(
+            lambda index: _in_turn(dataset, first + index, form), len(dataset) - first, threads, _num_bytes
+        ):
+            if isinstance(image, str):
+                bad.append((done, image))
+                # A blank keeps images of one size in one array.
+                image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
+            sizes[:, done] = image.shape[1:]
+            sink.write(image.data)
+            digest.update(image.data)
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(dataset))
+    except KeyboardInterrupt:
+        finish()
+        raise
+    finish()
+
+
+def _table(heights: ndarray, widths: ndarray) -> bytes:
+    return np.stack([heights, widths]).astype("<i8").tobytes()
+
+
+def _opened(file: Path, num_images: int | None = None) -> Decoded | None:
+    """What a cache file holds; None if it is missing, cut short, empty or damaged, and must be built.
+
+    Args:
+        num_images: how many it must hold; None: any number.
+    """
+    try:
+        with file.open("rb") as source:
+            magic, version, count, num_bytes, tail_bytes, crc = _HEADER.unpack(source.read(_HEADER.size))
+            whole = file.stat().st_size == _PIXELS_START + num_bytes + tail_bytes
+            expected = count > 0 if num_images is None else count == num_images
+            if (magic, version, whole, expected) != (_MAGIC, _VERSION, True, True):
+                return None
+            source.seek(_PIXELS_START + num_bytes)
+            tail = source.read(tail_bytes)
+    except (OSError, struct.error):
+        return None
+    if zlib.crc32(tail) != crc:
+        return None
+    heights, widths = np.frombuffer(tail, dtype="<i8", count=2 * count).reshape(2, count).astype(np.int64)
+    record = json.loads(tail[2 * count * 8 :])
+    shape = (num_bytes,)
+    return Decoded(
+        file=file,
+        pixels=np.asarray(np.memmap(file, dtype=np.uint8, mode="r", offset=_PIXELS_START, shape=shape)),
+        heights=heights,
+        widths=widths,
+        channels=record["channels"],
+        bad=np.array([index for index, _ in record["bad"]], dtype=np.int64),
+        reasons=tuple(reason for _, reason in record["bad"]),
+        digest=record["digest"],
+    )
+
+
+def _unusable(lines: Sequence[str], total: int, are_so: str) -> UserError:
+    """The error for images that cannot be used, the first of them named."""
+    count = len(lines)
+    more = [f"and {count - _SHOWN} more."] if count > _SHOWN else []
+    put_right = "Put them back" if are_so == "are missing" else "Repair or remove them"
+    advice = "None is left." if count == total else f"{put_right}, or leave them out with --skip-bad."
+    listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
+    return UserError(f"{count} of {total} images {are_so}:\n{listed}\n{advice}")
+
+
+def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
+    """Refuse before the first image what would fail at the last: judged by a few images, unless all have one size.
+
+    An image that cannot be used takes no room: that it cannot is what its user must read.
+    """
+    if form.size is not None:
+        areas = [form.size[0] * form.size[1]]
+    else:
+        few = np.linspace(0, len(dataset) - 1, min(len(dataset), 16)).astype(int).tolist()
+        areas = [_area(dataset, index, form) for index in few]
+    needed = int(sum(areas) / max(len(areas), 1) * form.channels * len(dataset))
+    check_room(folder, needed, _WHAT)
+
+
+def _area(dataset: Dataset, index: int, form: _Form) -> int:
+    """How many pixels an image will have; none if it cannot be used."""
+    try:
+        width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
+    except (OSError, SyntaxError, ValueError, EOFError):
+        return 0
+    return 0 if _is_too_large(width, height) else width * height

@@ -1,0 +1,96 @@
+"""A .npz file whose largest array need not fit in memory."""
+
+import struct
+import zlib
+from pathlib import Path
+from tokenize import TokenError
+from zipfile import ZIP_STORED, BadZipFile, ZipExtFile, ZipFile, ZipInfo
+
+import numpy as np
+from numpy import ndarray
+
+from tammes.errors import UserError
+
+# There is a version 3, for names of fields that are not Latin: vectors have none.
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def npz_arrays(file: Path) -> dict[str, ndarray]:
+    """The arrays of a .npz file that `tammes.data.vectors` knows by name, `vectors` mapped if it can be.
+
+    Raises:
+        UserError: the file is not whole, or `vectors` or `labels` is missing.
+    """
+    found: dict[str, ndarray] = {}
+    try:
+        with ZipFile(file) as archive:
+            stored = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            missing = [name for name in ("vectors", "labels") if name not in stored]
+            if missing:
+                raise UserError(f"{file} has no array `{missing[0]}`; it has {', '.join(stored) or 'none'}.")
+            for name in ("vectors", "labels", "query", "gallery", "sequence", "paths"):
+                if name in stored:
+                    found[name] = _array(file, archive, stored[name], name)
+    # RuntimeError: it is encrypted; UnicodeDecodeError: the name of an entry is not what its flags say.
+    except (BadZipFile, OSError, EOFError, RuntimeError, UnicodeDecodeError, struct.error, zlib.error) as error:
+        raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .npz file.") from error
+    return found
+
+
+def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
+    try:
+        mapped = _mapped(file, entry) if name == "vectors" else None
+        if mapped is not None:
+            return mapped
+        with archive.open(entry) as source:
+            assert isinstance(source, ZipExtFile)
+            _check_length(source, entry)
+        with archive.open(entry) as source:
+            return np.asarray(np.lib.format.read_array(source, allow_pickle=False))
+    except (ValueError, SyntaxError, TokenError) as error:
+        if "allow_pickle" not in str(error):
+            raise UserError(f"`{name}` of {file} is no whole array. Save it again.") from error
+        raise UserError(
+            f"`{name}` of {file} holds Python objects, which are not read. "
+            f"Save it as numbers or text: np.array({name}, dtype=str)."
+        ) from None
+
+
+def _check_length(source: ZipExtFile, entry: ZipInfo) -> None:
+    """Refuse an array of another length than its header says, before memory is asked for."""
+    version = np.lib.format.read_magic(source)
+    if version in _HEADERS:
+        shape, _, dtype = _HEADERS[version](source)
+        if (
+            not dtype.hasobject
+            and source.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize != entry.file_size
+        ):
+            raise ValueError("another length than the header says")
+
+
+def _mapped(file: Path, entry: ZipInfo) -> ndarray | None:
+    """An array that lies uncompressed in a zip file, mapped into memory; None if it has to be read in another way.
+
+    np.load has this for .npy files only. The array begins behind the entry's own header, whose length is not that of
+    the same header in the list at the end of the file, so it is read here.
+    """
+    if entry.compress_type != ZIP_STORED or entry.flag_bits & 1:  # compressed or encrypted
+        return None
+    with file.open("rb") as source:
+        source.seek(entry.header_offset)
+        header = source.read(30)
+        if len(header) < 30 or header[:4] != b"PK\x03\x04":
+            raise BadZipFile("an entry is not where the list of entries says")
+        source.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
+        begin = source.tell()
+        version = np.lib.format.read_magic(source)
+        if version not in _HEADERS:
+            return None
+        shape, fortran_order, dtype = _HEADERS[version](source)
+        offset = source.tell()
+    count = int(np.prod(shape, dtype=object))
+    if dtype.hasobject or not shape or count == 0:
+        return None
+    if offset - begin + count * dtype.itemsize != entry.file_size:
+        raise ValueError("another length than the header says")
+    return np.memmap(file, dtype, "r", offset, shape, order="F" if fortran_order else "C")

@@ -1,0 +1,214 @@
+"""A table of images: a CSV file with a line for each, as open-metric-learning has it too."""
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from tammes.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.data.files import of_files
+from tammes.data.folder import natural
+from tammes.data.images import open_picture
+from tammes.errors import UserError
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
+Value = TypeVar("Value")
+
+_PARTS = {"train": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
+# 1.0 is how pandas writes a 1 in a column with gaps.
+_TRUTHS = {"true": True, "1": True, "1.0": True, "yes": True}
+_TRUTHS |= {"false": False, "0": False, "0.0": False, "no": False, "": False}
+_BOX = ("x_1", "y_1", "x_2", "y_2")
+
+
+def table(file: Path) -> Dataset:
+    """The images that a CSV file names in its column `path`, of the class in its column `label`.
+
+    Further columns, none of which must be there:
+
+        split                   train, val (or validation), test: what the image is for. Where no line says test, the
+                                validation images are those that are tested on, as in open-metric-learning.
+        is_query, is_gallery    True or False (1 or 0, yes or no; nothing is False), for images that are tested on
+        sequence                a query does not find images of its own; without an entry an image is in none
+        x_1, y_1, x_2, y_2      a box in pixels from the upper left corner, x_2 and y_2 exclusive: only what is in it
+                                is the image. All four or none; one file may hold several images in different boxes.
+
+    All others are left alone. Paths are absolute or below the folder of the CSV file, labels are text as written, and
+    classes come in natural order. Without `split` the classes are halved as those of a folder are.
+
+    Raises:
+        UserError: the file cannot be read, or a line of it is wrong; it says which.
+    """
+    lines = _lines(file)
+    keys = [line.key for line in lines]
+    class_names = sorted({line.label for line in lines}, key=natural)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    parts = _all([line.part for line in lines])
+    remarks = []
+    if parts is not None and TEST not in parts and VALIDATION in parts:
+        parts = [TEST if part == VALIDATION else part for part in parts]
+        remarks.append(f"no line of {file.name} says test: its {parts.count(TEST):,} validation images are tested on.")
+    query, gallery = _all([line.query for line in lines]), _all([line.gallery for line in lines])
+    tested = [index for index in range(len(lines)) if parts is None or parts[index] == TEST]
+    for column, mask in (("is_query", query), ("is_gallery", gallery)):
+        if mask is not None and tested and not any(mask[index] for index in tested):
+            raise UserError(f"{file}: {column} is True of no image that is tested on. Fill it in or remove it.")
+    if query is not None and gallery is not None:
+        neither = [index for index in tested if not (query[index] or gallery[index])]
+        if neither:
+            remarks.append(
+                f"{len(neither):,} of {len(tested):,} test images are neither query nor gallery, {keys[neither[0]]} "
+                "first: they are not tested on."
+            )
+    dataset = of_files(
+        file.stem,
+        keys,
+        [line.file for line in lines],
+        np.array([numbers[line.label] for line in lines], dtype=np.int64),
+        class_names,
+        part=None if parts is None else np.array(parts, dtype=np.uint8),
+        query=None if query is None else np.array(query),
+        gallery=None if gallery is None else np.array(gallery),
+        sequence=_sequences([line.sequence for line in lines]),
+        remarks=remarks,
+    )
+    return replace(dataset, read=partial(_read, lines))
+
+
+@dataclass(frozen=True)
+class _Line:
+    key: str
+    file: Path
+    label: str
+    part: int | None
+    query: bool | None
+    gallery: bool | None
+    sequence: str | None
+    box: Box | None
+
+
+def _read(lines: Sequence[_Line], index: int) -> Image.Image:
+    line = lines[index]
+    image = open_picture(line.file)
+    if line.box is None:
+        return image
+    if line.box[2] > image.width or line.box[3] > image.height:
+        raise UserError(
+            f"cannot cut {line.key} out: {line.file} is {image.width} x {image.height} pixels, its box ends at "
+            f"{line.box[2]}, {line.box[3]}."
+        )
+    return image.crop(line.box)
+
+
+def _lines(file: Path) -> list[_Line]:
+    lines: list[_Line] = []
+    seen: dict[tuple[str, Box | None], int] = {}
+    for number, entry in _entries(file):
+        where = f"{file}, line {number}"
+        for column in ("path", "label"):
+            if not entry[column]:
+                raise UserError(f"{where}: the {column} is empty.")
+        place = file.parent / entry["path"]
+        box = _box(entry, where)
+        first = seen.setdefault((os.path.normpath(place), box), number)
+        if first != number:
+            raise UserError(f"{where}: {entry['path']} is already in line {first}; every image must come once.")
+        key = entry["path"] if box is None else f"{entry['path']} {','.join(str(edge) for edge in box)}"
+        lines.append(
+            _Line(
+                key=key,
+                file=place,
+                label=entry["label"],
+                part=_one_of(_PARTS, entry, "split", "train, val, validation, test", where),
+                query=_one_of(_TRUTHS, entry, "is_query", "True, False, 1, 0", where),
+                gallery=_one_of(_TRUTHS, entry, "is_gallery", "True, False, 1, 0", where),
+                sequence=entry.get("sequence"),
+                box=box,
+            )
+        )
+    if not lines:
+        raise UserError(f"{file} names no images: it has a header only.")
+    return lines
+
+
+def _entries(file: Path) -> list[tuple[int, dict[str, str]]]:
+    """The lines below the header with their numbers, by column, without blanks around what they hold."""
+    entries = []
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as source:
+            reader = csv.reader(source)
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(file, header)
+            before = reader.line_num
+            for fields in reader:
+                number, before = before + 1, reader.line_num  # an entry in quotes may go over several lines
+                if not fields:
+                    continue
+                if len(fields) != len(header):
+                    raise UserError(f"{file}, line {number}: {len(fields)} entries where the header has {len(header)}.")
+                entries.append((number, {name: field.strip() for name, field in zip(header, fields, strict=True)}))
+    except FileNotFoundError:
+        raise UserError(f"no such file: {file}. Expected a CSV file with the columns path and label.") from None
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {file}: it is not a text in UTF-8.") from None
+    except csv.Error as error:
+        raise UserError(f"cannot read {file}, line {reader.line_num}: {error}.") from error
+    return entries
+
+
+def _check_header(file: Path, header: Sequence[str]) -> None:
+    has = f"It has {', '.join(header)}." if header else "It is empty."
+    for column in ("path", "label"):
+        if column not in header:
+            raise UserError(f"{file} has no column {column!r}. {has} Expected a header with path and label at least.")
+    twice = [column for column in header if header.count(column) > 1]
+    if twice:
+        raise UserError(f"{file} has the column {twice[0]!r} more than once.")
+    missing = [column for column in _BOX if column not in header]
+    if 0 < len(missing) < len(_BOX):
+        raise UserError(f"{file} has no column {missing[0]!r}. {has} A box needs {', '.join(_BOX)}.")
+
+
+def _one_of(known: dict[str, Value], entry: dict[str, str], column: str, expected: str, where: str) -> Value | None:
+    if column not in entry:
+        return None
+    if entry[column].casefold() not in known:
+        raise UserError(f"{where}: {column} is {entry[column]!r}. Expected one of {expected}.")
+    return known[entry[column].casefold()]
+
+
+def _box(entry: dict[str, str], where: str) -> Box | None:
+    given = [entry.get(column, "") for column in _BOX]
+    if not any(given):
+        return None
+    try:
+        left, top, right, bottom = (round(float(edge)) for edge in given)
+    except (ValueError, OverflowError):
+        raise UserError(f"{where}: the box {', '.join(given)} is not four numbers ({', '.join(_BOX)}).") from None
+    if not (0 <= left < right and 0 <= top < bottom):
+        raise UserError(f"{where}: the box {', '.join(given)} is empty or begins outside ({', '.join(_BOX)}).")
+    return left, top, right, bottom
+
+
+def _all(values: Sequence[Value | None]) -> list[Value] | None:
+    """The entries of a column, or None if there is no such column: a line has all columns or the file has not."""
+    present = [value for value in values if value is not None]
+    return present or None
+
+
+def _sequences(names: Sequence[str | None]) -> np.ndarray | None:
+    """A number for each sequence; an image without one is a sequence of its own."""
+    present = _all(names)
+    if present is None:
+        return None
+    numbers: dict[object, int] = {}
+    keys = [name or index for index, name in enumerate(present)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)

@@ -1,0 +1,109 @@
+"""Vectors and their labels from a file, for what needs no images: .npz or .parquet."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Shaped
+from numpy import ndarray
+
+from tammes.data.npz import npz_arrays
+from tammes.data.parquet import parquet_arrays
+from tammes.errors import UserError
+
+_BLOCK = 1 << 22  # numbers that are looked at together
+_EXPECTED = "Expected a .npz or .parquet file with `vectors` and `labels`."
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors, the class of each, and what else a file says of them.
+
+    Attributes:
+        vectors: as they are stored, in their own precision; left in the file until needed, where it can be mapped.
+        labels: whole numbers or text.
+        query, gallery: which are searched for and which they are searched among; None: all of them.
+        sequence: numbers or text; a query does not find items with its own. None: there are none.
+        paths: what each is the vector of, as text; None: the file does not say.
+    """
+
+    vectors: Float[ndarray, "items dim"]
+    labels: Shaped[ndarray, " items"]
+    query: Bool[ndarray, " items"] | None = None
+    gallery: Bool[ndarray, " items"] | None = None
+    sequence: Shaped[ndarray, " items"] | None = None
+    paths: Shaped[ndarray, " items"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
+def vectors(file: Path) -> Vectors:
+    """What is in a file of vectors.
+
+    A .npz file has the arrays `vectors` and `labels`, and if need be `query`, `gallery` (a mask, or positions),
+    `sequence` and `paths`. One that is not compressed, which is how `numpy.savez` writes it, is mapped into memory and
+    may be larger than that. A .parquet file has columns of the same names, `vectors` being lists of numbers, or else
+    the numbers in columns named 0, 1, 2, …
+
+    Raises:
+        UserError: the file cannot be read, something is missing, of the wrong shape or kind, or not finite.
+    """
+    if not file.exists():
+        raise UserError(f"no such file: {file}. {_EXPECTED}")
+    suffix = file.suffix.lower()
+    if suffix not in (".npz", ".parquet"):
+        raise UserError(f"{file} is neither .npz nor .parquet. {_EXPECTED}")
+    arrays = npz_arrays(file) if suffix == ".npz" else parquet_arrays(file)
+    return _checked(file, arrays)
+
+
+def _checked(file: Path, arrays: dict[str, ndarray]) -> Vectors:
+    array = arrays["vectors"]
+    if array.ndim != 2 or 0 in array.shape:
+        raise UserError(f"`vectors` of {file} has the shape {array.shape}. Expected one row of numbers for each item.")
+    if array.dtype.kind not in "fiu":
+        raise UserError(f"`vectors` of {file} holds {array.dtype}. Expected floating-point numbers.")
+    if array.dtype.kind != "f" or array.dtype.itemsize > 8:
+        array = array.astype(np.float64, subok=False)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), subok=False)
+    step = max(1, _BLOCK // array.shape[1])
+    for begin in range(0, len(array), step):
+        finite = np.isfinite(array[begin : begin + step]).all(axis=1)
+        if not finite.all():
+            raise UserError(f"vector {begin + int((~finite).argmax())} of {file} holds a number that is not finite.")
+    named = {
+        name: _names(file, name, arrays[name], len(array)) for name in ("labels", "sequence", "paths") if name in arrays
+    }
+    masks = {name: _mask(file, name, arrays[name], len(array)) for name in ("query", "gallery") if name in arrays}
+    return Vectors(array, **named, **masks)
+
+
+def _names(file: Path, name: str, array: ndarray, num_items: int) -> Shaped[ndarray, " items"]:
+    if array.shape != (num_items,):
+        raise UserError(
+            f"`{name}` of {file} has the shape {array.shape}. Expected one for each of {num_items} vectors."
+        )
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"`{name}` of {file} is not a text in UTF-8.") from None
+    if array.dtype.kind not in "iuU":
+        raise UserError(f"`{name}` of {file} holds {array.dtype}. Expected whole numbers or text.")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _mask(file: Path, name: str, array: ndarray, num_items: int) -> Bool[ndarray, " items"]:
+    if array.dtype == bool and array.shape == (num_items,):
+        return array
+    positions = array.dtype.kind in "iu" and array.ndim == 1
+    if not positions or len(np.unique(array)) < len(array) or ((array < 0) | (array >= num_items)).any():
+        raise UserError(
+            f"`{name}` of {file} is neither a mask ({num_items} truth values) nor different positions from 0 to "
+            f"{num_items - 1}: it holds {array.dtype} in the shape {array.shape}."
+        )
+    mask = np.zeros(num_items, dtype=bool)
+    mask[array] = True
+    return mask

@@ -1,0 +1,258 @@
+"""A folder ready for the Hugging Face hub: config.json, model.safetensors, a model card, a licence, a picture.
+
+Of a backbone of timm the files are timm's own, with the layer that makes the vector in the place of its classifier:
+`timm.create_model("hf-hub:owner/name", pretrained=True)` gives the vectors before they are scaled to unit length.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tammes.errors import UserError
+from tammes.export import LARGEST, described, vector_size
+from tammes.geometry import normalise
+from tammes.io.files import write_atomically
+from tammes.io.schema import read_json
+from tammes.metrics import TITLES
+from tammes.models.embedder import Embedder
+from tammes.training.verdict import PRETRAINED, WHITENED, in_words
+
+LIBRARY = "tammes"
+LICENCES = {"apache-2.0": Path(__file__).with_name("apache-2.0.txt")}  # texts that are here, by the hub's names
+PICTURE, LICENCE = "neighbours.png", "LICENSE"
+_SHOWN = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r", "NMI")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the model card says beside what the model says of itself.
+
+    Attributes:
+        name: of the model.
+        owner: of its place on the hub.
+        data: what it was trained on, in a word.
+        loss: what it was trained by.
+        results: of the run, as results.json has them; None without.
+        licence: the hub's name of one, such as apache-2.0.
+        licence_text: of the licence; None without one.
+        threshold: the distance up to which two images are taken for the same class; None if it was not calibrated.
+    """
+
+    name: str
+    data: str
+    loss: str
+    results: dict[str, Any] | None = None
+    licence: str = "unknown"
+    licence_text: str | None = None
+    threshold: float | None = None
+    owner: str = "OWNER"
+
+
+def write_hub_folder(folder: Path, embedder: Embedder, card: Card, picture: bytes | None = None) -> None:
+    """Write all files, each whole or not at all; the configuration, by which the folder is recognised, last."""
+    from safetensors.torch import save
+
+    config, tensors = hub_files(embedder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
+    if picture is not None:
+        write_atomically(folder / PICTURE, picture)
+    if card.licence_text is not None:
+        write_atomically(folder / LICENCE, card.licence_text.encode())
+    write_atomically(folder / "README.md", model_card(embedder, card, picture=picture is not None).encode())
+    write_atomically(folder / "config.json", json.dumps(config, indent=1).encode() + b"\n")
+
+
+def licence_text(licence: str, file: Path | None = None) -> str | None:
+    """What the file LICENSE holds: that file's text, or one that is known here; None of a licence that is not stated.
+
+    Raises:
+        UserError: the text is not known, or the file cannot be read.
+    """
+    if file is not None:
+        if licence == "unknown":
+            raise UserError("--licence-file is the text of --licence: give its name too, such as --licence mit.")
+        if not file.is_file():
+            raise UserError(f"no such file: {file}. --licence-file is the text of the licence.")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is not text: --licence-file is the text of the licence.") from None
+    if licence == "unknown":
+        return None
+    if licence not in LICENCES:
+        raise UserError(
+            f"the text of the licence {licence!r} is not here, only that of {', '.join(LICENCES)}, and it goes with the"
+            " model: --licence-file FILE"
+        )
+    return LICENCES[licence].read_text(encoding="utf-8")
+
+
+def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What config.json holds, and the weights. The class layer is left out where no vector comes from it."""
+    config = embedder.config
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in embedder.state_dict().items()}
+    if config.embedding == "penultimate":
+        config = replace(config, class_dim=None)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("class_layer.")}
+    said = {name: value for name, value in described(embedder).items() if name != "embedder"}
+    said |= {"embedder": asdict(config), "classifier": None}
+    as_timm = _as_timm(embedder) if type(embedder.backbone).__module__.startswith("timm.") else None
+    if as_timm is None:
+        return {"library_name": LIBRARY, LIBRARY: said}, tensors
+    network, classifier, head = as_timm
+    given = dict(network.pretrained_cfg)
+    for name in ("source", "url", "file", "hf_hub_id", "hf_hub_filename", "state_dict"):  # where others' weights are
+        given.pop(name, None)
+    given |= {
+        "interpolation": "lanczos",
+        "crop_pct": embedder.size / embedder.shorter_side,
+        "num_classes": config.dim,
+        "classifier": classifier,
+    }
+    whole = {
+        "architecture": given.pop("architecture"),
+        "num_classes": config.dim,
+        "num_features": head.in_features,
+        "model_args": _pool_of(embedder),
+        "pretrained_cfg": {name: value for name, value in given.items() if value is not None},
+        "library_name": LIBRARY,
+        LIBRARY: said | {"classifier": classifier},
+    }
+    return whole, {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+
+
+def _pool_of(embedder: Embedder) -> dict[str, Any]:
+    return (
+        {} if embedder.config.pool == "published" else {"global_pool": {"mean": "avg"}.get(embedder.config.pool, "max")}
+    )
+
+
+@torch.inference_mode()
+def _as_timm(embedder: Embedder) -> tuple[Any, str, nn.Linear] | None:
+    """The embedder as a network of timm, with the name of its classifier and the layer; None where it is not one."""
+    from timm import create_model
+
+    config, head = embedder.config, embedder.penultimate
+    if config.embedding != "penultimate" or not isinstance(head, nn.Linear):
+        return None
+    network = create_model(config.backbone.rpartition(":")[2], num_classes=config.dim, **_pool_of(embedder)).eval()
+    own = embedder.backbone.state_dict()
+    new = {name: tensor.shape for name, tensor in network.state_dict().items() if name not in own}
+    names = {name.rpartition(".")[0] for name in new}
+    if len(names) != 1 or len(network.state_dict()) != len(own) + 2:
+        return None
+    classifier = names.pop()
+    if new != {f"{classifier}.weight": head.weight.shape, f"{classifier}.bias": head.bias.shape}:
+        return None
+    of_head = {f"{classifier}.{name}": tensor for name, tensor in head.state_dict().items()}
+    network.load_state_dict(own | of_head)
+    was_training, noise = embedder.training, torch.rand(2, len(embedder.mode), embedder.size, embedder.size) * 255
+    embedder.eval()
+    apart = (normalise(network(embedder.scaled(noise))) - normalise(head(embedder.features(noise)))).abs().max()
+    embedder.train(was_training)
+    return (network, classifier, head) if float(apart) <= LARGEST else None
+
+
+def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
+    """README.md: the hub's metadata with the measured figures, and what a person needs to use the model."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    trained = (card.results or {}).get("trained") or {}
+    shown = {name: trained[name] for name in _SHOWN if trained.get(name) is not None}
+    results = [
+        EvalResult(
+            task_type="image-feature-extraction",
+            task_name="Image retrieval, classes never seen in training",
+            dataset_type=card.data,
+            dataset_name=card.data,
+            metric_type=name,
+            metric_name=TITLES[name],
+            metric_value=round(100 * value, 2),
+        )
+        for name, value in shown.items()
+    ]
+    data = ModelCardData(
+        license=card.licence,
+        library_name=LIBRARY,
+        pipeline_tag="image-feature-extraction",
+        tags=["metric-learning", "image-retrieval", "image-similarity", LIBRARY],
+        model_name=card.name if results else None,
+        eval_results=results or None,
+    )
+    config = embedder.config
+    lines = [
+        "---",
+        data.to_yaml(),
+        "---",
+        "",
+        f"# {card.name}",
+        "",
+        f"Turns an image into a vector of {vector_size(embedder)} numbers: images of one class lie close together, also"
+        f" of classes that were not in training. {config.backbone}, {_made(card)} with"
+        " [Tammes](https://pypi.org/project/tammes/).",
+        "",
+        "```python",
+        "import tammes",
+        "",
+        f'vectors = tammes.load("hf://{card.owner}/{card.name}").encode(["one.jpg", "other.jpg"])',
+        "```",
+        "",
+    ]
+    if picture:
+        lines += [f"![Queries and their nearest neighbours]({PICTURE})", ""]
+    if shown:
+        counts = f"{trained['queries']:,} images of {trained['classes']:,} classes that were not in training"
+        names = list(shown)
+        untrained = (card.results or {}).get("untrained") or {}
+        lines += [f"Per cent, on {counts}:", "", "| | " + " | ".join(TITLES[name] for name in names) + " |"]
+        lines += ["|---" * (len(names) + 1) + "|"]
+        for what, row in (("before training", untrained), ("this model", shown)):
+            cells = ["" if row.get(name) is None else f"{100 * row[name]:.2f}" for name in names]
+            lines += [f"| {what} | " + " | ".join(cells) + " |"] if row else []
+        lines += [""]
+    if card.results is not None and in_words(card.results):
+        lines += [in_words(card.results), ""]
+    if card.threshold is not None:
+        lines += [f"Two images up to {card.threshold:.4f} apart (Euclidean) are taken for the same class.", ""]
+    side, size = embedder.shorter_side, embedder.size
+    lines += [
+        f"Images are {'grey' if embedder.mode == 'L' else 'RGB'}, scaled to a shorter side of {side} (Lanczos), the"
+        f" square of {size} in the middle of them; `config.json` has the rest.",
+        "",
+        "Licence: "
+        + (
+            "not stated."
+            if card.licence == "unknown"
+            else f"{card.licence}" + (", see LICENSE." if card.licence_text else ".")
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _made(card: Card) -> str:
+    """What was done to the pretrained network."""
+    kept = ((card.results or {}).get("verdict") or {}).get("kept")
+    if kept == PRETRAINED:
+        return "its pretrained features as they are, compared"
+    if kept == WHITENED:
+        return f"its pretrained features whitened on {card.data}"
+    return f"trained on {card.data} by the {card.loss} loss"
+
+
+def checked_folder(folder: Path, *, overwrite: bool) -> None:
+    """An error for a folder that holds something else."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        ours = False
+        with suppress(UserError):  # what it says may be anything
+            ours = LIBRARY in (read_json(folder / "config.json", dict[str, Any], "") or {})
+        if not ours:
+            raise UserError(f"{folder} exists and holds something else. Choose another --out.")
+        if not overwrite:
+            raise UserError(f"{folder} exists. Pass --overwrite to replace it.")

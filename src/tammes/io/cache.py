@@ -1,0 +1,92 @@
+"""The cache: what takes long to make and can be made again: decoded images, activations, the drawn glyphs, maps of
+galleries."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from tammes.errors import UserError, unknown_name
+from tammes.io.environment import cache_folder
+from tammes.io.files import PARTIAL
+
+KINDS = ("images", "activations", "glyphs", "maps")  # the folders of the cache
+_STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
+
+
+class Cached(NamedTuple):
+    """One file of the cache."""
+
+    kind: str
+    name: str
+    file: Path
+    num_bytes: int
+    date: datetime
+
+
+def cached(cache: Path | None = None) -> list[Cached]:
+    """What the cache holds, by kind and name."""
+    entries = []
+    for kind, folder in _folders(cache):
+        for file in sorted(folder.glob("*")):
+            if file.suffix != PARTIAL and not file.name.startswith("."):
+                status = file.lstat()
+                date = datetime.fromtimestamp(status.st_mtime)
+                entries.append(Cached(kind, file.stem, file, status.st_size, date))
+    return entries
+
+
+def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> int:
+    """Remove what is in the cache, all or what is named as `cached` names it; returns how many bytes that freed.
+
+    What a process that was stopped left half written goes too, unless only some are named.
+    """
+    entries = {entry.name: entry.file for entry in cached(cache)}
+    for name in names or ():
+        if name not in entries:
+            raise unknown_name("cache entry", name, entries)
+    files = [entries[name] for name in entries if names is None or name in names]
+    if names is None:
+        partial = [file for _, folder in _folders(cache) for file in folder.glob(f"*{PARTIAL}")]
+        files += [file for file in partial if time.time() - file.lstat().st_mtime > _STALE_SECONDS]
+    freed = sum(file.lstat().st_size for file in files)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return freed
+
+
+def _folders(cache: Path | None) -> list[tuple[str, Path]]:
+    """The folders of the cache by kind, but for links: what they lead to was not put there by us."""
+    folders = [(kind, (cache or cache_folder()) / kind) for kind in KINDS]
+    return [(kind, folder) for kind, folder in folders if not folder.is_symlink()]
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse before the work begins what would fail when the disk is full."""
+    if shutil.disk_usage(folder).free < needed:
+        raise no_room(folder, needed, what)
+
+
+def no_room(folder: Path, needed: int | None, what: str) -> UserError:
+    """The error for a disk that is full, or will be."""
+    free = shutil.disk_usage(folder).free
+    wanted = "more" if needed is None else f"about {in_words(needed)}"
+    return UserError(
+        f"no room for {what} in {folder}: {wanted} needed, {in_words(free)} available. "
+        "Free some, or set TAMMES_CACHE to a folder on a larger disk."
+    )
+
+
+def in_words(num_bytes: int | float) -> str:
+    """A size as a person says it.
+
+    >>> in_words(1_930_000_000)
+    '1.93 GB'
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"

@@ -1,0 +1,53 @@
+"""The environment variables, read only here: cache and data folders, colours, which of several processes this is."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+def cache_folder() -> Path:
+    """Where decoded images and drawn data sets are kept: TAMMES_CACHE, or `tammes` in the user's cache folder."""
+    given = os.environ.get("TAMMES_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tammes"
+
+
+def data_folder() -> Path | None:
+    """Where the user keeps data sets, if the environment variable TAMMES_DATA says so."""
+    given = os.environ.get("TAMMES_DATA")
+    return Path(given) if given else None
+
+
+def colours() -> bool:
+    """Whether a terminal may be written to in colours: not where the variable NO_COLOR is set (no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
+def bare_environment() -> dict[str, str]:
+    """What a process of ours needs of the environment to start, and nothing that was not meant for it; one thread."""
+    needed = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LD_LIBRARY_PATH")
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {name: os.environ[name] for name in needed if name in os.environ} | one_thread
+
+
+class Launched(NamedTuple):
+    """Which of the processes that were started together this one is, on its host too, and how many there are."""
+
+    rank: int
+    local_rank: int
+    number: int
+
+
+def launched() -> Launched:
+    """What a launcher (torchrun, accelerate launch) says of this process; without one it is the only one."""
+    given = (os.environ.get("RANK"), os.environ.get("LOCAL_RANK"), os.environ.get("WORLD_SIZE"))
+    rank, local_rank, number = (int(each) if each else None for each in given)
+    if rank is None or number is None:
+        return Launched(0, 0, 1)
+    return Launched(rank, rank if local_rank is None else local_rank, number)
+
+
+def started_by_launcher() -> bool:
+    """Whether torchrun or the like started this process, alone or with others."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ

@@ -1,0 +1,187 @@
+"""Files that are whole or not there, opened without following links, locked and synchronised."""
+
+import glob
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
+
+from tammes.errors import UserError
+
+PARTIAL = ".partial"  # the suffix of a file that is not whole yet
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file such that it is there whole or not at all, and still there after a power cut."""
+    with written_whole(file) as sink:
+        sink.write(content)
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[IO[bytes]]:
+    """The same for what is written a part at a time: it takes its name at the end, unless there was an error.
+
+    What processes that were killed left of the same file is removed.
+    """
+    remove_partial(file.parent, f".{glob.escape(file.name)}.*")
+    # Outermost, as what could not be written is tried again when the file is closed, which is an error of its own.
+    with errors_name(file), new_partial(file.parent, f".{file.name}.") as temporary:
+        try:
+            yield temporary
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            Path(temporary.name).replace(file)
+        except BaseException:
+            Path(temporary.name).unlink(missing_ok=True)
+            raise
+    synchronise(file.parent)
+
+
+@contextmanager
+def errors_name(file: Path) -> Iterator[None]:
+    """Have errors in here say which file they are about: the system does not where a disk was full for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(file)
+        raise
+
+
+def opened(file: Path) -> BufferedReader:
+    """The file, to read from.
+
+    Raises:
+        UserError: it is a pipe, which might be waited for for ever, a device or the like.
+        OSError: it cannot be opened.
+    """
+    kind = file.stat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise UserError(f"it is not a file, but {_kind_of(kind)}.")
+    return file.open("rb")
+
+
+def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[bytes]:
+    """Open a file to lock it or to add to it, in a folder that may be untrusted: never one that is elsewhere.
+
+    Every file that is written in place is opened here; all others are by `written_whole`, which replaces a link.
+
+    Args:
+        create: make it if it is not there.
+        empty: drop what is in it.
+
+    Raises:
+        UserError: it is a link, another name of a file (a hard link), a pipe, a device or a folder.
+        OSError: it cannot be opened.
+    """
+    with suppress(FileNotFoundError):
+        _check_inside(file, file.lstat())  # a device may act when it is opened
+    flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has each
+        flags |= getattr(os, name, 0)
+    opened = os.fdopen(os.open(file, flags, 0o666), "a+b")
+    try:
+        _check_inside(file, os.fstat(opened.fileno()))
+        if empty:
+            opened.truncate(0)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _check_inside(file: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return
+    what = _kind_of(status.st_mode)
+    if stat.S_ISREG(status.st_mode):
+        what = f"a hard link: one of {status.st_nlink} names of a file"
+    raise UserError(f"{file} is {what}, so it is not written to: what is outside its folder stays as it is. Remove it.")
+
+
+def _kind_of(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a link"
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or the like"
+
+
+def folder_inside(folder: Path) -> Path:
+    """Make a folder in one that may be untrusted, unless it is there.
+
+    Raises:
+        UserError: it is a link.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, so nothing is written there. Remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder that a library will write to, if anything below it is a link, a pipe or a device."""
+    pending = [folder]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as found:
+                entries = sorted(found, key=lambda each: each.name)
+        except (FileNotFoundError, NotADirectoryError):  # what is not there holds no links
+            continue
+        for each in entries:
+            if each.is_dir(follow_symlinks=False):
+                pending.append(Path(each.path))
+            elif not each.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # another process has removed it
+                    kind = _kind_of(each.stat(follow_symlinks=False).st_mode)
+                    raise UserError(
+                        f"{each.path} is {kind}, and {folder} may hold only files and folders: it could lead elsewhere."
+                        " Remove it."
+                    )
+
+
+def new_partial(folder: Path, prefix: str) -> IO[bytes]:
+    """A new file that is not whole yet. It is locked while it is open, so that nobody takes it for one left behind."""
+    while True:
+        opened = NamedTemporaryFile(dir=folder, prefix=prefix, suffix=PARTIAL, delete=False)  # noqa: SIM115 - the caller closes it
+        lock(opened)
+        umask = os.umask(0)
+        os.umask(umask)
+        with suppress(FileNotFoundError):
+            Path(opened.name).chmod(0o666 & ~umask)  # as any other new file
+            return opened
+        opened.close()  # it was removed in the moment before it was locked
+
+
+def remove_partial(folder: Path, names: str = "*") -> None:
+    """Remove the files of a folder that are not whole and will never be: the process that wrote them has ended."""
+    for file in folder.glob(f"{names}{PARTIAL}"):
+        # What cannot be removed only takes room; of a link nothing is known.
+        with suppress(OSError, UserError), open_inside(file, create=False) as opened:
+            if lock(opened):
+                file.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock a file for as long as it is open, where the system knows how to; False if another process has it."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def synchronise(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk, where the system knows how to."""
+    if os.name == "posix":
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -1,0 +1,144 @@
+"""The machine: device, processor, memory, and the record of it that goes with every result."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tammes.io.environment import started_by_launcher
+
+if TYPE_CHECKING:
+    import torch
+
+_RECORDED = (
+    "tammes",
+    "torch",
+    "torchvision",
+    "timm",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pillow",
+    "matplotlib",
+)
+
+
+def device(choice: str = "auto") -> "torch.device":
+    """The device to compute on: `cpu`, or with `auto` a GPU if there is one."""
+    import torch
+
+    if choice == "auto" and torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        return found
+    return torch.device("cpu")
+
+
+def processor_flags() -> set[str]:
+    """What the processor can do, by the names that Linux has for it; nothing is known on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return set(next(line for line in lines if line.lower().startswith(("flags", "features"))).split())
+    except (OSError, StopIteration):
+        return set()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16; others emulate them, slower than float32."""
+    return not processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
+def images_at_once(numbers: int, device: "torch.device") -> int:
+    """How many images of so many numbers each to send through a network together, where that is free to choose.
+
+    A GPU likes many. A CPU is up to twice as fast with few, whose activations stay in its cache and in memory that
+    need not be fetched anew from the system for every layer.
+    """
+    most = 1 << 21 if device.type == "cpu" else 1 << 25  # numbers
+    return max(1, min(1024, most // max(1, numbers)))
+
+
+def memory() -> int:
+    """Bytes that this machine has; where it does not say, more than any has: torch fails in many ways beyond that."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 47
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and commit: what a result was made with."""
+    versions = {}
+    for name in _RECORDED:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _commit() -> str | None:
+    """The commit of the code if it runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@contextmanager
+def kill_as_interrupt() -> Iterator[None]:
+    """Have a polite kill (SIGTERM) raise KeyboardInterrupt, as Ctrl-C does.
+
+    Not where whoever calls us has arranged something else, nor in a thread, which is not told of signals. And not in
+    one of several processes that train together: it may wait for the others in a place where Python hears of nothing.
+    """
+    if (
+        started_by_launcher()
+        or current_thread() is not main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
+    here = os.getpid()
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # a process that was forked from this one ends as it would without us
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

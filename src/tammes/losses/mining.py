@@ -1,0 +1,205 @@
+"""Mining: which pairs and triplets a loss looks at."""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64, Integer
+from torch import Generator, Tensor
+
+from tammes.errors import UserError
+from tammes.geometry import distances, full_precision
+from tammes.search.neighbours import Search
+
+TIED = 64  # units in the last place: a product of matrices rounds two equal squared distances up to so far apart
+
+
+def positives(labels: Integer[Tensor, " batch"]) -> Bool[Tensor, "batch batch"]:
+    """Which pairs are two images of one class; an image and itself are no pair. Of unordered pairs, `.triu()`."""
+    same = labels[:, None] == labels  # (batch, batch)
+    return same.fill_diagonal_(False)
+
+
+def negatives(labels: Integer[Tensor, " batch"]) -> Bool[Tensor, "batch batch"]:
+    """Which pairs are images of two classes. Of unordered pairs, `.triu()`."""
+    return labels[:, None] != labels
+
+
+def mean_or_zero(terms: Float[Tensor, " terms"]) -> Float[Tensor, ""]:
+    """The mean, and where a batch has no such term a zero that can still be differentiated."""
+    return terms.sum() / max(1, len(terms))
+
+
+def checked_margin(margin: float) -> float:
+    """The margin, or an error where it would separate nothing."""
+    if not 0 < margin < float("inf"):
+        raise UserError(f"margin must be above 0 and finite, got {margin}.")
+    return margin
+
+
+def hardest_pairs(losses: Float[Tensor, " pairs"], fraction: float) -> Int[Tensor, " hardest"]:
+    """Where the largest losses are: this fraction of them, rounded, but one at least where there is one."""
+    count = max(1, round(fraction * len(losses))) if len(losses) else 0
+    return losses.detach().topk(count, sorted=False).indices  # a NaN counts as the largest: it is not left out
+
+
+def semihard_negatives(
+    squared_distances: Float[Tensor, "batch batch"], labels: Integer[Tensor, " batch"]
+) -> Int[Tensor, "batch batch"]:
+    """For each anchor (row) and positive (column) the semi-hard negative, in O(batch² log batch).
+
+    It is the closest one that is farther from the anchor than the positive; where none is, the farthest of all. One as
+    far as the positive is not farther: distances that differ by rounding only are the same. -1 where the two are no
+    positive pair, or the anchor has no negative.
+    """
+    apart, negative = squared_distances.detach(), negatives(labels)
+    by_distance, who = apart.masked_fill(~negative, float("inf")).sort(dim=1, stable=True)  # (batch, batch)
+    as_far = apart * (1 + TIED * torch.finfo(apart.dtype).eps)
+    place = torch.searchsorted(by_distance, as_far, right=True)  # (batch, batch): how many are no farther
+    count = negative.sum(1, keepdim=True)  # (batch, 1)
+    chosen = who.gather(1, torch.minimum(place, count - 1).clamp_min(0))
+    return torch.where(positives(labels) & (count > 0), chosen, -1)
+
+
+def pairs_in_order(labels: Integer[Tensor, " batch"]) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+    """Pairs by position: of each class the first and second image, the third and fourth, …; an odd last has none.
+
+    They come in the order of their first images.
+    """
+    classes, order = labels.sort(stable=True)  # (batch,)
+    _, sizes = classes.unique_consecutive(return_counts=True)  # (classes,)
+    within = torch.arange(len(labels), device=labels.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    second = (within % 2 == 1).nonzero().flatten()  # (pairs,)
+    first, second = order[second - 1], order[second]
+    by_first = first.argsort()
+    return first[by_first], second[by_first]
+
+
+# A point of another class that lies this near is the same picture under another label: as a negative it would stand
+# where the anchor stands, and move nothing.
+TWIN = 1e-3
+_PAIRS_AT_ONCE = 1 << 22  # distances in one block: 32 MB of float64
+
+
+def random_triplets(labels: Integer[Tensor, " images"], *, generator: Generator) -> Int64[Tensor, "triplets 3"]:
+    """One triplet (anchor, positive, negative) for each image that has both, the two drawn uniformly."""
+    classes = _Classes(labels)
+    draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64)
+    anchors = classes.anchors
+    own, start = classes.size[anchors], classes.start[anchors]
+    # In the order of the classes: another place in the anchor's own, a place outside it.
+    positive = start + _draw(draws[0, anchors], own - 1)
+    positive += positive >= classes.place[anchors]
+    negative = _draw(draws[1, anchors], len(labels) - own)
+    negative += own * (negative >= start)
+    return torch.stack([anchors, classes.order[positive], classes.order[negative]], dim=1)
+
+
+def smart_triplets(
+    embeddings: Float[Tensor, "images dim"],
+    labels: Integer[Tensor, " images"],
+    *,
+    hardness: float,
+    neighbours: int,
+    generator: Generator,
+) -> Int64[Tensor, "triplets 3"]:
+    """One triplet (anchor, positive, negative) for each image that has both, as hard as `hardness` says.
+
+    The candidates of an anchor are its positives, the farthest first, and the `neighbours` nearest images of other
+    classes, the nearest first; those equally far are in the order of the set. Of each list one is drawn uniformly from
+    the first max(1, ceil((1 - hardness) * its length)): 1 takes the hardest, 0 any. The search is exact. Images of
+    other classes within `TWIN` of the anchor are no candidates, unless all on the list are.
+    """
+    classes = _Classes(labels)
+    draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64)
+    if not len(classes.anchors):
+        return torch.empty(0, 3, dtype=torch.int64)
+    points = full_precision(embeddings.detach()).cpu()
+    positive = _positives(points, classes, draws[0], hardness)  # (images,)
+    negative = _negatives(points, labels, classes, draws[1], hardness, neighbours)  # (images,)
+    return torch.stack([classes.anchors, positive[classes.anchors], negative[classes.anchors]], dim=1)
+
+
+def squared_distances_of(
+    embeddings: Float[Tensor, "images dim"], triplets: Int64[Tensor, "triplets 3"]
+) -> tuple[Float64[Tensor, " triplets"], Float64[Tensor, " triplets"]]:
+    """The squared distances of each anchor to its positive and to its negative."""
+    points = full_precision(embeddings.detach()).cpu().numpy()
+    search = Search(points, points)
+    anchors, positive, negative = triplets.cpu().numpy().T
+    to_positive = search.squared_distances(anchors, positive)
+    return torch.from_numpy(to_positive), torch.from_numpy(search.squared_distances(anchors, negative))
+
+
+class _Classes:
+    """Where the images of each class are, in an order in which they stand side by side."""
+
+    def __init__(self, labels: Tensor) -> None:
+        _, code, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
+        self.order = code.argsort(stable=True)  # (images,): the images by class
+        self.place = torch.empty_like(self.order)  # (images,): where an image stands in that order
+        self.place[self.order] = torch.arange(len(code))
+        self.size = counts[code]  # (images,): of its class
+        self.start = (counts.cumsum(0) - counts)[code]  # (images,): where its class begins in the order
+        self.largest = int(counts.max())
+        has_both = (self.size > 1) & (self.size < len(code))  # (images,): a positive and a negative
+        self.anchors = has_both.nonzero().flatten()
+
+
+def _draw(uniform: Tensor, counts: Tensor) -> Tensor:
+    """Of each `counts` places one, uniformly."""
+    return torch.minimum((uniform * counts).long(), counts - 1)
+
+
+def _hardest(counts: Tensor, hardness: float) -> Tensor:
+    """How many of each list may be drawn. (1 - 0.7) * 20 is 6.000000000000001: rounding must not add one."""
+    return ((1 - hardness) * counts.double()).round(decimals=9).ceil().long().clamp_min(1)
+
+
+def _positives(points: Tensor, classes: _Classes, draws: Tensor, hardness: float) -> Tensor:
+    """(images,): of each anchor one of its farthest positives; -1 for the others."""
+    found = torch.full((len(points),), -1)
+    # Distances do not change with the origin: about the mean of their class, points are not so close, for their
+    # lengths, that their distances would have to be computed one by one.
+    points = points.double()
+    sums = torch.zeros_like(points).index_add_(0, classes.start, points)  # (images, dim): at the start of each class
+    centred = points - sums[classes.start] / classes.size[:, None]  # (images, dim)
+    rank = _draw(draws, _hardest(classes.size - 1, hardness))  # (images,)
+    anchors = classes.order[classes.size[classes.order] > 1]  # by class, so that few columns do for many rows
+    for rows in anchors.split(max(1, min(256, _PAIRS_AT_ONCE // (classes.largest + 256)))):
+        first, last = rows[0], rows[-1]
+        columns = classes.order[classes.start[first] : classes.start[last] + classes.size[last]]
+        apart = distances(centred[rows], centred[columns]).round(decimals=12)  # (rows, columns): equal ones are equal
+        others = (classes.start[rows, None] != classes.start[columns]) | (rows[:, None] == columns)
+        ranked = apart.masked_fill_(others, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+        found[rows] = columns[ranked.gather(1, rank[rows, None])[:, 0]]
+    return found
+
+
+def _negatives(
+    points: Tensor, labels: Tensor, classes: _Classes, draws: Tensor, hardness: float, neighbours: int
+) -> Tensor:
+    """(images,): of each anchor one of the nearest images of other classes; -1 for the others."""
+    listed = (len(points) - classes.size).clamp(max=neighbours)  # (images,): how long its list is
+    groups = labels.cpu().numpy()
+    search = Search(points.numpy(), points.numpy(), None, groups, groups)
+    found, depths = np.full(len(points), -1), np.zeros(len(points), dtype=np.int64)
+    anchors = classes.anchors.numpy()
+    rank = _draw(draws, _hardest(listed, hardness)).numpy()  # (images,)
+    depths[anchors] = rank[anchors] + 1  # a list need be no longer than the place that was drawn
+    nearest = found.copy()
+    for ranking in search.rankings(depths):
+        found[ranking.rows] = ranking.ids[np.arange(len(ranking.rows)), rank[ranking.rows]]
+        nearest[ranking.rows] = ranking.ids[:, 0]
+    with_twin = anchors[search.squared_distances(anchors, nearest[anchors]) < TWIN**2]
+    depths[:] = 0
+    depths[with_twin] = listed.numpy()[with_twin]
+    for ranking in search.rankings(depths):
+        width = int(depths[ranking.rows].max())
+        ids = ranking.ids[:, :width]
+        row, place = np.nonzero((ids >= 0) & (np.arange(width) < depths[ranking.rows, None]))
+        close = search.squared_distances(ranking.rows[row], ids[row, place]) < TWIN**2
+        twins = torch.from_numpy(np.bincount(row[close], minlength=len(ids)))  # (rows,): they are the nearest
+        left = torch.from_numpy(depths[ranking.rows]) - twins
+        drawn = twins + _draw(draws[ranking.rows], _hardest(left, hardness))
+        some = (left > 0).numpy()
+        found[ranking.rows[some]] = ids[some, drawn.numpy()[some]]
+    return torch.from_numpy(found)

@@ -1,0 +1,1 @@
+"""Networks: backbones and their weights, pooling, heads, whitening, cached features, and the Embedder."""

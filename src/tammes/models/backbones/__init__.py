@@ -1,0 +1,235 @@
+"""The networks that turn images into features: conv4, googlenet, vgg16, resnets, any name of torchvision or timm."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from tammes.errors import UserError
+from tammes.models.backbones import googlenet, resnet, vgg16
+from tammes.models.backbones.conv4 import Conv4
+from tammes.models.backbones.cuts import cut_points, default_cut, default_depths, shares_above
+from tammes.models.backbones.resnet import Form
+from tammes.models.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
+from tammes.models.pooling import Pool, exchange_pool
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
+_KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network without its classifier, and the images that it wants.
+
+    Attributes:
+        network: (batch, channels, height, width) -> (batch, features).
+        features: how many features it gives.
+        mode: "L" for grey images, "RGB" for colour.
+        size: height and width of its input.
+        shorter_side: what images are scaled to before the crop of `size`.
+        mean: of a channel, for images in 0..1.
+        std: likewise.
+        cuts: the places where it can be cut in two, lowest first; see `tammes.models.backbones.cuts`.
+        default_cut: the one to use if none is named.
+        depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
+        form: which form of the network it is, of those that have several.
+    """
+
+    network: nn.Module
+    features: int
+    mode: Literal["RGB", "L"]
+    size: int
+    shorter_side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    cuts: tuple[str, ...] = ()
+    default_cut: str | None = None
+    depths: tuple[str, ...] = ()
+    form: Form | None = None
+
+
+def backbone(
+    name: str, *, weights: str | Path = "none", pool: Pool = "published", form: Form | None = None
+) -> Backbone:
+    """The network of that name: ours, torchvision's, or timm's (`torchvision:NAME` or `timm:NAME` to insist).
+
+    Args:
+        weights: "imagenet", "none" for random ones, or a file as `weights.load_weights` takes it.
+        pool: how its last map becomes a vector.
+        form: of resnet50, 101 and 152: torchvision's, or the original one, which Keras has; None: as the file of
+            weights says, or torchvision's without one.
+    """
+    library, _, plain = name.rpartition(":")
+    if library not in ("", "torchvision", "timm"):
+        raise UserError(f"unknown library {library!r} in backbone {name!r}. Known: timm, torchvision.")
+    imagenet = str(weights) == "imagenet"
+    form = form_of(name, weights, form)
+    if form is not None:
+        made = _resnet(plain, imagenet=imagenet, form=form)
+    elif not library and plain in OURS:
+        made = OURS[plain](imagenet=imagenet)
+    elif library != "timm" and plain in _torchvision_names():
+        made = _of_torchvision(plain, imagenet=imagenet)
+    elif library != "torchvision" and _is_of_timm(plain):
+        made = _of_timm(plain, imagenet=imagenet)
+    else:
+        raise _unknown(name, plain)
+    if str(weights) not in ("imagenet", "none"):
+        load_weights(made.network, Path(weights), form)
+    exchange_pool(made.network, pool, channels=len(made.mode), size=made.size)
+    return made
+
+
+def _conv4(*, imagenet: bool) -> Backbone:
+    if imagenet:
+        raise UserError("conv4 has no ImageNet weights: it is trained from scratch. Use --weights none.")
+    cuts = ("blocks.1", "blocks.2", "blocks.3")
+    return Backbone(Conv4(), 64, "L", 28, 28, (0.5,), (0.5,), cuts, "blocks.2", ("blocks.2", "blocks.3"))
+
+
+def _googlenet(*, imagenet: bool) -> Backbone:
+    network = googlenet.GoogLeNet()
+    if imagenet:
+        load_weights(network, googlenet_file())
+    cuts, highest = googlenet.CUTS, googlenet.DEFAULT_CUT
+    return Backbone(
+        network, googlenet.FEATURES, "RGB", 224, 256, _CAFFE_MEAN, _CAFFE_STD, cuts, highest, googlenet.DEPTHS
+    )
+
+
+def _vgg16(*, imagenet: bool) -> Backbone:
+    network = vgg16.VGG16()
+    if imagenet:
+        _put_torchvisions(network, "vgg16")
+    cuts, highest = vgg16.CUTS, vgg16.DEFAULT_CUT
+    return Backbone(
+        network, vgg16.FEATURES, "RGB", 224, 256, _IMAGENET_MEAN, _IMAGENET_STD, cuts, highest, vgg16.DEPTHS
+    )
+
+
+def _resnet(name: str, *, imagenet: bool, form: Form | None = None) -> Backbone:
+    kind = resnet.KINDS[name]
+    network = resnet.ResNet(kind, form or "torchvision")
+    if imagenet:
+        _put_torchvisions(network, name)
+    mean, std = (_KERAS_MEAN, _CAFFE_STD) if form == "keras" else (_IMAGENET_MEAN, _IMAGENET_STD)
+    return Backbone(
+        network, network.features, "RGB", 224, 256, mean, std, kind.cuts, kind.default_cut, kind.taken_from, form
+    )
+
+
+def _put_torchvisions(network: nn.Module, name: str) -> None:
+    """Its ImageNet weights into a network of ours."""
+    from torchvision.models import get_model_weights
+
+    chosen = get_model_weights(name).DEFAULT
+    with downloading(name, chosen.url, hub_file(chosen.url)):
+        tensors = chosen.get_state_dict(check_hash=True)
+    put_weights(network, tensors, chosen.url)
+
+
+OURS: dict[str, Callable[..., Backbone]] = {
+    "conv4": _conv4,
+    "googlenet": _googlenet,
+    "vgg16": _vgg16,
+    **{name: partial(_resnet, name) for name in resnet.KINDS},
+}
+
+
+def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
+    from torchvision.models import get_model, get_model_weights
+
+    if imagenet:
+        chosen = get_model_weights(name).DEFAULT
+        with downloading(name, chosen.url, hub_file(chosen.url)):
+            network = get_model(name, weights=chosen)
+    else:
+        # These two warn that their slow initialisation will go; torch's own is as good, and the one of the others.
+        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        network = get_model(name, weights=None, **options)
+    if hasattr(network, "aux_logits"):  # GoogLeNet and Inception: the side heads see ImageNet's classes only
+        network.aux_logits, network.aux1, network.aux2, network.AuxLogits = False, None, None, None
+    last = [place for place, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not last:
+        raise UserError(
+            f"{name} of torchvision ends in no linear layer, so its features are not known. Try timm:{name}."
+        )
+    parent, _, child = last[-1].rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Identity())
+    size = 299 if name == "inception_v3" else 224
+    return _measured(network, size, round(size * 256 / 224), _IMAGENET_MEAN, _IMAGENET_STD)
+
+
+def _of_timm(name: str, *, imagenet: bool) -> Backbone:
+    from timm import create_model, get_pretrained_cfg
+    from timm.data.config import resolve_model_data_config
+
+    if imagenet:
+        found = get_pretrained_cfg(name)
+        if found is None or not found.has_weights:
+            raise UserError(f"timm has no ImageNet weights for {name}. Use --weights none, or a file of them.")
+        url = f"https://huggingface.co/{found.hf_hub_id}" if found.hf_hub_id else str(found.url)
+        with downloading(name, url):
+            network = create_model(name, pretrained=True, num_classes=0)
+    else:
+        try:
+            network = create_model(name, pretrained=False, num_classes=0)
+        except RuntimeError as error:  # a tag after the name that it does not know
+            raise UserError(f"timm cannot make {name}: {error}") from error
+    wants = resolve_model_data_config(network)
+    size = wants["input_size"][-1]
+    mean, std = tuple(map(float, wants["mean"])), tuple(map(float, wants["std"]))
+    return _measured(network, size, round(size / wants["crop_pct"]), mean, std)
+
+
+@torch.no_grad()
+def _measured(
+    network: nn.Module, size: int, shorter_side: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Backbone:
+    """The backbone of a library's network: how many features it gives and where it can be cut is found out."""
+    cuts = cut_points(network)
+    was_training = network.training
+    features, above = shares_above(network.eval(), torch.zeros(1, 3, size, size), cuts)
+    network.train(was_training)
+    if features.ndim != 2:
+        raise UserError(f"the backbone gives features of shape {tuple(features.shape)}; one vector an image is needed.")
+    return Backbone(
+        network,
+        features.shape[1],
+        "RGB",
+        size,
+        shorter_side,
+        mean,
+        std,
+        cuts,
+        default_cut(above),
+        default_depths(above),
+    )
+
+
+def _is_of_timm(name: str) -> bool:
+    from timm import is_model
+
+    return bool(is_model(name))
+
+
+def _torchvision_names() -> list[str]:
+    """Its classifiers; detectors and networks for video see other things than one image."""
+    from torchvision import models
+
+    return list(models.list_models(module=models))
+
+
+def _unknown(name: str, plain: str) -> UserError:
+    from timm import list_models as timm_models
+
+    near = get_close_matches(plain, [*OURS, *_torchvision_names(), *timm_models()], n=3)
+    hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    ours = ", ".join(OURS)
+    return UserError(f"unknown backbone {name!r}.{hint} Known: {ours}, and every name of torchvision and timm.")

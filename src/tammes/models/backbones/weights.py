@@ -1,0 +1,210 @@
+"""The weights of a network: from a file, or those that were trained on ImageNet."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tammes.errors import UserError
+from tammes.io.environment import cache_folder
+from tammes.models.backbones.caffemodel import read_caffemodel
+from tammes.models.backbones.googlenet import GoogLeNet, from_caffe
+from tammes.models.backbones.resnet import FORMS, Form, from_keras
+from tammes.models.backbones.vgg16 import VGG16, from_torchvision
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".caffemodel")
+GOOGLENET_URL = "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel"
+GOOGLENET_CHECKSUM = "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
+
+# What files have on top of the features: classifiers, and side heads that only see ImageNet's classes.
+_CLASSIFIER = re.compile(r"(fc|classifier|heads?|aux1|aux2|AuxLogits|loss\d+)[./]")
+_EMBEDDER = ("backbone.", "penultimate.", "class_layer.")
+
+
+def form_of(backbone: str, weights: str | Path, form: Form | None = None) -> Form | None:
+    """Which form of a network this is to be: as was said, or as its file of weights says; None where there is but one.
+
+    A file says it in the metadata of its safetensors (`form: keras`).
+
+    Raises:
+        UserError: nobody says it, or a network that has one form only was to have another.
+    """
+    if form is not None and form not in get_args(Form):
+        raise UserError(f"unknown form {form!r} of weights. Known: {', '.join(get_args(Form))}.")
+    if backbone not in FORMS:
+        if form is not None:
+            raise UserError(f"--weights-form is for {', '.join(FORMS)}, not for {backbone}: leave it out.")
+        return None
+    if str(weights) == "imagenet" and form == "keras":
+        raise UserError("--weights imagenet are torchvision's: leave out --weights-form keras, or give a file.")
+    if form is None and str(weights) not in ("imagenet", "none"):
+        form = _said_form(Path(weights))
+        if form is None:
+            raise UserError(
+                f"{weights} does not say which form of {backbone} its weights are of, and the wrong one would spoil"
+                " them: add --weights-form torchvision, or --weights-form keras for the original one (stride in the"
+                " first 1 x 1 convolution of a stage; blue, green, red)."
+            )
+    return form or "torchvision"
+
+
+def _said_form(file: Path) -> Form | None:
+    """The form that a file of weights says it is of."""
+    if file.suffix.lower() != ".safetensors" or not file.is_file():
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            said = (opened.metadata() or {}).get("form")
+    except (SafetensorError, OSError):  # who reads its tensors says what is wrong with it
+        return None
+    return next((form for form in get_args(Form) if form == said), None)
+
+
+def load_weights(network: nn.Module, file: Path, form: Form | None = None) -> None:
+    """Put the weights of a file into a network: all of them or, if they do not fit, none.
+
+    The file is .safetensors, .pt or .pth (nothing in it is executed), or for googlenet .caffemodel. Names are the
+    network's own, an Embedder's, torchvision's for vgg16, Caffe's for googlenet. A classifier in it is left out.
+
+    Args:
+        form: that of the network, of those that have several.
+
+    Raises:
+        UserError: no such file, not a whole one, or of another network or form.
+    """
+    said = _said_form(file)
+    if None not in (form, said) and form != said:
+        raise UserError(f"{file} says that its weights are of the form {said}, not {form}: leave out --weights-form.")
+    tensors = _tensors(file)
+    put_weights(network, from_keras(tensors) if form == "keras" else tensors, str(file))
+
+
+def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put tensors into a network, likewise; `source` is where they come from, for the error."""
+    given, own = _under_our_names(network, tensors), network.state_dict()
+    # Older files lack the counter of batch normalisation, which only matters if its momentum is None.
+    missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in given if name not in own and not _CLASSIFIER.match(name)]
+    misshapen = [
+        f"{name} {_by(given[name])} instead of {_by(own[name])}"
+        for name in own
+        if name in given and given[name].shape != own[name].shape
+    ]
+    wrong = [
+        f"{len(names)} {what}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("not of this network", unexpected), ("of another shape", misshapen))
+        if names
+    ]
+    if wrong:
+        raise UserError(
+            f"the weights of {source} do not fit the network {type(network).__name__}. Tensors {'; '.join(wrong)}."
+            " Give the file of this network, or the --backbone of this file."
+        )
+    network.load_state_dict(own | {name: tensor for name, tensor in given.items() if name in own})
+
+
+def googlenet_file() -> Path:
+    """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if it is not there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from tammes.io.downloads import fetch
+
+    folder = cache_folder() / "weights"
+    caffe = folder / "bvlc_googlenet.caffemodel"
+    for file in (folder / "googlenet.safetensors", caffe):
+        if file.exists():
+            return file
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    try:
+        # On stderr, and only on a terminal: what a program reads stays as it is.
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("downloading GoogLeNet's weights", total=None)
+            return fetch(
+                GOOGLENET_URL,
+                caffe,
+                checksum=GOOGLENET_CHECKSUM,
+                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except UserError as error:
+        raise UserError(
+            f"no ImageNet weights for googlenet: {error} Or give a file of them: --weights FILE."
+        ) from error
+
+
+@contextmanager
+def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None]:
+    """What goes wrong while another library downloads ImageNet weights is said in our words.
+
+    Args:
+        place: where that library looks for the file before it downloads it.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except (OSError, RuntimeError, HfHubHTTPError) as error:  # RuntimeError: torch.hub, of a wrong checksum
+        reason = str(getattr(error, "reason", error)).strip().partition("\n")[0].rstrip(".")  # of a URLError
+        put = f" and put it at {place}, or give it as" if place else " and give it as"
+        raise UserError(
+            f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} --weights FILE;"
+            " --weights none begins with random ones."
+        ) from error
+
+
+def hub_file(url: str) -> Path:
+    """Where torch keeps what it downloads from this address."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"unknown weights {str(file)!r}: --weights is imagenet, none, or a file whose name ends in"
+            f" {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
+        )
+    if not file.is_file():
+        raise UserError(f"no weights file {file}. --weights is imagenet, none, or a file.")
+    if file.suffix.lower() == ".caffemodel":
+        return read_caffemodel(file)
+    try:
+        content = _safetensors(file) if file.suffix.lower() == ".safetensors" else _torch_file(file)
+    except Exception as error:  # each library has its own kinds, and a corrupt file raises any of them
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise UserError(f"cannot read the weights in {file}: {reason}.") from error
+    for key in ("state_dict", "model"):  # where a training program keeps them beside other things
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"cannot read the weights in {file}: it is not a table of tensors by their names.")
+    return dict(content)
+
+
+def _safetensors(file: Path) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def _torch_file(file: Path) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _under_our_names(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if all(name.startswith(_EMBEDDER) for name in tensors):
+        return {name.removeprefix("backbone."): each for name, each in tensors.items() if name.startswith("backbone.")}
+    if isinstance(network, GoogLeNet):
+        return from_caffe(tensors)
+    if isinstance(network, VGG16):
+        return from_torchvision(tensors)
+    return dict(tensors)
+
+
+def _by(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"

@@ -1,0 +1,84 @@
+"""Small pictures of images, as text that stands in a page."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from jaxtyping import Int64
+from PIL import Image
+
+from tammes.data.image_cache import Decoded
+
+_COLUMNS = 16  # a sheet has as many rows: small enough to be unpacked while a pointer rests
+_QUALITY = 62
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """Pictures side by side, many to a file, which takes less room than one file each.
+
+    Attributes:
+        side: of a picture, in pixels.
+        columns: pictures in a row; the sheet has as many rows.
+        files: the sheets, each as an address that contains it.
+    """
+
+    side: int
+    columns: int
+    files: list[str]
+
+
+def thumbnail(images: Decoded, number: int, side: int) -> Image.Image:
+    """The square in the middle of an image, at this size."""
+    picture = images[number]  # (channels, height, width)
+    shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    return square(shown.convert("RGB"), side)
+
+
+def square(picture: Image.Image, side: int) -> Image.Image:
+    """The square in the middle of a picture, at this size."""
+    shorter = min(picture.size)
+    left, top = (picture.width - shorter) // 2, (picture.height - shorter) // 2
+    return picture.crop((left, top, left + shorter, top + shorter)).resize((side, side), Image.Resampling.LANCZOS)
+
+
+def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
+    """A picture as an address that contains it."""
+    content = BytesIO()
+    picture.save(content, format="WEBP", quality=quality, method=4)
+    return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"
+
+
+def sheets(images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
+    """All of these images, in this order, on as many sheets as they need."""
+    found = []
+    for part in _parts(numbers.tolist(), _COLUMNS**2):
+        rows = -(-len(part) // _COLUMNS)
+        sheet = Image.new("RGB", (_COLUMNS * side, rows * side), "white")
+        for place, number in enumerate(part):
+            sheet.paste(thumbnail(images, number, side), (place % _COLUMNS * side, place // _COLUMNS * side))
+        found.append(as_address(sheet))
+    return Sheets(side, _COLUMNS, found)
+
+
+def _parts(numbers: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(numbers), size):
+        yield numbers[start : start + size]
+
+
+class Album:
+    """Pictures for a page, each made once: item -> its address."""
+
+    def __init__(self, images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> None:
+        self.images, self.numbers, self.side = images, numbers, side
+        self._made: dict[int, str] = {}
+
+    def __getitem__(self, item: int) -> str:
+        if item not in self._made:
+            self._made[item] = as_address(thumbnail(self.images, int(self.numbers[item]), self.side), 75)
+        return self._made[item]
+
+    def of(self, items: Iterable[int]) -> list[str]:
+        return [self[item] for item in items]

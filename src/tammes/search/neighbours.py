@@ -1,0 +1,522 @@
+"""Nearest neighbours, exact and in bounded memory: the order is that of float64 distances, and ties are known as ties.
+
+A matrix product in float32 finds candidates, with a bound on its error. Where the bound cannot tell two candidates
+apart, their squared distances are computed again from the differences, in float64: that value is what near means here,
+and items with the same one are tied. Where it cannot tell whether the list is complete, float64 products look again.
+In a large gallery, on a processor that multiplies bfloat16 faster, a product in bfloat16 says first, with its bound,
+which few items can be candidates at all. Where all items are compared with all others, half of the products are enough.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, Integer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tammes.errors import UserError
+from tammes.search.distance_tables import NUMBERS_AT_ONCE, BothWays, Numbers, Products, half_is_faster, parts
+from tammes.search.topk import Smallest
+from tammes.search.validation import checked_vectors
+
+_AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
+_GALLERY_AT_ONCE = 1 << 14  # a longer gallery is searched in pieces, whose products are faster than those of the whole
+_EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which keeps about ten arrays of that size
+_HALF_ROWS = 32  # queries at once from which bfloat16 is tried
+_HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16 saves more than it costs
+_SQUARE = 3 << 10  # items with each of which as many others are compared at once, where all are compared with all
+_TRIED = 256  # queries by which it is tried before all are compared with all
+_HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
+_SMALL = 2.0**-400  # the squares of differences between vectors that are all smaller may be lost
+
+_Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floating[Any]]]
+_Candidates = Callable[[NDArray[np.int64], NDArray[np.float64], int], _Found]
+
+
+class Neighbours(NamedTuple):
+    """The k nearest gallery items of each query, nearest first, tied ones in the order of the gallery."""
+
+    distances: Float64[np.ndarray, "queries k"]
+    """Euclidean; infinite where nothing is left."""
+    ids: Int64[np.ndarray, "queries k"]
+    """Rows of the gallery; -1 where nothing is left."""
+    ties_cut: Int64[np.ndarray, " queries"]
+    """How many more items are exactly as near as the last one listed."""
+
+
+class Ranking(NamedTuple):
+    """Some queries with their nearest items, and everything that is tied with the last of them."""
+
+    rows: Int64[np.ndarray, " rows"]
+    """Which queries."""
+    ids: Int64[np.ndarray, "rows depth"]
+    """Rows of the gallery, nearest first, tied ones in the order of the gallery; -1 where the list has ended."""
+    groups: Int64[np.ndarray, "rows depth"]
+    """Grows along a row; the same number means the same distance."""
+
+
+def search(
+    queries: Float[np.ndarray, "queries dim"] | Float[Tensor, "queries dim"],
+    gallery: Float[np.ndarray, "gallery dim"] | Float[Tensor, "gallery dim"],
+    k: int,
+    *,
+    itself: Integer[np.ndarray, " queries"] | None = None,
+    query_groups: Integer[np.ndarray, " queries"] | None = None,
+    gallery_groups: Integer[np.ndarray, " gallery"] | None = None,
+) -> Neighbours:
+    """The k nearest gallery items of each query, by Euclidean distance between the vectors as they are.
+
+    Args:
+        itself: the gallery row that is the query and is left out, -1 for none. It is left out by its number: a
+            duplicate of the query stays.
+        query_groups, gallery_groups: a query does not find items of its own group, such as frames of its sequence.
+
+    >>> search(np.array([[0.0], [3.0]]), np.array([[1.0], [-1.0], [5.0]]), k=1)
+    Neighbours(distances=array([[1.],
+           [2.]]), ids=array([[0],
+           [0]]), ties_cut=array([1, 1]))
+    """
+    problem = Search(queries, gallery, itself, query_groups, gallery_groups)
+    check_k(k, len(problem.gallery) - (itself is not None and bool((itself >= 0).any())))
+    count = len(problem.queries)
+    ids = np.full((count, k), -1)
+    cut = np.zeros(count, dtype=np.int64)
+    for ranking in problem.rankings(np.full(count, k)):
+        width = min(k, ranking.ids.shape[1])
+        ids[ranking.rows, :width] = ranking.ids[:, :width]
+        cut[ranking.rows] = (ranking.ids[:, width:] >= 0).sum(1)
+    row, place = np.nonzero(ids >= 0)
+    distances = np.full((count, k), np.inf)
+    distances[row, place] = np.ldexp(np.sqrt(problem.squares(row, ids[row, place])), -problem.doubled)
+    return Neighbours(distances, ids, cut)
+
+
+class Search:
+    """Queries, a gallery, and what each query may not find. Arguments as those of `search`."""
+
+    def __init__(
+        self,
+        queries: Any,
+        gallery: Any,
+        itself: NDArray[np.integer[Any]] | None = None,
+        query_groups: NDArray[np.integer[Any]] | None = None,
+        gallery_groups: NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        self.gallery = checked_vectors(gallery, "gallery")
+        self.queries = self.gallery if queries is gallery else checked_vectors(queries, "queries")
+        if self.queries.shape[1] != self.gallery.shape[1]:
+            raise UserError(
+                f"queries and gallery must have the same dim, got {self.queries.shape[1]} and {self.gallery.shape[1]}."
+            )
+        if (query_groups is None) != (gallery_groups is None):
+            raise UserError("query_groups and gallery_groups go together: pass both or neither.")
+        for given, wanted, what in (
+            (itself, self.queries, "itself"),
+            (query_groups, self.queries, "query_groups"),
+            (gallery_groups, self.gallery, "gallery_groups"),
+        ):
+            if given is not None and np.shape(given) != (len(wanted),):
+                raise UserError(f"{what} must be {len(wanted)} numbers, got shape {np.shape(given)}.")
+        if itself is not None and (np.min(itself) < -1 or np.max(itself) >= len(self.gallery)):
+            raise UserError(
+                f"itself must be rows of the gallery, 0..{len(self.gallery) - 1}, or -1 for none;"
+                f" got {np.min(itself)}..{np.max(itself)}."
+            )
+        self.itself = None if itself is None else np.asarray(itself, dtype=np.int64)
+        self.query_groups, self.gallery_groups = query_groups, gallery_groups
+        self.doubled = 0  # how often all vectors were
+        # Distances do not change with the origin, but the error of a product grows with the distance from it.
+        self.centre, longest = self._extent()
+        if longest < _SMALL:
+            self._double()
+            self.centre, longest = self._extent()
+        self.scale = longest or 1.0
+        self.products = Products(self.gallery, self.centred, np.float32)
+        self.half_helps = True
+        self._of_all: Smallest | None = None
+
+    def _extent(self) -> tuple[Float64[np.ndarray, " dim"], float]:
+        """The gallery's mean, and how far from it vectors reach."""
+        centre = self.gallery.mean(axis=0, dtype=np.float64)
+        longest = max(np.linalg.norm(self.queries[part] - centre, axis=1).max() for part in parts(self.queries))
+        if self.queries is not self.gallery:
+            longest = max(
+                longest,
+                *(np.linalg.norm(self.gallery[part] - centre, axis=1).max() for part in parts(self.gallery)),
+            )
+        return centre, float(longest)
+
+    def _double(self) -> None:
+        """Double tiny vectors until the largest number is near 1: exact, so that what is tied stays tied."""
+        alone = self.queries is self.gallery
+        largest = max(float(np.abs(each).max()) for each in (self.queries, self.gallery))
+        if 0 < largest < _SMALL:
+            self.doubled = -int(np.frexp(largest)[1])
+            self.gallery = np.ldexp(self.gallery, self.doubled)
+            self.queries = self.gallery if alone else np.ldexp(self.queries, self.doubled)
+
+    def centred(self, vectors: Numbers) -> Float64[np.ndarray, "rows dim"]:
+        """The vectors about the gallery's mean, none longer than 1, right to the last digits of float64."""
+        moved: Float64[np.ndarray, "rows dim"] = (vectors - self.centre) / self.scale
+        return moved
+
+    @cached_property
+    def distinct(self) -> tuple[Numbers, Int64[np.ndarray, " gallery"]]:
+        """The gallery without duplicates, and where each of its rows is in that."""
+        rows = np.ascontiguousarray(self.gallery)
+        bits = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+        _, first, inverse = np.unique(bits, return_index=True, return_inverse=True)
+        return self.gallery[first], inverse.reshape(-1)
+
+    @cached_property
+    def both_ways(self) -> BothWays:
+        return BothWays(self.products, torch.bfloat16 if half_is_faster() else torch.float32)
+
+    @cached_property
+    def double_products(self) -> Products:
+        return Products(self.distinct[0], self.centred, np.float64)
+
+    def squared_distances(
+        self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """Those of pairs of a query and an item; 0 where a square is too small for float64."""
+        return np.asarray(np.ldexp(self.squares(rows, ids), -2 * self.doubled))
+
+    def squares(
+        self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
+    ) -> Float64[np.ndarray, " pairs"]:
+        """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company.
+
+        Of the vectors as they are here, doubled as often as `doubled` says: what the order goes by.
+        """
+        result = np.empty(len(rows))
+        size = max(1, NUMBERS_AT_ONCE // self.gallery.shape[1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            apart = self.queries[rows[part]].astype(np.float64) - self.gallery[ids[part]]  # (pairs, dim)
+            result[part] = np.square(apart, out=apart).sum(axis=1)
+        return result
+
+    def excluded(
+        self, rows: Integer[np.ndarray, " rows"], columns: Integer[np.ndarray, " columns"]
+    ) -> Bool[np.ndarray, "rows columns"] | None:
+        """Which of these gallery items these queries may not find; None if they may find all."""
+        if self.itself is None and self.query_groups is None:
+            return None
+        result = np.zeros((len(rows), len(columns)), dtype=bool)
+        if self.query_groups is not None and self.gallery_groups is not None:
+            result |= self.query_groups[rows, None] == self.gallery_groups[columns]
+        if self.itself is not None:
+            result |= self.itself[rows, None] == columns
+        return result
+
+    def _exclude(self, block: Tensor, rows: Int64[np.ndarray, " rows"], start: int) -> None:
+        """Put what may not be found infinitely far, in a block of products whose first column is `start`."""
+        stop = start + block.shape[1]
+        if self.query_groups is not None and self.gallery_groups is not None:
+            own = self.query_groups[rows, None] == self.gallery_groups[start:stop]
+            block.masked_fill_(torch.from_numpy(own), torch.inf)
+        if self.itself is not None:
+            column = self.itself[rows]
+            here = np.nonzero((column >= start) & (column < stop))[0]
+            block[torch.from_numpy(here), torch.from_numpy(column[here] - start)] = torch.inf
+
+    def rankings(self, depths: Integer[np.ndarray, " queries"]) -> Iterator[Ranking]:
+        """The nearest items of each query, at least as many as `depths` says, all the queries in some order.
+
+        A query with depth 0 is left out. A ranking holds whole groups of tied items, so its width has no bound but the
+        gallery; its rows are then few.
+        """
+        order = np.argsort(depths, kind="stable")
+        order = order[depths[order] > 0]
+        self._of_all = None
+        self._of_all = self._candidates_of_all(depths)
+        left: list[NDArray[np.int64]] = []  # what bfloat16 could not tell, for float32 to look at together
+        for rows, depth in self._blocks(order, depths):
+            if self._of_all is None and not self._in_half(len(rows), depth):
+                left.append(rows)
+                continue
+            ranking, unsure = self._ranking(rows, depth, self._rough_candidates)
+            self.half_helps = len(unsure) <= _HALF_FAILS * len(rows)
+            left.append(unsure)
+            if len(ranking.rows):
+                yield ranking
+        self._of_all = None
+        for rows, depth in self._blocks(np.concatenate(left) if left else order, depths):
+            ranking, unsure = self._ranking(rows, depth, self._candidates)
+            if len(ranking.rows):
+                yield ranking
+            size = max(1, _EXACT_AT_ONCE // len(self.gallery))
+            for first in range(0, len(unsure), size):
+                yield self._ranking_in_double(unsure[first : first + size], depth)
+
+    def _blocks(
+        self, order: Int64[np.ndarray, " some"], depths: Integer[np.ndarray, " queries"]
+    ) -> Iterator[tuple[Int64[np.ndarray, " rows"], int]]:
+        """Queries to look at together, and how deep. `order` has the shallow ones first."""
+        columns, start = min(len(self.gallery), _GALLERY_AT_ONCE), 0
+        while start < len(order):
+            # The rows of a block are as deep as its deepest; their lists must fit as well as their products.
+            rows = order[start : start + max(1, min(4096, _AT_ONCE // columns))]
+            depth = min(int(depths[rows[-1]]), len(self.gallery))
+            rows = rows[: max(1, _AT_ONCE // (4 * _listed(depth)))]
+            start += len(rows)
+            yield rows, min(int(depths[rows[-1]]), len(self.gallery))
+
+    def _in_half(self, rows: int, depth: int) -> bool:
+        """Whether to look for candidates by products in bfloat16 first."""
+        return self._few(rows, depth) and self.half_helps and half_is_faster()
+
+    def _few(self, rows: int, depth: int) -> bool:
+        """Whether candidates are few enough, of queries that are many enough, to compute their products twice."""
+        return rows >= _HALF_ROWS and len(self.gallery) >= _HALF_FROM * _listed_in_half(_listed(depth))
+
+    def _ranking(
+        self, rows: Int64[np.ndarray, " rows"], depth: int, candidates: _Candidates
+    ) -> tuple[Ranking, Int64[np.ndarray, " unsure"]]:
+        """The ranking of those rows for which float32 products of candidates are enough, and the other rows."""
+        centred = self.centred(self.queries[rows])
+        margin = 2 * self.products.error(centred)  # (rows,): two products further apart than this are in that order
+        values, ids, bar = candidates(rows, centred, depth)  # (rows, listed), and what all others are beyond
+        complete = (bar > values[:, depth - 1] + margin) | np.isinf(bar)
+        unsure = rows[~complete]
+        if len(unsure):
+            rows, values, ids, margin = rows[complete], values[complete], ids[complete], margin[complete]
+        present = np.isfinite(values)
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            near = (values[:, 1:] - values[:, :-1] <= margin[:, None]) & present[:, 1:]  # (rows, listed - 1)
+        runs = np.cumsum(np.pad(~near, ((0, 0), (1, 0))), axis=1)  # (rows, listed): items that may be in another order
+        same = np.zeros(near.shape, dtype=bool)
+        row, place = np.nonzero(np.pad(near, ((0, 0), (1, 0))) | np.pad(near, ((0, 0), (0, 1))))
+        if len(row):
+            exact = self.squares(rows[row], ids[row, place])
+            run = runs[row, place]
+            # The members of a run stand side by side: sorted, they go back to the places they came from.
+            order = np.lexsort((ids[row, place], exact, run, row))
+            ids[row, place] = ids[row, place][order]
+            exact = exact[order]
+            tied = (exact[1:] == exact[:-1]) & (run[1:] == run[:-1]) & (row[1:] == row[:-1])
+            same[row[1:][tied], place[:-1][tied]] = True
+        return _whole_groups(rows, np.where(present, ids, -1), same, depth), unsure
+
+    def _candidates(
+        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
+    ) -> _Found:
+        """The smallest products of each row in order, where they are, and a value that no other item is below."""
+        listed = min(_listed(depth), len(self.gallery))
+        values, places = self._smallest_products(self.products, rows, centred, listed).found()
+        none_left = listed == len(self.gallery)
+        return values, places, np.full(len(rows), np.inf) if none_left else values[:, -1].astype(np.float64)
+
+    def _rough_candidates(
+        self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
+    ) -> _Found:
+        """The same by whole distances, maybe rough ones; products of the candidates that they leave are made again."""
+        if self._of_all is None:
+            lists = self._smallest_products(self.both_ways, rows, centred, _listed_in_half(_listed(depth)))
+            return self._in_single(lists.found(), centred, depth)[0]
+        return self._in_single(self._of_all.found(rows), centred, depth)[0]
+
+    def _in_single(
+        self, listed: tuple[Numbers, NDArray[np.int64]], centred: Float64[np.ndarray, "rows dim"], depth: int
+    ) -> tuple[_Found, Int64[np.ndarray, " rows"]]:
+        """Candidates by whole distances again, and how long each row's list had to be for that to be enough.
+
+        The first of them, as many as the depth, have to be computed. The largest of these products is a limit: whatever
+        is beyond it, by the bound on what the distances have lost, is none of the nearest.
+        """
+        rough, places = listed
+        squares, error = np.square(centred).sum(axis=1), self.both_ways.error(centred)
+        rounding = self.both_ways.rounding
+        low = np.where(rough < 0, 1 + rounding, 1 - rounding) * rough  # (rows, listed): as it was before it was rounded
+        low -= (squares + error + self.products.error(centred))[:, None]
+        prepared = self.products.prepared(centred)
+        values = np.full(rough.shape, np.inf, dtype=np.float32)
+        values[:, :depth] = self.products.chosen(prepared, places[:, :depth])
+        values[np.isinf(rough)] = np.inf
+        limit = values[:, :depth].max(axis=1) + 2 * self.products.error(centred)  # (rows,)
+        count = depth + ((low <= limit[:, None]) & np.isfinite(rough))[:, depth:].sum(axis=1)  # (rows,)
+        needed = count + 1  # the last of a list has to be beyond the limit
+        # Rows that want about as many more are computed together.
+        for some in np.array_split(np.argsort(count, kind="stable"), min(8, len(count))):
+            more = slice(depth, int(count[some[-1]]))
+            if more.start < more.stop:
+                again = self.products.chosen(prepared[torch.from_numpy(some)], places[some, more])
+                values[some, more] = np.where(np.isinf(rough[some, more]), np.inf, again)
+                count[some] = more.stop
+        length = rough.shape[1]
+        bar = np.where(
+            count < length, low[np.arange(len(low)), np.minimum(count, length - 1)], low[:, -1]
+        )  # (rows,): of the first that was not computed
+        order = np.argsort(values, axis=1, kind="stable")
+        found = np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1), bar
+        return found, needed
+
+    def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> Smallest | None:
+        """The candidates of all items, where all are compared with all but themselves.
+
+        A distance counts for both its ends, so half of the products are enough. None where this is not the case.
+        """
+        number, depth = len(self.gallery), int(depths.max())
+        everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
+        if not (everyone and number > 2 * _SQUARE and self._few(int((depths > 0).sum()), depth)):
+            return None
+        if not np.array_equal(np.asarray(self.itself), np.arange(number)) or _listed_in_half(_listed(depth)) > max(
+            64, self.gallery.shape[1] // 4
+        ):
+            return None  # lists of all must stay short
+        length = self._tried(depth)
+        if length == 0:
+            self.half_helps = False
+            return None
+        lists, starts = Smallest(number, length), range(0, number, _SQUARE)
+        for first in starts:
+            prepared = self.both_ways.prepared(self.centred(self.queries[first : first + _SQUARE]))
+            for second in starts[first // _SQUARE :]:
+                block = self.both_ways.block(prepared, slice(second, second + _SQUARE))
+                if first == second:
+                    block.fill_diagonal_(torch.inf)
+                else:
+                    lists.put(block.T, row=second, column=first)
+                lists.put(block, row=first, column=second)
+        return lists
+
+    def _tried(self, depth: int) -> int:
+        """How many candidates to list to be enough for nearly all queries; 0 if it is in vain."""
+        rows = np.linspace(0, len(self.queries) - 1, _TRIED).astype(np.int64)
+        centred, length = self.centred(self.queries[rows]), _listed_in_half(_listed(depth))
+        lists = self._smallest_products(self.both_ways, rows, centred, length)
+        _, needed = self._in_single(lists.found(), centred, depth)
+        return 0 if (needed > length).mean() > _HALF_FAILS else min(length, int(needed.max()))
+
+    def _smallest_products(
+        self,
+        products: Products | BothWays,
+        rows: Int64[np.ndarray, " rows"],
+        centred: Float64[np.ndarray, "rows dim"],
+        listed: int,
+    ) -> Smallest:
+        lists, prepared = Smallest(len(rows), listed), products.prepared(centred)
+        for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
+            block = products.block(prepared, slice(start, start + _GALLERY_AT_ONCE))
+            self._exclude(block, rows, start)
+            lists.put(block, column=start)
+        return lists
+
+    def _ranking_in_double(self, rows: Int64[np.ndarray, " rows"], depth: int) -> Ranking:
+        """By products in float64 with the distinct vectors, and the differences for whatever may be in the list."""
+        distinct, inverse = self.distinct
+        centred = self.centred(self.queries[rows])
+        products = self.double_products.block(
+            self.double_products.prepared(centred), slice(None)
+        ).numpy()  # (rows, distinct)
+        away = self.excluded(rows, np.arange(len(self.gallery)))
+        values = products[:, inverse]  # (rows, gallery)
+        if away is not None:
+            values[away] = np.inf
+        bar = np.partition(values, depth - 1, axis=1)[:, depth - 1] + 2 * self.double_products.error(centred)  # (rows,)
+        row, item = np.nonzero((values <= bar[:, None]) & np.isfinite(values))  # in the order of the gallery
+        wanted = np.zeros(products.shape, dtype=bool)
+        wanted[row, inverse[item]] = True
+        first = np.empty(len(distinct), dtype=np.int64)
+        first[inverse[::-1]] = np.arange(len(inverse))[::-1]
+        exact = products  # its own values are no longer needed
+        pair_row, pair_item = np.nonzero(wanted)
+        exact[pair_row, pair_item] = self.squares(rows[pair_row], first[pair_item])
+        counts = np.bincount(row, minlength=len(rows))
+        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        width = max(1, int(counts.max()))
+        ids, distances = np.full((len(rows), width), -1), np.full((len(rows), width), np.inf)
+        ids[row, place], distances[row, place] = item, exact[row, inverse[item]]
+        order = np.argsort(distances, axis=1, kind="stable")
+        ids, distances = np.take_along_axis(ids, order, 1), np.take_along_axis(distances, order, 1)
+        same = (distances[:, 1:] == distances[:, :-1]) & (ids[:, 1:] >= 0)
+        return _whole_groups(rows, ids, same, min(depth, width))
+
+    def nearest_of(
+        self, rows: Integer[np.ndarray, " rows"], items: Integer[np.ndarray, " items"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """The nearest of these gallery items to each of these queries, and how many of them are tied with it.
+
+        Among tied ones the first; `items` must not decrease, and each query must be allowed one of them.
+        """
+        nearest, tied = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
+        size = max(1, _EXACT_AT_ONCE // len(items))
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            some = rows[part]
+            squared = self.squares(np.repeat(some, len(items)), np.tile(items, len(some)))
+            squared = squared.reshape(len(some), len(items))
+            away = self.excluded(some, items)
+            if away is not None:
+                squared[away] = np.inf
+            nearest[part] = items[squared.argmin(axis=1)]
+            tied[part] = (squared == squared.min(axis=1, keepdims=True)).sum(axis=1)
+        return nearest, tied
+
+    def places(
+        self, rows: Integer[np.ndarray, " rows"], ids: Integer[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Where in a query's full ranking one gallery item stands, without the ranking.
+
+        Returns how many items are nearer, how many exactly as near (itself too), and how many of those come before it
+        in the gallery.
+        """
+        closer, tied, before = (np.zeros(len(rows), dtype=np.int64) for _ in range(3))
+        bars = self.squares(rows, ids)
+        columns = min(len(self.gallery), _GALLERY_AT_ONCE)
+        size = max(1, min(4096, _AT_ONCE // columns))
+        for first in range(0, len(rows), size):
+            part = slice(first, first + size)
+            centred = self.centred(self.queries[rows[part]])
+            prepared = self.products.prepared(centred)
+            near = bars[part] / self.scale**2  # (rows,)
+            margin = self.products.error(centred, np.sqrt(near))
+            bar = near - np.square(centred).sum(axis=1)  # (rows,): what its product should be
+            low, high = torch.from_numpy(bar - margin)[:, None], torch.from_numpy(bar + margin)[:, None]
+            for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
+                block = self.products.block(prepared, slice(start, start + _GALLERY_AT_ONCE))
+                self._exclude(block, rows[part], start)
+                certain = block < low.float()
+                closer[part] += certain.sum(dim=1).numpy()
+                row, item = ((block <= high.float()) & ~certain).nonzero().numpy().T
+                row, item = row + first, item + start
+                exact = self.squares(rows[row], item)
+                np.add.at(closer, row[exact < bars[row]], 1)
+                np.add.at(tied, row[exact == bars[row]], 1)
+                np.add.at(before, row[(exact == bars[row]) & (item < ids[row])], 1)
+        return closer, tied, before
+
+
+def _listed(depth: int) -> int:
+    """How many candidates to list: enough that the last is clearly farther than the one at `depth`."""
+    return depth + 8 + depth // 8
+
+
+def _listed_in_half(listed: int) -> int:
+    """How many to list by bfloat16, so that the candidates are clearly among them."""
+    return listed + listed // 4 + 12
+
+
+def _whole_groups(
+    rows: Int64[np.ndarray, " rows"],
+    ids: Int64[np.ndarray, "rows listed"],
+    same: Bool[np.ndarray, "rows listed-1"],
+    depth: int,
+) -> Ranking:
+    """Cut the lists behind the group of tied items that holds the last place of the depth."""
+    groups = np.cumsum(np.pad(~same, ((0, 0), (1, 0)), constant_values=False), axis=1)  # (rows, listed), from 0
+    kept = (groups <= groups[:, depth - 1 : depth]) & (ids >= 0)
+    width = max(1, int(kept.sum(axis=1).max(initial=0)))
+    return Ranking(rows, np.where(kept, ids, -1)[:, :width], groups[:, :width])
+
+
+def check_k(k: int, others: int) -> None:
+    """An error if there are fewer than k items to find."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, got {k}.")
+    if k > others:
+        raise UserError(f"k = {k} neighbours were asked for, but a query has only {others} other items.")

@@ -1,0 +1,87 @@
+"""Vectors and labels of whatever kind as arrays, or an error that says what is wrong with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tammes.errors import UserError
+from tammes.search.distance_tables import Numbers, parts
+
+Labels = Sequence[int] | Sequence[str] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
+_LARGEST = 1e150  # the square of anything larger overflows
+
+
+def dense(tensor: Tensor, what: str) -> NDArray[Any]:
+    """A tensor as a NumPy array, on whatever device it is, or an error if it does not hold its numbers."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "a meta tensor" if tensor.is_meta else f"one of layout {tensor.layout}"
+        raise UserError(f"{what} must be a tensor that holds all of its numbers, got {kind}.")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    known = not tensor.is_floating_point() or tensor.dtype in (torch.float16, torch.float32, torch.float64)
+    try:
+        return (tensor if known else tensor.float()).numpy()
+    except TypeError:
+        raise UserError(
+            f"{what} must be a tensor of numbers that NumPy knows, got {tensor.dtype}. Use {what}.dequantize(), or"
+            f" {what}.float()."
+        ) from None
+
+
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """Anything as a NumPy array in this machine's order of bytes, or an error if not all of it is there."""
+    if isinstance(given, Tensor):
+        return dense(given, what)
+    check_not_masked(given, what)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise UserError(f"{what} must be a table or a list of one kind: its rows are not of one length.") from None
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def check_not_masked(given: Any, what: str) -> None:
+    """Refuse an array some of whose entries are hidden by a mask, which NumPy would uncover without a word."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise UserError(
+            f"{what} has a mask that hides {int(given.mask.sum())} of its entries. Fill them in: {what}.filled(…),"
+            " or leave their rows out."
+        )
+
+
+def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
+    """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
+    array = as_array(vectors, what)
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise UserError(f"{what} must be floating point, got {array.dtype}.")
+    if array.ndim != 2:
+        raise UserError(f"{what} must have shape (items, dim), got {array.shape}.")
+    if 0 in array.shape:
+        raise UserError(f"{what} are empty: got shape {array.shape}.")
+    array = array.astype(np.float32) if array.dtype == np.float16 else array
+    limit = array.dtype.type(min(_LARGEST, float(np.finfo(array.dtype).max)))
+    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in parts(array)])  # (items,)
+    if not fine.all():
+        raise UserError(
+            f"{what} must be finite numbers below {_LARGEST:g}: row {np.argmin(fine)} is not"
+            f" ({np.sum(~fine)} of {len(fine)} rows)."
+        )
+    return array
+
+
+def label_array(labels: Any, what: str) -> Shaped[np.ndarray, "..."]:
+    """Labels as an array in which those that differ stay different."""
+    if not isinstance(labels, list | tuple):
+        return as_array(labels, what)
+    if 0 < sum(isinstance(label, str) for label in labels) < len(labels):
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise UserError(f"{what} must be all integers or all strings, got {' and '.join(kinds)}.")
+    # NumPy's texts have no end but the last character that is not NUL, and it rounds whole numbers that do not fit.
+    kept_apart = any(isinstance(label, str) and label.endswith("\0") for label in labels)
+    array = as_array(labels, what)
+    whole = array.ndim == 1 and array.dtype.kind == "f" and all(type(label) is int for label in labels)
+    return np.array(labels, dtype=object) if kept_apart or whole else array

@@ -1,0 +1,186 @@
+"""Uploads become pixels in processes of their own; see `decoder` for what they promise."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from math import prod
+from queue import Empty, LifoQueue
+from threading import Event, Lock, Timer
+from typing import IO, cast
+
+import numpy as np
+from jaxtyping import UInt8
+from numpy import ndarray
+
+from tammes.data.images import Mode
+from tammes.io.environment import bare_environment
+from tammes.serve.errors import RefusedError
+from tammes.serve.limits import Limits
+
+_RENEWED_AFTER = 500  # pictures; whatever a library may leak goes with its process
+_LINE, _SHOWN_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A picture that was uploaded.
+
+    Attributes:
+        pixels: as the network sees it.
+        shown: a small picture of it, as a WebP file.
+    """
+
+    pixels: UInt8[ndarray, "channels height width"]
+    width: int
+    height: int
+    shown: bytes
+
+
+@dataclass(frozen=True)
+class View:
+    """What a network wants to see of a picture; as in `Embedder`."""
+
+    mode: Mode
+    shorter_side: int
+    size: int
+
+
+class Decoders:
+    """Processes that decode, as many as may work at the same time. To be closed."""
+
+    def __init__(self, limits: Limits, number: int = 2) -> None:
+        self._limits = limits
+        self._free: LifoQueue[_Decoder] = LifoQueue()
+        self._all = [_Decoder(limits) for _ in range(number)]
+        for each in self._all:
+            self._free.put(each)
+
+    def decode(self, content: bytes, view: View) -> Decoded:
+        """The picture in a file's content, or a refusal. To be called in a thread of its own."""
+        try:
+            decoder = self._free.get(timeout=self._limits.wait_seconds)
+        except Empty:
+            raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
+        try:
+            return decoder.decode(content, view)
+        finally:
+            self._free.put(decoder)
+
+    def close(self) -> None:
+        for each in self._all:
+            each.end()
+
+
+class _Decoder:
+    """One process, started when it is needed and again when it has ended."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._done = 0
+        self._lock = Lock()
+        self._closed = False
+
+    def decode(self, content: bytes, view: View) -> Decoded:
+        """Once more if its process has ended: that may have been somebody else's doing, before this picture came."""
+        answer, late = self._asked(content, view)
+        if answer is None and not late and not self._closed:
+            answer, late = self._asked(content, view)
+        if isinstance(answer, Decoded):
+            return answer
+        if answer is None and self._closed:
+            raise RefusedError(503, "the server is stopping.", again_in=10)
+        too_long = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
+        why = answer or f"cannot read the picture: {too_long if late else 'it is broken'}."
+        raise RefusedError(_status(why), why)
+
+    def _asked(self, content: bytes, view: View) -> tuple[Decoded | str | None, bool]:
+        """What the process says, nothing if it has ended; and whether it took too long."""
+        process = self._running()
+        killed = Event()
+
+        def kill() -> None:
+            killed.set()
+            process.kill()
+
+        timer = Timer(self._limits.decode_seconds, kill)
+        timer.start()
+        answer = None
+        try:
+            answer = _exchange(process, content, view)
+        except Exception:  # it has ended, or was ended, or says what it never should: it is not used again
+            pass
+        finally:
+            timer.cancel()
+            timer.join()
+        self._done += 1
+        if answer is None or killed.is_set():  # the time may have run out just when the answer had come
+            self._end()
+        return answer, killed.is_set()
+
+    def end(self) -> None:
+        """For good."""
+        self._closed = True
+        self._end()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._closed:
+                raise RefusedError(503, "the server is stopping.", again_in=10)
+            if self._process is not None and (self._process.poll() is not None or self._done >= _RENEWED_AFTER):
+                self._end_process()
+            if self._process is None:
+                limits = (str(self._limits.decode_bytes), str(self._limits.upload_pixels))
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "tammes.serve.decoder", *limits],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,  # where libraries complain about files
+                    env=bare_environment(),  # whatever else is there, such as keys, is none of its business
+                    start_new_session=True,  # Ctrl-C is for the server, which lets what is under way finish
+                )
+                self._done = 0
+            return self._process
+
+    def _end(self) -> None:
+        with self._lock:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was left to write has nowhere to go
+                cast(IO[bytes], stream).close()
+        self._process.wait()
+        self._process = None
+
+
+def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) -> Decoded | str:
+    """The picture, or why there is none. Answers are bounded: a file may have taken that process over."""
+    sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    sink.write(json.dumps({"bytes": len(content), **asdict(view)}).encode() + b"\n")
+    sink.write(content)
+    sink.flush()
+    line = source.readline(_LINE)
+    if not line.endswith(b"\n"):
+        raise EOFError
+    said = json.loads(line)
+    if "error" in said:
+        return str(said["error"])
+    shape = (len(view.mode), view.size, view.size)
+    pixels = np.frombuffer(bytearray(source.read(prod(shape))), dtype=np.uint8).reshape(shape)
+    if not 0 <= said["shown"] <= _SHOWN_BYTES:
+        raise ValueError
+    shown = source.read(said["shown"])
+    if len(shown) != said["shown"]:
+        raise EOFError
+    return Decoded(pixels, int(said["width"]), int(said["height"]), shown)
+
+
+def _status(error: str) -> int:
+    """415 for what is no image at all, 422 for an image that cannot be used."""
+    return 415 if any(words in error for words in ("not an image", "not one of", "is empty")) else 422

@@ -1,0 +1,291 @@
+"""What every request passes before it is answered, and what every answer carries.
+
+An ASGI application around another: it looks at the host, the token, the number of requests of a client and the size of
+a body before anything of it is read, bounds the time, and turns whatever goes wrong into a clear answer.
+"""
+
+import asyncio
+import hmac
+import re
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import ceil
+from time import monotonic, perf_counter
+from urllib.parse import unquote, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tammes.serve.errors import FAULT, RefusedError, as_json
+from tammes.serve.limits import Limits
+from tammes.serve.telemetry import Telemetry
+
+COOKIE = "tammes_token"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+    " trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+_WHOLE_ADDRESS = re.compile(rb"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)
+_CHEAP = ("/static/", "/api/health")  # and pictures: a page shows many of them
+_CHEAP_COST = 0.05
+_CLIENTS = 10_000  # whose requests are counted
+_LINGER = 5.0  # seconds, for a client that goes on sending although it was refused
+_WITH_PICTURE = ("/api/search", "/search")  # the others have short bodies
+_OPEN = ("/api/health", "/static/", "/login")  # to be reached without a token
+
+
+class Guard:
+    """The site's door."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        telemetry: Telemetry,
+        *,
+        token: str | None = None,
+        hosts: Iterable[str] | None = None,
+        respond: Callable[[Request, RefusedError], Response],
+    ) -> None:
+        """Args:
+        hosts: the names that the server may be called by; None: any. A page of somebody else, opened in a browser
+            on this machine, could otherwise have its own name point here and read what is served.
+        respond: what a client is told, a program in JSON, a person on a page.
+        """
+        self._app, self._limits, self._telemetry, self._token = app, limits, telemetry, token
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._respond = respond
+        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        scope = _simplified(scope)
+        request = Request(scope)
+        body = _Body(receive, request.headers, self._limits, picture=scope["path"] in _WITH_PICTURE)
+        answer = _Answer(send, body, empty=scope["tammes.head"])
+        self._telemetry.under_way.inc()
+        try:
+            try:
+                self._check(request)
+                await self._answer(scope, body, answer)
+            except RefusedError as error:
+                await self._refuse(request, answer, error)
+            except ClientDisconnect:
+                pass  # nobody is there to be told
+            except Exception:  # a fault of ours: told to whoever runs the server, not to the client
+                traceback.print_exc(file=sys.stderr)
+                if not answer.started:
+                    await self._refuse(request, answer, RefusedError(500, FAULT))
+        finally:
+            self._telemetry.under_way.dec()
+            route = getattr(scope.get("route"), "path", "other")
+            method = "HEAD" if scope["tammes.head"] else request.method
+            method = method if method in _METHODS else "other"
+            self._telemetry.requests.labels(route, method, str(answer.status)).inc()
+            self._telemetry.seconds.labels(route).observe(perf_counter() - began)
+
+    async def _answer(self, scope: Scope, body: "_Body", answer: "_Answer") -> None:
+        """Have it answered in time: so much for the body to arrive, and so much from there on."""
+        seconds = self._limits.seconds
+        body.check_length()
+        try:
+            async with asyncio.timeout(seconds + (self._limits.upload_seconds if body.expected else 0)) as limit:
+                body.when_whole = lambda: limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                await self._app(scope, body.receive, answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RefusedError(504, f"this took longer than {seconds:g} seconds.", again_in=5) from None
+
+    def _check(self, request: Request) -> None:
+        path = request.scope["path"]  # and no address that was put together from it and the Host header
+        if self._hosts is not None and _host(request) not in self._hosts:
+            raise RefusedError(421, "this server is not known by that name. Use the address that it printed.")
+        cheap = path.startswith(_CHEAP) or path.endswith(("/thumbnail", "/image"))
+        self._count(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
+        if self._token is not None and not path.startswith(_OPEN) and not self._knows(request):
+            raise RefusedError(
+                401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
+            )
+        if request.method == "POST" and request.headers.get("sec-fetch-site") == "cross-site":
+            raise RefusedError(403, "a page of another site may not send anything here.")
+
+    def _knows(self, request: Request) -> bool:
+        assert self._token is not None
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and same_token(given.strip(), self._token):
+            return True
+        kept = request.cookies.get(COOKIE)
+        return kept is not None and same_token(kept, cookie_of(self._token))
+
+    def _count(self, client: str, cost: float) -> None:
+        """A bucket for each client that fills at the rate and that a request takes from."""
+        rate = self._limits.rate
+        if not rate:
+            return
+        now, most = monotonic(), max(1.0, rate * self._limits.burst)  # at least one request fits in
+        left, since = self._clients.pop(client, (most, now))
+        left = min(most, left + (now - since) * rate)
+        enough = left >= cost
+        self._clients[client] = (left - cost if enough else left, now)
+        if len(self._clients) > _CLIENTS:
+            self._clients.popitem(last=False)
+        if not enough:
+            raise RefusedError(
+                429,
+                f"more than {rate:g} requests a second from one client. Try again in a moment.",
+                again_in=ceil((cost - left) / rate),
+            )
+
+    async def _refuse(self, request: Request, answer: "_Answer", error: RefusedError) -> None:
+        if answer.started:  # half of it is out: the client sees that it was cut off
+            raise ConnectionAbortedError(error.message)
+        response = self._respond(request, error)
+        await response(request.scope, _nothing, answer.send)
+
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+
+
+class _Answer:
+    """What is sent: its status is remembered, and its headers are made safe."""
+
+    def __init__(self, send: Send, body: "_Body | None", *, empty: bool) -> None:
+        self._send, self._body, self._empty = send, body, empty
+        self.started = False
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("Cache-Control", "no-store")
+        elif self._empty:
+            message = {**message, "body": b""}
+        if message["type"] == "http.response.body" and self.status >= 400 and self._body is not None:
+            # A client that still sends when the connection is closed would not see why it was refused.
+            await self._send({**message, "more_body": True})
+            if not message.get("more_body", False):
+                await self._body.drain()
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        await self._send(message)
+
+
+class _Body:
+    """The body of a request, which may be so large and take so long."""
+
+    def __init__(self, receive: Receive, headers: Headers, limits: Limits, *, picture: bool) -> None:
+        self._receive, self._limits, self._picture = receive, limits, picture
+        self._most = limits.upload_bytes if picture else min(limits.other_bytes, limits.upload_bytes)
+        self._bytes = 0
+        self._until: float | None = None
+        self._whole = False
+        self.when_whole: Callable[[], None] = lambda: None
+        """Called once, when all of it is there."""
+        self._length = headers.get("content-length", "0")
+        self.expected = "transfer-encoding" in headers or self._length != "0"
+
+    def check_length(self) -> None:
+        """Refuse what says that it is too large, before any of it is read."""
+        if self._length.isdecimal() and int(self._length) > self._most:
+            raise self._too_large()
+
+    async def drain(self) -> None:
+        """Take in the rest and forget it, for a moment."""
+        if not self.expected or self._whole:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_LINGER, self._limits.upload_seconds)):
+                while not self._whole:
+                    message = await self._receive()
+                    self._whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        if self._until is None:
+            self._until = monotonic() + self._limits.upload_seconds
+        try:
+            async with asyncio.timeout(max(0.0, self._until - monotonic())) as limit:
+                message = await self._receive()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            seconds = f"{self._limits.upload_seconds:g}"
+            raise RefusedError(408, f"the body of the request took longer than {seconds} seconds to arrive.") from None
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self._most:
+            raise self._too_large()
+        if not message.get("more_body", False):
+            self._until = float("inf")  # what is received from here on is that the client has gone
+            if self.expected and not self._whole:
+                self.when_whole()
+            self._whole = True
+        return message
+
+    def _too_large(self) -> RefusedError:
+        smaller = " Make the picture smaller." if self._picture else ""
+        return RefusedError(413, f"this request may have up to {self._most / 1e6:g} MB.{smaller}")
+
+
+def _simplified(scope: Scope) -> Scope:
+    """A request as the routes know it: HEAD is GET whose answer is left out, and an answer is always whole.
+
+    A target that is a whole address, as a proxy may send (RFC 9112, 3.2.2), is its path; the host is the one it names.
+    """
+    head = scope["method"] == "HEAD"
+    headers = [each for each in scope["headers"] if each[0] != b"range"]
+    simple = {**scope, "method": "GET" if head else scope["method"], "headers": headers, "tammes.head": head}
+    whole = _WHOLE_ADDRESS.fullmatch(scope.get("raw_path") or b"")
+    if whole is None:
+        return simple
+    host, path = whole[1], whole[2] or b"/"
+    headers = [(b"host", host), *(each for each in headers if each[0] != b"host")]
+    return {**simple, "headers": headers, "raw_path": path, "path": unquote(path.decode("ascii"))}
+
+
+def same_token(given: str, token: str) -> bool:
+    """Compared in the same time whatever is given."""
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def cookie_of(token: str) -> str:
+    """What a browser keeps: nothing that the token could be told from."""
+    return hmac.new(token.encode(), b"tammes-cookie", "sha256").hexdigest()
+
+
+def _host(request: Request) -> str:
+    try:
+        return (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection too many."""
+    request = Request(scope)
+    response = as_json(request, RefusedError(503, "too many connections at once. Try again in a moment.", again_in=1))
+    response.headers["Connection"] = "close"
+    await response(scope, receive, _Answer(send, None, empty=request.method == "HEAD").send)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,207 @@
+"""From a site to a process that listens, and that stops when it is told to, after the answers that are under way."""
+
+import asyncio
+import ipaddress
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from tammes.errors import UserError
+from tammes.serve.app import application
+from tammes.serve.errors import CODES
+from tammes.serve.limits import Limits
+from tammes.serve.middleware import HEADERS, busy
+from tammes.serve.state import Site
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SHORTEST_TOKEN = 12
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach a server there."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Refuse to serve others without a token."""
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise UserError(
+            f"a token of {len(token)} characters can be guessed: it must have {_SHORTEST_TOKEN} or more."
+            " For example: openssl rand -hex 16 > token.txt, and --token-file token.txt"
+        )
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
+    if token is None and not is_loopback(host):
+        raise UserError(
+            f"--host {host} lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
+            f" --host {host} --token-file token.txt"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes any that is free."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port must be 0 to 65535, got {port}.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+        # Connections have it from here. Without it the end of an answer waits for the client to confirm its beginning.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be the name of a host
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]  # as Python goes on
+        raise UserError(
+            f"cannot listen at {host}, port {port}: {why}. Choose another: --port 0 takes one that is free."
+        ) from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], None] = lambda: None) -> int:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished first. The signal that ended it.
+
+    Args:
+        ready: called when requests are answered.
+    """
+    from threadpoolctl import threadpool_limits
+
+    server = Server(site, host, ready)
+    # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
+    with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # by which it says that it has not started
+        server.run(sockets=[listening])
+    if not server.started:
+        raise UserError(f"the server could not start: {site.failed}.") from site.failed
+    return server.signal
+
+
+def _config(site: Site, host: str) -> uvicorn.Config:
+    # Whoever has the token may come by any name, such as that of a proxy.
+    hosts = {*_LOOPBACK, host} if is_loopback(host) and site.token is None else None
+    return uvicorn.Config(
+        application(site, hosts=hosts),
+        http=_protocol(site.limits),
+        ws="none",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(site.limits.header_seconds) or 1,
+        timeout_graceful_shutdown=int(site.limits.seconds + site.limits.upload_seconds),
+    )
+
+
+class Server(uvicorn.Server):
+    """Tells when it is ready, and ends with a code of its own in place of the signal's."""
+
+    def __init__(self, site: Site, host: str, ready: Callable[[], None]) -> None:
+        super().__init__(_config(site, host))
+        # What is wrong with a form is told to whoever sent it; a stranger does not write into our log.
+        logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+        self._ready = ready
+        self.signal = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: Any) -> None:
+            self.signal = self.signal or number
+            self.handle_exit(number, frame)  # the second Ctrl-C does not wait
+
+        if current_thread() is not main_thread():  # which alone is told of signals; `should_exit` stops it
+            yield
+            return
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _protocol(limits: Limits) -> type[H11Protocol]:
+    whole = limits.upload_seconds + limits.seconds + limits.header_seconds
+
+    class Protocol(H11Protocol):
+        """A connection that may take so long to say what it wants and to take in the answer, and no longer."""
+
+        _silent: asyncio.TimerHandle | None = None
+        _late: asyncio.TimerHandle | None = None
+        _answered: RequestResponseCycle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self.app = busy
+            self._watch()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            _cancel(self._silent)
+            _cancel(self._late)
+            super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+            content = json.dumps({"error": CODES[400], "message": "this is not HTTP as the server knows it."}).encode()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+            parts: tuple[h11.Event, ...] = (
+                h11.Response(status_code=400, reason=b"Bad Request", headers=[*{**HEADERS, **headers}.items()]),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            )
+            for part in parts:
+                self.transport.write(self.conn.send(part) or b"")
+            self.transport.close()
+
+        def _watch(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
+                _cancel(self._silent)
+                self._silent = None
+                if self._answered is not self.cycle:
+                    self._answered = self.cycle
+                    _cancel(self._late)
+                    self._late = self.loop.call_later(whole, self._cut_off, self.cycle)
+            elif self._silent is None:
+                self._silent = self.loop.call_later(limits.header_seconds, self._give_up)
+
+        def _give_up(self) -> None:
+            self._silent = None
+            if not self.transport.is_closing():
+                self.transport.close()
+
+        def _cut_off(self, cycle: RequestResponseCycle) -> None:
+            if not cycle.response_complete or self.transport.is_closing():
+                self.transport.abort()  # what the client has not taken in yet is not waited for
+
+    return Protocol
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,1 @@
+"""Training: configuration, objectives, the loop, checkpoints, the run folder, evaluation and the verdict."""

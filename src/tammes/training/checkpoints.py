@@ -1,0 +1,266 @@
+"""The checkpoint of a run: what trains, the optimizer, random numbers, the place in the epoch; and the one before."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tammes.errors import UserError
+from tammes.io.files import synchronise
+from tammes.io.schema import checked, parsed
+from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, write_tensors
+from tammes.training.distributed import is_first
+from tammes.training.run_folder import FRESH, FROZEN, NEWEST, PREVIOUS, Run
+
+ANEW = "The run cannot be resumed: start over with --overwrite."
+
+
+class State(TypedDict):
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        without: numbers of the weights of which the optimizer keeps nothing; older checkpoints do not say.
+    """
+
+    position: dict[str, Any]
+    groups: list[dict[str, Any]]
+    scalars: dict[str, Any]
+    scaler: NotRequired[dict[str, float] | None]
+    without: NotRequired[list[int]]
+
+
+def save_frozen(run: Run, objective: nn.Module) -> None:
+    """The weights that do not train, if there are any, once: checkpoints hold all others, and none of these."""
+    if not is_first():
+        return
+    frozen, own = _frozen(objective), objective.state_dict()
+    if frozen:
+        write_tensors(run.folder / FROZEN, {name: own[name].cpu().contiguous() for name in frozen})
+
+
+def load_weights(run: Run, objective: nn.Module) -> None:
+    """Put all weights of an interrupted run back, before anything is computed with the network.
+
+    Those that do not train are in a file of their own. Statistics of batch normalisation are in the checkpoint, also
+    those of a part that does not train, on which its activations depend.
+    """
+    tensors, _ = read_tensors(run.checkpoint)
+    weights, frozen, own = _under("model/", tensors), _frozen(objective), objective.state_dict()
+    fixed: dict[str, Tensor] = {}
+    if frozen:
+        file = run.folder / FROZEN
+        if not file.exists():
+            raise UserError(f"{file} is missing, which holds the weights that do not train. {ANEW}")
+        try:
+            fixed, _ = read_tensors(file)
+        except DamagedError as error:
+            raise UserError(f"{error} {ANEW}") from None
+        _check_alike({name: own[name] for name in frozen}, fixed, str(file))
+    _check_alike({name: own[name] for name in own if name not in frozen}, weights, str(run.checkpoint))
+    objective.load_state_dict(fixed | weights)
+
+
+def save_checkpoint(
+    run: Run, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
+) -> None:
+    """Everything to resume from, in one file: weights, optimizer, random state, position; `save_frozen` has the rest.
+
+    Args:
+        position: where training is, a dataclass that JSON can hold.
+        scaler: the state of what scales the loss of half precision.
+    """
+    if not is_first():
+        return
+    state, frozen = optimizer.state_dict(), _frozen(objective)
+    tensors = {f"model/{name}": tensor for name, tensor in objective.state_dict().items() if name not in frozen}
+    scalars: dict[str, Any] = {}
+    for number, entries in state["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{number}/{name}"] = value
+            else:
+                scalars[f"{number}/{name}"] = value
+    tensors["random"] = torch.get_rng_state()
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    said = {
+        "position": asdict(position),
+        "groups": state["param_groups"],
+        "scalars": scalars,
+        "scaler": scaler,
+        "without": [number for number in numbers if number not in state["state"]],
+    }
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    newest, fresh = run.folder / NEWEST, run.folder / FRESH
+    # At every moment there is a whole one under one of the two names.
+    write_tensors(fresh, tensors, {"state": json.dumps(said)})
+    with suppress(FileNotFoundError):
+        newest.replace(run.folder / PREVIOUS)
+    fresh.replace(newest)
+    synchronise(run.folder)
+
+
+def mend_checkpoint(run: Run) -> str | None:
+    """Put the previous checkpoint in the place of one that is damaged; returns what was done, None if nothing was.
+
+    Raises:
+        UserError: there is no other, or that one is damaged too.
+    """
+    newest, previous = run.folder / NEWEST, run.folder / PREVIOUS
+    try:
+        if newest.exists():
+            check_tensors(newest)
+            return None
+        what = ""
+    except DamagedError as error:
+        what = str(error)
+    if not previous.exists():
+        raise UserError(f"{what} There is no earlier one. {ANEW}")
+    try:
+        check_tensors(previous)
+    except DamagedError as error:
+        raise UserError(f"{what} {error} {ANEW}".lstrip()) from None
+    previous.replace(newest)
+    if not what:  # a process was stopped between the two names
+        return None
+    return f"{what} The checkpoint before it is sound: training resumes from there."
+
+
+def load_checkpoint(
+    run: Run, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
+) -> tuple[Any, dict[str, Any] | None]:
+    """Put weights, optimizer and random state back as they were; the position to resume from, and the scaler's state.
+
+    It may be untrusted: nothing is put back before all of it is known to fit. Weights that do not train are left as
+    they are: `load_weights` puts them back.
+
+    Args:
+        kind: what the position is made with, a dataclass; None: that of a training on images.
+    """
+    from tammes.training.loop import Position
+
+    if not any((run.folder / name).exists() for name in (NEWEST, PREVIOUS)):
+        raise UserError(f"{run.folder} has no checkpoint to resume from: it was stopped before its first epoch ended.")
+    mend_checkpoint(run)
+    file = run.checkpoint
+    tensors, metadata = read_tensors(file)
+    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", ANEW)
+    position = checked(said["position"], kind or Position, f"the position in {file}", ANEW)
+    negative = [name for name, value in position.items() if type(value) in (int, float) and value < (name == "epoch")]
+    if negative:
+        name = negative[0]
+        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {ANEW}")
+    frozen, own = _frozen(objective), objective.state_dict()
+    weights = _under("model/", tensors)
+    _check_alike({name: tensor for name, tensor in own.items() if name not in frozen}, weights, str(file))
+    check_random(tensors.get("random"), file)
+    state = _optimizer_state(optimizer, said, _under("optimizer/", tensors), file)
+    objective.load_state_dict(weights | {name: own[name] for name in own if name in frozen})
+    optimizer.load_state_dict(state)
+    _lay_out_alike(optimizer)
+    torch.set_rng_state(tensors["random"])
+    return (kind or Position)(**position), said.get("scaler")
+
+
+def check_random(state: Tensor | None, file: Path) -> None:
+    """Refuse what is no state of torch's generator on the CPU."""
+    try:
+        torch.Generator().set_state(torch.empty(0) if state is None else state)
+    except (RuntimeError, TypeError):
+        raise UserError(f"{file} holds no state of what is random. {ANEW}") from None
+
+
+def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
+    """Refuse weights of other names, shapes or types than a network's own."""
+    for name in sorted(own.keys() ^ given.keys()):
+        what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
+        raise UserError(f"{file} {what}. {ANEW}")
+    for name, tensor in given.items():
+        if name.endswith("_extra_state"):
+            continue  # of whatever length; who takes it looks at it
+        found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
+        if found != right:
+            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")
+
+
+# What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
+_KEPT = {
+    "Adam": {"step", "exp_avg", "exp_avg_sq"},
+    "AdamW": {"step", "exp_avg", "exp_avg_sq"},
+    "SGD": {"momentum_buffer"},
+}
+
+
+def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+    """What an optimizer resumes from. A fused one goes by addresses: it would write past what is too short."""
+    own = optimizer.state_dict()["param_groups"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **said["scalars"]}.items():
+        number, _, key = name.partition("/")
+        place = int(number) if number.isdecimal() and number.isascii() and len(number) < 10 else -1
+        if not 0 <= place < len(parameters):
+            raise UserError(f"{file}: the optimizer has no weight {number!r}. {ANEW}")
+        entries.setdefault(place, {})[key] = value
+    kept = _KEPT.get(type(getattr(optimizer, "optimizer", optimizer)).__name__)
+    for place, found in entries.items():
+        names = set(found) if kept is None else kept
+        for name in sorted(names | set(found)):
+            if name not in names or not _fits(name, found.get(name), parameters[place]):
+                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {ANEW}")
+    without = said.get("without")
+    lost = set() if without is None else set(range(len(parameters))) - entries.keys() - set(without)
+    if lost:
+        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {ANEW}")
+    return {"state": entries, "param_groups": _groups(own, said["groups"], file)}
+
+
+def _fits(name: str, value: Any, parameter: Tensor) -> bool:
+    if not isinstance(value, Tensor):
+        return value is None and name == "momentum_buffer"
+    if name == "step":
+        return value.shape == () and value.dtype == torch.float32
+    return value.shape == parameter.shape and value.dtype == parameter.dtype
+
+
+def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """The groups of weights with the numbers of the file, such as learning rates; how to compute is ours to say."""
+    if [group.get("params") for group in given] != [group["params"] for group in own]:
+        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {ANEW}")
+    found = []
+    for ours, group in zip(own, given, strict=True):
+        # The first is what schedules start from.
+        numbers = ["initial_lr", *(name for name, value in ours.items() if type(value) in (int, float))]
+        pairs = [name for name, value in ours.items() if isinstance(value, tuple)]
+        known = {name: group[name] for name in numbers if name in group}
+        checked(known, dict[str, float], f"the groups in {file}", ANEW)
+        two = {name: group[name] for name in pairs if name in group}
+        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", ANEW)
+        found.append(ours | known | {name: tuple(value) for name, value in two.items()})
+    return found
+
+
+def _lay_out_alike(optimizer: Optimizer) -> None:
+    """Put what an optimizer keeps of a weight into the order in memory that the weight has.
+
+    A file has one order, weights of convolutions another (channels last), and a fused optimizer goes through both by
+    their addresses: it would mix up their elements without a word.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    """What a checkpoint leaves out: the weights that are marked as not training."""
+    return {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,272 @@
+"""The training loop: fit() yields an epoch at a time; the caller evaluates, logs, saves, breaks."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from math import cos, isfinite, pi
+from time import perf_counter
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tammes.training import distributed
+
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, indices
+Batches = Callable[[int], Iterable[Batch]]
+
+
+@dataclass
+class Position:
+    """Where training is: what a checkpoint needs beside weights and optimizer to go on as if nothing had happened.
+
+    Attributes:
+        epoch: the epoch under way, from 1.
+        step: batches of it that are done.
+        images: images of it that are done.
+        seconds: time it has taken so far.
+        totals: the sums over its images of each part of the loss.
+    """
+
+    epoch: int = 1
+    step: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that has ended, or was stopped: `complete` says which.
+
+    Attributes:
+        number: from 1.
+        losses: the mean over its images of each part of the loss.
+        seconds: how long it took.
+        images: how many images it saw.
+        rates: the learning rate of each group of parameters.
+        position: where to go on from.
+        complete: whether it saw all its batches.
+    """
+
+    number: int
+    losses: dict[str, float]
+    seconds: float
+    images: int
+    rates: tuple[float, ...]
+    position: Position
+    complete: bool = True
+
+
+def fit(
+    objective: nn.Module,
+    batches: Batches,
+    optimizer: Optimizer,
+    *,
+    epochs: int,
+    schedule: Callable[[int], float],
+    seed: int = 0,
+    start: Position | None = None,
+    accelerator: Accelerator | None = None,
+    accumulate: int = 1,
+    at_once: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    save: Callable[[Position], None] = lambda _: None,
+    save_every: float = 600.0,
+    everything: Callable[[], tuple[Tensor, Tensor]] | None = None,
+) -> Iterator[Epoch]:
+    """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
+
+    Of several processes each gives its own share of every batch, and all end, stop and save after the same step. An
+    objective that `gathers` has the loss of the whole batch in each of them, any other that of its share.
+
+    Args:
+        objective: (images, labels) -> the parts of the loss by name; if it has `begin(epoch, epochs)`, it is told of
+            each epoch, and of the one that training goes on in.
+        batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
+            several processes, what this one has of them.
+        schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
+        seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
+        start: where to go on; weights and optimizer must be those of that moment.
+        accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
+            equals that of one large batch of them; not so for a loss of pairs.
+        at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
+            added up. None: every batch in one go.
+        stop: asked after each step; True ends training with an epoch that is not complete.
+        save: called within long epochs with where training is, each time that so many seconds have passed.
+        everything: the outputs for all training images in evaluation mode, and their labels; for an objective that
+            declares that it sees them before the first epoch, or before each. `batches` is asked after that.
+
+    Raises:
+        UserError: the loss is not a number or infinite.
+    """
+    accelerator = accelerator or Accelerator(cpu=True)
+    at = start or Position()
+    look_every = 1 if accelerator.device.type == "cpu" else 20
+    own = accelerator.unwrap_model(objective)
+    gathers: bool = getattr(own, "gathers", False)
+    number_of_processes = distributed.number()
+    base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    while at.epoch <= epochs:
+        for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
+            group["lr"] = rate * schedule(at.epoch)
+        started, complete = perf_counter() - at.seconds, True
+        if at.step == 0:
+            torch.manual_seed(_mixed(seed, at.epoch))
+            _look(own, everything, at.epoch, seed)
+        if hasattr(own, "begin"):
+            own.begin(at.epoch, epochs)
+        objective.train()  # the caller may have evaluated since the last epoch
+        saved = perf_counter()
+        totals = {
+            name: torch.tensor(value if distributed.is_first() else 0.0, dtype=torch.float64)
+            for name, value in at.totals.items()
+        }
+        for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
+            if (
+                number_of_processes > 1
+            ):  # each draws its own, whatever it drew before: a run that goes on draws the same
+                torch.manual_seed(_mixed(_mixed(seed, at.epoch), at.step * number_of_processes + distributed.rank()))
+            sizes = distributed.summed([len(labels) for _, labels, _ in together])  # of the batches, not of our shares
+            seen = sum(sizes)
+            pieces = [
+                (*piece, size)
+                for (images, labels, _), size in zip(together, sizes, strict=True)
+                for piece in _pieces(images, labels, at_once)
+            ]
+            for number, (images, labels, size) in enumerate(pieces, start=1):
+                counted = size / number_of_processes if gathers else len(labels)
+                wait = nullcontext() if number == len(pieces) else accelerator.no_sync(objective)
+                with wait:
+                    parts = objective(images.to(accelerator.device), labels.to(accelerator.device))
+                    # Each image counts alike in the step, also when the last batch is smaller than the others; what
+                    # the processes have is averaged over them.
+                    loss = torch.stack(list(parts.values())).sum()
+                    accelerator.backward(loss * (counted * number_of_processes / seen))
+                for name, part in parts.items():
+                    # It stays on its device: reading it would make a GPU wait.
+                    totals[name] = totals.get(name, 0.0) + part.detach().double() * counted
+            at.step += len(together)
+            looks = at.step % look_every < len(together)
+            broken = looks and not all(total.isfinite() for total in totals.values())
+            asked = [broken, perf_counter() - saved >= save_every, stop()]
+            if number_of_processes > 1:
+                asked = distributed.in_any(*asked) if looks else [False] * 3
+            broken, late, stopped = asked
+            if broken:
+                raise distributed.same_everywhere(_not_finite(at, optimizer))
+            optimizer.step()
+            optimizer.zero_grad()
+            at.images += seen
+            at.seconds = perf_counter() - started
+            if stopped:
+                complete = False
+                break
+            if late:
+                at.totals = _of_all(totals)
+                save(at)
+                saved = perf_counter()
+        at.totals = _of_all(totals)
+        if not all(isfinite(total) for total in at.totals.values()):
+            raise distributed.same_everywhere(_not_finite(at, optimizer))
+        if complete and not all(tensor.isfinite().all() for tensor in own.state_dict().values()):
+            # By the last step, whose loss nobody has seen.
+            raise distributed.same_everywhere(_not_finite(at, optimizer, "a weight"))
+        losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
+        rates = tuple(group["lr"] for group in optimizer.param_groups)
+        done = at
+        at = Position(at.epoch + 1) if complete else at
+        yield Epoch(done.epoch, losses, done.seconds, done.images, rates, at, complete)
+        if not complete:
+            return
+
+
+def _look(objective: nn.Module, everything: Callable[[], tuple[Tensor, Tensor]] | None, epoch: int, seed: int) -> None:
+    """Show an objective all training images, if it wants to see them before this epoch."""
+    sees = getattr(objective, "sees", "batches")
+    if sees == "batches" or (sees == "all images once" and epoch > 1):
+        return
+    if everything is None:
+        raise ValueError(f"the objective sees {sees}: give fit(everything=...)")
+    generator = torch.Generator().manual_seed(_mixed(seed, epoch))
+    objective.look(*everything(), generator=generator)  # type: ignore[operator]
+
+
+def halved_every(epochs: int) -> Callable[[int], float]:
+    """The paper's schedule: half the learning rate after every so many epochs."""
+    return lambda epoch: 0.5 ** ((epoch - 1) // epochs)
+
+
+def cosine(epochs: int) -> Callable[[int], float]:
+    """From 1 in the first epoch down towards 0 after the last, along a cosine."""
+    return lambda epoch: (1 + cos(pi * (epoch - 1) / epochs)) / 2
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    """One seed from two, such that neighbours have nothing in common."""
+    return (seed * 1_000_003 + epoch) * 2_654_435_761 % 2**63
+
+
+def _of_all(totals: dict[str, Tensor]) -> dict[str, float]:
+    """Sums over the images of all processes."""
+    return dict(zip(totals, distributed.summed_floats([float(total) for total in totals.values()]), strict=True))
+
+
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    batches = iter(batches)
+    while group := list(islice(batches, size)):
+        yield group
+
+
+def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[Tensor, Tensor]]:
+    if size is None or len(labels) <= size:
+        return [(images, labels)]
+    number = -(-len(labels) // size)  # of about one size: a small rest would take nearly as long as a whole piece
+    return zip(images.tensor_split(number), labels.tensor_split(number), strict=True)
+
+
+def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss") -> str:
+    rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups)
+    kept = (
+        "The checkpoint of the last good epoch is kept." if at.epoch > 1 else "No epoch had ended, so nothing is lost."
+    )
+    return (
+        f"{what} is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
+        f" is too high (now {rates}): try a tenth. {kept}"
+    )
+
+
+def parameter_groups(
+    new: Iterable[nn.Module],
+    everything: nn.Module,
+    *,
+    rate: float,
+    backbone_rate: float,
+    weight_decay: float,
+    proxies: nn.Module | None = None,
+    proxy_rate: float = 0.0,
+    proxy_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay.
+
+    Args:
+        new: also layers of the loss that are to be trained as those on top of the backbone.
+        proxies: the loss, if it learns something itself: its points and layers are trained at `proxy_rate`, a scale of
+            it as the new layers.
+    """
+    kinds = {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
+    layers = [each for each in ([] if proxies is None else proxies.modules()) if isinstance(each, nn.Linear)]
+    kinds |= {id(parameter): 1 for layer in layers for parameter in layer.parameters()}
+    kinds |= {id(parameter): 2 for module in new for parameter in module.parameters()}
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for parameter in everything.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((kinds.get(id(parameter), 0), parameter.ndim > 1), []).append(parameter)
+    rates, decays = (backbone_rate, proxy_rate, rate), (weight_decay, proxy_decay, weight_decay)
+    return [
+        {"params": parameters, "lr": rates[kind], "weight_decay": decays[kind] if is_weight else 0.0}
+        for (kind, is_weight), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+    ]

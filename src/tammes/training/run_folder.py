@@ -1,0 +1,343 @@
+"""The run folder: what training leaves, and all that everything after it reads. Of several processes the first writes.
+
+config.json        every option, with its value          environment.json   versions, machine, commit
+classes.json       class names of the training labels    metrics.jsonl      one line an epoch
+embedder.safetensors, embedder.json                      the network that is kept; of vectors learner.safetensors, .json
+last/              the network of the last epoch         candidates.json    what was measured on validation classes
+checkpoint.safetensors                                   to go on from; previous.safetensors is the one before it
+frozen.safetensors                                       the weights that do not train, if there are any
+results.json       the evaluation                        log.txt            what was printed
+calibration.json   the threshold of `tammes calibrate`   report.html        the page of `tammes report`
+images.json        a checksum of the decoded images      .lock              locked by the process that trains
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tammes.errors import UserError, unknown_name
+from tammes.io.files import (
+    PARTIAL,
+    check_no_links,
+    errors_name,
+    folder_inside,
+    lock,
+    open_inside,
+    opened,
+    remove_partial,
+    write_atomically,
+)
+from tammes.io.schema import checked, read_json
+from tammes.training.distributed import is_first
+from tammes.training.run_schema import SHAPES, Line, Places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOCK = ".lock"
+NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+FRESH = f".{NEWEST}.new"
+FROZEN = "frozen.safetensors"
+LAST = "last"  # the folder with the network of the last epoch
+# What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
+_FIRST = ("images.json", "config.json", "classes.json", FROZEN)
+_FOLDERS = (LAST, "tensorboard")  # that training writes to
+# What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
+_OWN = frozenset(
+    f"{name}.json"
+    for name in (
+        "config",
+        "environment",
+        "classes",
+        "images",
+        "untrained",
+        "candidates",
+        "results",
+        "calibration",
+        "embedder",
+    )
+) | {
+    *("embedder.safetensors", "learner.json", "learner.safetensors", LAST, "metrics.jsonl", "log.txt", "tensorboard"),
+    *(NEWEST, PREVIOUS, FRESH, FROZEN, "neighbours.png", "report.html", "hub"),
+    *(
+        name + end
+        for name in ("model.onnx", "model-int8.onnx", "picture.onnx", "model.pt2", "model.safetensors")
+        for end in ("", ".json")
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists."""
+
+    folder: Path
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file, whole or not at all."""
+        if is_first():
+            write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
+
+    def read(self, name: str, needs: Sequence[str] = ()) -> Any:
+        """What was written under that name, or None; it may be a stranger's, so its shape is checked.
+
+        Args:
+            needs: what must be in it; then it must be there.
+        """
+        file = self.folder / f"{name}.json"
+        found = read_json(file, SHAPES[name], self.advice(name))
+        missing = next((each for each in needs if each not in (found or {})), None)
+        if missing is not None:
+            what = f"{file} is missing" if found is None else f"{file}: {missing} is missing"
+            raise UserError(f"{what}. {self.advice(name)}")
+        if name == "classes" and found is not None and "places" in found:
+            self._check_places(found["train"], found["places"], file)
+        return found
+
+    def advice(self, name: str) -> str:
+        """What to do about a file that is not as it was written."""
+        if name == "calibration":
+            return f"Make it anew: tammes calibrate {self.folder}"
+        if name == "results" and self.checkpoint.exists():
+            return f"Have it made anew: remove it, then tammes train --resume {self.folder}"
+        if name == "metrics":
+            return "Remove it: nothing is lost but the curves."
+        return (
+            f"Put back the file that training wrote, or train anew: tammes train DATA --out {self.folder} --overwrite"
+        )
+
+    def _check_places(self, train: list[str], places: Places, file: Path) -> None:
+        """Each class that trains or has trained has a centroid, and no other class has the same."""
+        taken = list(places["of"].values())
+        lost = [name for name in [*train, *places["old"]] if name not in places["of"]]
+        if lost or len(set(taken)) < len(taken) or any(not 0 <= place < places["number"] for place in taken):
+            what = f"places.of has no number for {lost[0]!r}" if lost else "places.of has numbers that cannot be"
+            raise UserError(f"{file}: {what}. {self.advice('classes')}")
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        if not is_first():
+            return
+        place = self.folder / "metrics.jsonl"
+        with errors_name(place), open_inside(place) as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; one that a crash cut short is left out."""
+        file, advice = self.folder / "metrics.jsonl", self.advice("metrics")
+        try:
+            with opened(file) as source:
+                text = source.read().decode()
+        except FileNotFoundError:
+            return []
+        except UnicodeDecodeError:
+            raise UserError(f"{file} is not text. {advice}") from None
+        except UserError as error:
+            raise UserError(f"cannot read {file}: {error} {advice}") from None
+        lines = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            lines.append(checked(found, Line, f"{file}, line {number}", advice))
+        return lines
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop the lines of epochs after this one, which will be trained again."""
+        if not is_first():
+            return
+        self._write_epochs([line for line in self.epochs() if line["epoch"] <= epoch])
+
+    def add(self, epoch: int, record: dict[str, Any]) -> None:
+        """Add to the line of an epoch in metrics.jsonl."""
+        self._write_epochs([line | record if line["epoch"] == epoch else line for line in self.epochs()])
+
+    def _write_epochs(self, lines: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(self.folder / "metrics.jsonl", text.encode())
+
+    @property
+    def checkpoint(self) -> Path:
+        """What to go on from."""
+        return self.folder / NEWEST
+
+    @property
+    def state(self) -> str:
+        """finished, interrupted (there is something to go on from), or started."""
+        if (self.folder / "results.json").exists():
+            return "finished"
+        return "interrupted" if any((self.folder / name).exists() for name in (NEWEST, PREVIOUS)) else "started"
+
+
+def create(folder: Path, *, overwrite: bool = False) -> Run:
+    """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
+
+    Of that only what a run writes is removed: somebody may keep images in there. A folder that a process was stopped
+    in before it was a run is as good as an empty one.
+    """
+    if not is_first():
+        return Run(folder)
+    check_new(folder, overwrite=overwrite)
+    if is_run(folder) or (folder / _LOCK).exists():
+        with _locked(folder):
+            _remove_own(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Run(folder)
+
+
+def check_new(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuse what `create` would refuse, and make nothing yet: who has long work to do first asks before it."""
+    if not folder.exists():
+        above = next(each for each in folder.absolute().parents if each.exists())
+        if not above.is_dir():
+            raise UserError(f"--out {folder}: {above} is a file. Choose another --out.")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise UserError(f"--out {folder}: cannot write to {above}. Choose another --out.")
+        return
+    ours = is_run(folder)
+    if not (_is_begun(folder) or (ours and overwrite)):
+        what = "is a run already" if ours else "exists and is not a run"
+        hint = f"Continue it with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
+        raise UserError(f"{folder} {what}. {hint} choose another --out.")
+    if (folder / _LOCK).exists():
+        with _locked(folder):  # not by another process
+            pass
+
+
+def remove(folder: Path) -> list[str]:
+    """Remove a run; returns what stays in its folder, as it is not the run's."""
+    with _locked(folder):
+        _remove_own(folder)
+        (folder / _LOCK).unlink(missing_ok=True)
+    left = sorted(each.name for each in folder.iterdir())
+    if not left:
+        folder.rmdir()
+    return left
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what a process may have left that was stopped as it made a run of it."""
+    if not folder.is_dir():
+        return False
+    names = {each.name for each in folder.iterdir()} - {_LOCK}
+    begun = tuple(f".{name}." for name in (*_FIRST, "environment.json"))
+    halves = {name for name in names if name.startswith(begun) and name.endswith(PARTIAL)}
+    return not names or ((folder / _LOCK).is_file() and names <= {*_FIRST, *halves})
+
+
+def _remove_own(folder: Path) -> None:
+    # Last what makes it a run, and what one begins with: if this is stopped, it can be done again.
+    order = ("environment.json", *_FIRST)
+    for each in sorted(folder.iterdir(), key=lambda each: order.index(each.name) + 1 if each.name in order else 0):
+        if each.name in _OWN:
+            shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have a run folder to oneself until the end of the block, or of the process, however it ends.
+
+    What a process that was killed left half written is removed first.
+
+    Raises:
+        UserError: another process has it, or a folder in it leads elsewhere.
+    """
+    with _locked(folder):
+        for name in _FOLDERS:
+            if (folder / name).is_symlink():
+                folder_inside(folder / name)
+            check_no_links(folder / name)
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The same for who only removes it: links in it are not followed then."""
+    try:
+        held_open = open_inside(folder / _LOCK)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
+    with held_open as file:
+        if not lock(file):
+            file.seek(0)
+            who = file.read(20).strip().decode(errors="replace")
+            raise UserError(
+                f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
+                " has ended, or stop it; a new run needs another --out."
+            )
+        with suppress(OSError):  # the disk may be full: the lock counts, not what is written in it
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
+        _remove_what_is_left(folder)
+        yield
+
+
+def _remove_what_is_left(folder: Path) -> None:
+    """Remove what a process that was killed left half written; only who holds the folder writes a checkpoint."""
+    remove_partial(folder)
+    if not (folder / LAST).is_symlink():
+        remove_partial(folder / LAST)
+    with suppress(OSError):
+        (folder / FRESH).unlink(missing_ok=True)
+
+
+def open_run(folder: Path) -> Run:
+    """A run folder that is there."""
+    if not is_run(folder):
+        if (folder / _LOCK).exists() and _is_begun(folder):
+            raise UserError(
+                f"{folder} was stopped before there was anything to go on from. Start it again: tammes train DATA"
+                f" --out {folder}"
+            )
+        raise UserError(
+            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
+        )
+    return Run(folder)
+
+
+def open_finished(folder: Path) -> Run:
+    """A run folder that is there and whose training has ended."""
+    run = open_run(folder)
+    if run.state != "finished":
+        raise UserError(f"{folder} has not finished. Go on with it: tammes train --resume {folder}")
+    return run
+
+
+def listed(root: Path) -> list[Run]:
+    """All runs below a folder, oldest first."""
+    found = [Run(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
+    return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
+
+
+def centroids_of(run: Run) -> "Tensor | None":
+    """The centroids (classes, dim) that a run of images was trained with, made again from its record; None if it has
+    none."""
+    # Not before they are needed: whoever asks for a run, or whether one may be made, need not wait for what trains one.
+    import torch
+
+    from tammes.centroids import CENTROIDS
+    from tammes.losses import WITH_CENTROIDS
+
+    trained = Run(run.folder / LAST) if (run.folder / LAST).exists() else run  # what is kept may have no class layer
+    config, classes, shape = run.read("config"), run.read("classes"), trained.read("embedder")
+    if None in (config, classes, shape) or config.get("loss") not in WITH_CENTROIDS:
+        return None
+    kind = run.read("config", needs=("centroids", "seed"))["centroids"]
+    if kind not in CENTROIDS:
+        raise UserError(f"{run.folder / 'config.json'}: {unknown_name('kind of centroids', str(kind), CENTROIDS)}")
+    generator = torch.Generator().manual_seed(config["seed"])
+    dim = shape.get("class_dim") or shape["dim"]
+    places = classes.get("places", {"number": len(classes["train"])})
+    found = CENTROIDS[kind](places["number"], dim, generator=generator)
+    return found if "of" not in places else found[[places["of"][name] for name in classes["train"]]]
+
+
+def is_run(folder: Path) -> bool:
+    """Other programs have a config.json too; what is removed must be ours."""
+    return (folder / "config.json").exists() and (folder / "environment.json").exists()

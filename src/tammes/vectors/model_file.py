@@ -1,0 +1,178 @@
+"""A learner as two files: its numbers in learner.safetensors, and everything that is said of them in learner.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+from torch import Tensor
+
+from tammes import __version__
+from tammes.errors import UserError
+from tammes.io.files import write_atomically
+from tammes.io.schema import checked, read_json
+from tammes.io.tensor_files import read_tensors, write_tensors
+from tammes.training.run_schema import Verdict
+from tammes.training.verdict import PRETRAINED
+from tammes.vectors.network import Network
+from tammes.vectors.options import check_options, widths
+
+if TYPE_CHECKING:
+    from tammes.vectors.learner import MetricLearner
+
+FORMAT = 1  # of the two files
+_KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+
+
+def write_learner(learner: "MetricLearner", folder: Path) -> None:
+    """Both files, each whole or not at all; the numbers first."""
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder}. Make it first, or save elsewhere.")
+    said = {
+        "format": FORMAT,
+        "version": __version__,
+        "options": {name: _plain(name, value) for name, value in learner.get_params(deep=False).items()},
+        "classes": _classes_in_words(learner.classes_),
+        "held_out": np.flatnonzero(np.isin(learner.classes_, learner.held_out_classes_)).tolist(),
+        "columns": list(getattr(learner, "feature_names_in_", ())) or None,
+        "epochs": int(learner.n_iter_),
+        "history": learner.history_,
+        "verdict": getattr(learner, "verdict_", None),
+        "regularisation": None if learner.regularisation_ is None else float(learner.regularisation_),
+    }
+    tensors = {
+        f"network.{name}": tensor.detach().contiguous() for name, tensor in learner.network_.state_dict().items()
+    }
+    tensors |= {name: torch.from_numpy(getattr(learner, f"{name}_").copy()) for name in ("mean", "scale")}
+    write_tensors(folder / "learner.safetensors", tensors)
+    write_atomically(folder / "learner.json", json.dumps(said, indent=1).encode() + b"\n")
+
+
+def read_learner(learner: "MetricLearner", folder: Path) -> None:
+    """Make a new learner what the files say; they may be a stranger's, so nothing in them is taken on trust."""
+    said, (tensors, _) = _said(folder), read_tensors(folder / "learner.safetensors")
+    try:
+        _use_words(learner, said)
+        _use_numbers(learner, tensors)
+        _check_fit(learner)
+    except UserError as error:
+        raise UserError(f"cannot load the learner in {folder}: {error}") from None
+    learner._loaded = True
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    file = folder / "learner.json"
+    if not file.exists():
+        raise UserError(
+            f"no learner in {folder}: learner.json is missing. Train one: tammes train vectors.npz --out {folder}"
+        )
+    said = read_json(file, Any, "Put back the file that was written with the weights.")
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        got = said.get("format") if isinstance(said, dict) else None
+        raise UserError(f"{file} is of format {got!r}, and this version reads {FORMAT}.")
+    return said
+
+
+def _use_words(learner: "MetricLearner", said: dict[str, Any]) -> None:
+    options, known = said.get("options"), learner.get_params(deep=False)
+    if not isinstance(options, dict):
+        raise UserError("it says no options.")
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UserError(f"it was made by another version: its option {unknown[0]!r} is not known here.")
+    learner.set_params(**options)
+    check_options(learner)
+    learner.classes_ = _classes(said.get("classes"))
+    held = said.get("held_out", [])
+    if not isinstance(held, list) or not all(type(n) is int and 0 <= n < len(learner.classes_) for n in held):
+        raise UserError("its held-out classes are none of its classes.")
+    learner.held_out_classes_ = learner.classes_[held]
+    names = said.get("columns")
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError("the names of its columns are no text.")
+        learner.feature_names_in_ = np.array(names, dtype=object)
+    passes, history, chosen = said.get("epochs"), said.get("history"), said.get("regularisation")
+    if type(passes) is not int or not isinstance(history, list) or not isinstance(chosen, float | None):
+        raise UserError("epochs, history or regularisation is not what it should be.")
+    learner.n_iter_, learner.history_, learner.regularisation_ = passes, history, chosen
+    if said.get("verdict") is not None:
+        learner.verdict_ = checked(said["verdict"], Verdict, "its verdict", "Save it again.")
+
+
+def _use_numbers(learner: "MetricLearner", tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.float64) or not tensor.isfinite().all():
+            raise UserError(f"{name!r} holds numbers that are not finite, or not float32 or float64.")
+    mean, scale = (tensors.pop(name, torch.empty(0)) for name in ("mean", "scale"))
+    if mean.ndim != 1 or not len(mean) or mean.shape != scale.shape or not (scale > 0).all():
+        raise UserError("mean and scale of the columns are missing or not of one length, or a scale is not above 0.")
+    learner.mean_, learner.scale_ = mean.double().numpy(), scale.double().numpy()
+    learner.n_features_in_ = len(mean)
+    # The shapes that the options and the last layer ask for, before a network of that size is made.
+    as_they_are = getattr(learner, "verdict_", {}).get("kept") == PRETRAINED
+    hidden = () if as_they_are else widths(learner.hidden)
+    last, layer = f"network.body.{2 * len(hidden)}.weight", tensors.get("network.class_layer.weight")
+    dim = len(tensors[last]) if last in tensors and tensors[last].ndim else 0
+    sizes = [len(mean), *hidden, dim]
+    expected: dict[str, tuple[int, ...]] = {}
+    for number, (before, after) in enumerate(pairwise(sizes)):
+        expected |= {f"network.body.{2 * number}.weight": (after, before), f"network.body.{2 * number}.bias": (after,)}
+    if layer is not None and layer.ndim:
+        expected |= {"network.class_layer.weight": (len(layer), dim), "network.class_layer.bias": (len(layer),)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    other_dim = learner.dim is not None and int(learner.dim) != dim and not as_they_are
+    if found != expected or dim == 0 or other_dim:
+        raise UserError(f"its weights are not those that its options ask for: {found} instead of {expected}.")
+    network = Network(len(mean), hidden, dim, None if layer is None else len(layer), float(learner.dropout))
+    network = network.to(tensors[last].dtype)
+    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in tensors.items()})
+    learner.network_ = network.eval()
+
+
+def _check_fit(learner: "MetricLearner") -> None:
+    names = getattr(learner, "feature_names_in_", None)
+    if names is not None and len(names) != learner.n_features_in_:
+        raise UserError(f"it names {len(names)} columns, and its weights are for {learner.n_features_in_}.")
+
+
+def _plain(option: str, value: Any) -> Any:
+    """An option as JSON has it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(option, each) for name, each in value.items()}
+    if isinstance(value, Sequence | ndarray):
+        return [_plain(option, each) for each in value]
+    raise UserError(f"{option}={value!r} cannot be saved. Give a number or a text first: set_params({option}=…).")
+
+
+def _classes_in_words(classes: ndarray) -> dict[str, Any]:
+    kind = "text" if classes.dtype.kind == "U" else str(classes.dtype)
+    values = classes.tolist()
+    if kind not in ("text", "object", *_KINDS) or (kind == "object" and not all(isinstance(v, str) for v in values)):
+        raise UserError(f"classes of the kind {classes.dtype} cannot be saved: learn from whole numbers or text.")
+    return {"kind": kind, "values": values}
+
+
+def _classes(said: Any) -> ndarray:
+    kind, values = (said.get("kind"), said.get("values")) if isinstance(said, dict) else (None, None)
+    if not isinstance(values, list) or kind not in ("text", "object", *_KINDS):
+        raise UserError("it says no classes.")
+    text = kind in ("text", "object")
+    good = str if text else bool if kind == "bool" else float if str(kind).startswith("float") else int
+    if len(values) < 2 or not all(type(value) is good for value in values):
+        raise UserError(f"its classes are not two or more of the kind {kind}.")
+    try:
+        classes = np.array(values, dtype=str if kind == "text" else kind)
+    except OverflowError:
+        raise UserError(f"its classes are not two or more of the kind {kind}.") from None
+    if not (classes[:-1] < classes[1:]).all():
+        raise UserError("its classes are not sorted, or one is there twice.")
+    return classes
