@@ -27,12 +27,12 @@ from tammes.benchmark.plan import Plan, read_plan
 from tammes.cli import main as tammes
 from tammes.cli.benchmark import place
 from tammes.cli.benchmark_job import all_cells, options_of
-from tammes.cli.console import duration
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import resolved
 from tammes.cli.saved import saved_options
 from tammes.cli.train import Train
 from tammes.errors import UserError
+from tammes.io.console import duration
 from tammes.io.environment import data_folder
 from tammes.training.presets import recipe_of
 from tammes.training.run_folder import Run, held, is_run, open_run

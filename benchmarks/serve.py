@@ -39,9 +39,10 @@ from urllib.request import urlopen
 
 import tyro
 
-# The client imports this module too: torch and what needs it are imported where they are used.
-from tammes.cli.console import print_json, progress
 from tammes.errors import UserError
+
+# The client imports this module too: torch and what needs it are imported where they are used.
+from tammes.io.console import print_json, progress
 from tammes.io.files import write_atomically
 
 HEALTH, BY_ID, OF_CLASS, UPLOAD = "health", "search by id", "search by id, one class", "search by upload"

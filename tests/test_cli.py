@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import COMMANDS, QUIET, main, without_flag
-from tammes.cli.console import print_json, progress, say, working
+from tammes.io.console import print_json, progress, say, working
 from tammes.io.environment import colours
 
 

@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.console import say
 from tammes.cli.outputs import place_for
 from tammes.data.images import FORMATS, open_picture
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.io import cache
+from tammes.io.console import say
 from tammes.io.downloads import _alone
 from tammes.io.files import check_no_links, folder_inside, open_inside, remove_partial, write_atomically
 from tammes.io.hub import push_to_hub

@@ -22,7 +22,7 @@ from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.cli.centroids import Centroids, centroids
 from tammes.cli.completion import Completion, completion
-from tammes.cli.console import be_quiet, check_words, printable, say, stopped
+from tammes.cli.console import check_words
 from tammes.cli.data import Data, data
 from tammes.cli.doctor import Doctor, doctor
 from tammes.cli.duplicates import Duplicates, duplicates
@@ -38,6 +38,7 @@ from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
 from tammes.cli.train import Train, train
 from tammes.errors import UserError, out_of_memory, unknown_name
+from tammes.io.console import be_quiet, printable, say, stopped
 from tammes.io.environment import colours
 from tammes.io.machine import kill_as_interrupt
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import CONTINUE, optional, print_json, say
+from tammes.cli.console import optional
 from tammes.errors import UserError
+from tammes.io.console import CONTINUE, print_json, say
 
 if TYPE_CHECKING:
     from tammes.benchmark.cells import Cell
@@ -166,7 +167,7 @@ def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) 
     """What would run, and how long it may take."""
     from tammes.benchmark.cells import DONE
     from tammes.cli.benchmark_job import runnable, seconds_left, timed
-    from tammes.cli.console import duration
+    from tammes.io.console import duration
 
     waiting = runnable(cells)
     states = {cell.name: cell.state for cell in cells}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from tammes.cli.console import optional, print_json
+from tammes.cli.console import optional
 from tammes.errors import UserError
+from tammes.io.console import print_json
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, progress, say, working
+from tammes.cli.console import optional
 from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError
+from tammes.io.console import print_json, progress, say, working
 
 if TYPE_CHECKING:
     from tammes.metrics.verification import Calibration, PairCounts

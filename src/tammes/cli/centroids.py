@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.console import optional, print_json, working
+from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_seed, unknown_name
+from tammes.io.console import print_json, working
 from tammes.io.files import write_atomically
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import print_json, progress
 from tammes.errors import UserError, unknown_name
 from tammes.io.cache import in_words
+from tammes.io.console import print_json, progress
 from tammes.io.downloads import checksum_of, fetch, is_unpacked, unpack
 from tammes.io.files import folder_inside, open_inside, written_whole
 

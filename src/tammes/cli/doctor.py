@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.console import print_json, printable, progress
 from tammes.cli.train import of_vectors
 from tammes.errors import UserError
+from tammes.io.console import print_json, printable, progress
 
 if TYPE_CHECKING:
     from tammes.data.doctor import Duplicates, Report

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from tammes.cli.console import print_json, printable, progress
 from tammes.errors import check_distance
+from tammes.io.console import print_json, printable, progress
 
 
 @dataclass(frozen=True)

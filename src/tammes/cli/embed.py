@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import KEPT, optional, print_json, progress
+from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
 from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_whole
+from tammes.io.console import KEPT, print_json, progress
 
 
 @dataclass(frozen=True)

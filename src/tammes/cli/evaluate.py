@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import KEPT, optional, print_json, progress, results_table, working
+from tammes.cli.console import optional, results_table
 from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_seed
+from tammes.io.console import KEPT, print_json, progress, working
 
 if TYPE_CHECKING:
     from tammes.training.run_folder import Run

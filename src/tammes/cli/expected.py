@@ -5,10 +5,10 @@ from time import perf_counter
 
 import torch
 
-from tammes.cli.console import duration, say, working
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import recipe, without_gpu
 from tammes.cli.train import Train
+from tammes.io.console import duration, say, working
 from tammes.io.machine import multiplies_bfloat16
 from tammes.training import distributed
 

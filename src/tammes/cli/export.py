@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, say, working
+from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError
+from tammes.io.console import print_json, say, working
 
 if TYPE_CHECKING:
     from tammes.models.embedder import Embedder

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tammes.cli.console import CONTINUE, KEPT, duration, progress, say
 from tammes.cli.expected import say_expected
 from tammes.cli.networks import make_embedder
 from tammes.cli.options import loss_options, method_of, number_or_file, recipe
@@ -21,6 +20,7 @@ from tammes.data.image_cache import Decoded, check_there, decode
 from tammes.data.splits import Split, relabel, split
 from tammes.errors import UserError
 from tammes.io.cache import in_words
+from tammes.io.console import CONTINUE, KEPT, duration, progress, say
 from tammes.io.machine import images_at_once
 from tammes.losses.mining import random_triplets
 from tammes.models.embedder import Embedder

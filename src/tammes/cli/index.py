@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import CONTINUE, if_stopped, print_json, printable, progress, say, working
 from tammes.errors import UserError
+from tammes.io.console import CONTINUE, if_stopped, print_json, printable, progress, say, working
 
 if TYPE_CHECKING:
     from tammes.gallery.indexing import Indexed

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from tammes.cli.console import KEPT, progress, say
 from tammes.cli.feeding import Data, changed_images, decoded_for, load_data
 from tammes.cli.measuring import protocol
 from tammes.cli.saved import saved_options
@@ -16,6 +15,7 @@ from tammes.cli.vectors_job import learned, load_vectors, other_vectors
 from tammes.data import check_place, open_dataset
 from tammes.data.image_cache import Decoded
 from tammes.errors import UserError
+from tammes.io.console import KEPT, progress, say
 from tammes.io.machine import device, images_at_once
 from tammes.models.embedder import Embedder, load
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of

@@ -18,7 +18,6 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from tammes.cli.checks import check, check_start, check_used
-from tammes.cli.console import CONTINUE, if_stopped, say, say_at_once, working
 from tammes.cli.feeding import Data, changed_images, keep, load_data, training_batches
 from tammes.cli.making import at_once, first_features, make_loss, make_optimizer, start_layers
 from tammes.cli.measuring import all_loss_inputs, embedded, evaluated, judged
@@ -37,6 +36,7 @@ from tammes.cli.telling import (
 )
 from tammes.cli.train import Train
 from tammes.errors import UserError, out_of_memory
+from tammes.io.console import CONTINUE, if_stopped, say, say_at_once, working
 from tammes.io.machine import environment
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.models.feature_cache import Frozen

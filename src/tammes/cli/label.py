@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, printable, progress, say, working
+from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_distance
+from tammes.io.console import print_json, printable, progress, say, working
 
 if TYPE_CHECKING:
     from tammes.gallery.classification import Proposal

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json
+from tammes.cli.console import optional
+from tammes.io.console import print_json
 
 if TYPE_CHECKING:
     from tammes.losses import Method

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tammes.centroids import CENTROIDS
-from tammes.cli.console import working
 from tammes.cli.feeding import Data, training_batches
 from tammes.cli.options import base_of, class_outputs, loss_options, method_of, recipe, suited
 from tammes.cli.train import Train
 from tammes.errors import UserError, unknown_name
 from tammes.geometry import typical_length
+from tammes.io.console import working
 from tammes.losses import DiscriminativeLoss, find_miner
 from tammes.models.embedder import Embedder
 from tammes.training.loop import parameter_groups

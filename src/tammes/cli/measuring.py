@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tammes.cli.console import working
 from tammes.cli.feeding import Data, centre_batches
 from tammes.data import Dataset, Vectors
 from tammes.errors import UserError
+from tammes.io.console import working
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Frozen

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from tammes.cli.console import say
 from tammes.cli.train import Train
 from tammes.data import is_omniglot
 from tammes.errors import UserError
+from tammes.io.console import say
 from tammes.io.machine import multiplies_bfloat16
 from tammes.losses import WITH_CENTROIDS, Method
 from tammes.models.backbones.weights import form_of

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from tammes.cli.console import default, optional, print_json, said, working
+from tammes.cli.console import default, optional, said
 from tammes.cli.outputs import place_for
 from tammes.cli.train import of_vectors
 from tammes.errors import UserError, check_seed
+from tammes.io.console import print_json, working
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, print_json, printable, said, say
+from tammes.cli.console import optional, said
 from tammes.errors import UserError
+from tammes.io.console import print_json, printable, say
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, printable
+from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError
+from tammes.io.console import print_json, printable
 
 if TYPE_CHECKING:
     import numpy as np

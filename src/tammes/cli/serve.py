@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional, print_json, printable, working
+from tammes.cli.console import optional
 from tammes.errors import UserError
+from tammes.io.console import print_json, printable, working
 
 if TYPE_CHECKING:
     from tammes.serve.gallery import Watched

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes.bound import certificate
-from tammes.cli.console import TrainingBar, duration, print_json, results_table, say
+from tammes.cli.console import results_table
 from tammes.cli.feeding import VIEWS, Data, training_batches
 from tammes.cli.making import without_trace
 from tammes.cli.measuring import evaluated, loss_inputs, measured
@@ -17,10 +17,12 @@ from tammes.cli.options import has_centroids, recipe
 from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.geometry import normalise
+from tammes.io.console import duration, print_json, say
 from tammes.models.embedder import Embedder
 from tammes.training import distributed
 from tammes.training.loop import Epoch
 from tammes.training.objectives import Objective
+from tammes.training.progress import TrainingBar
 from tammes.training.run_folder import Run
 from tammes.training.verdict import in_words, measured_rows
 

@@ -7,11 +7,11 @@ from zipfile import ZIP_STORED, ZipFile
 import numpy as np
 from numpy import ndarray
 
-from tammes.cli.console import print_json, progress
 from tammes.cli.embed import Embed
 from tammes.cli.vectors_job import other_vectors, output_dtype
 from tammes.data import Vectors
 from tammes.errors import UserError
+from tammes.io.console import print_json, progress
 from tammes.io.files import written_whole
 from tammes.training.run_folder import open_run
 from tammes.vectors import MetricLearner

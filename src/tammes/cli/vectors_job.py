@@ -15,7 +15,6 @@ from numpy import ndarray
 
 from tammes.centroids import CENTROIDS
 from tammes.cli.checks import check
-from tammes.cli.console import if_stopped, progress, say, working
 from tammes.cli.feeding import started_with
 from tammes.cli.job import resumed_run, stop_on_signal, to_resume
 from tammes.cli.measuring import RESTARTS, protocol
@@ -28,6 +27,7 @@ from tammes.data.splits import Split, split
 from tammes.data.vectors import vectors
 from tammes.errors import UserError, check_seed, unknown_name
 from tammes.geometry import normalise
+from tammes.io.console import if_stopped, progress, say, working
 from tammes.io.machine import environment
 from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.metrics import evaluate

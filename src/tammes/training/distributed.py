@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tammes.errors import UserError
+from tammes.io.console import be_silent
 from tammes.io.environment import launched
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def joined() -> Iterator[None]:
         ) from None
     try:
         _here.rank, _here.local_rank, _here.number = found
+        be_silent(found.rank > 0)
         yield
         dist.barrier(_here.group)  # the first may be at its last pages, and the connections are the others' too
     except RuntimeError as error:
@@ -85,6 +87,7 @@ def joined() -> Iterator[None]:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None
     finally:
         _here.__init__()  # type: ignore[misc]
+        be_silent(False)
         if dist.is_initialized():
             dist.destroy_process_group()
 
