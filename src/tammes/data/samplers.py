@@ -48,6 +48,17 @@ def turns(
     return [share(turn, rank, world_size) for turn in found] if train else found[rank::world_size]
 
 
+def check_sampler(batch_size: int, sampler: str, images_per_class: int = 1) -> None:
+    """Refuse a size of batches that a sampler, or whole triplets, cannot have."""
+    if sampler == "triplets" and batch_size < 3:
+        raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use --batch-size 3 or more.")
+    if sampler == "pk" and (not 1 <= images_per_class <= batch_size or batch_size % images_per_class):
+        raise UserError(
+            f"a batch of {batch_size} cannot hold classes of {images_per_class} images each. "
+            f"Use --batch-size {images_per_class * max(1, round(batch_size / max(images_per_class, 1)))}."
+        )
+
+
 def share(turn: Turn, rank: int, world_size: int) -> Turn:
     """What one process has of a batch: the shares are as large as each other, or one image larger, the first first."""
     each, more = divmod(len(turn.positions), world_size)
@@ -108,11 +119,7 @@ def by_class(
     random: np.random.Generator,
 ) -> list[Turn]:
     """Groups of a class, dealt out like cards: a new shuffle of all batches each time all have got one more."""
-    if not 1 <= images_per_class <= batch_size or batch_size % images_per_class:
-        raise UserError(
-            f"a batch of {batch_size} cannot hold classes of {images_per_class} images each. "
-            f"Use --batch-size {images_per_class * max(1, round(batch_size / max(images_per_class, 1)))}."
-        )
+    check_sampler(batch_size, "pk", images_per_class)
     classes = [
         [own[start : start + images_per_class] for start in range(0, len(own), images_per_class)]
         for own in _members(labels, random)
@@ -143,10 +150,8 @@ def by_class(
 
 def of_triplets(order: Int64[ndarray, " shown"], batch_size: int) -> list[Turn]:
     """A given order cut into batches of whole triplets."""
-    together = batch_size // 3
-    if together == 0:
-        raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use --batch-size 3 or more.")
-    triplets = cut(np.arange(len(order) // 3), None, together, drop_last=False)
+    check_sampler(batch_size, "triplets")
+    triplets = cut(np.arange(len(order) // 3), None, batch_size // 3, drop_last=False)
     nth = _times_before(order)
     places = [(3 * turn.positions[:, None] + np.arange(3)).reshape(-1) for turn in triplets]
     return [Turn(order[place], nth[place]) for place in places]

@@ -48,6 +48,13 @@ def if_stopped(*, doing: str | None = None, then: str | None = None) -> Iterator
         raise
 
 
+def interruption(then: str) -> KeyboardInterrupt:
+    """What to raise where work was stopped in good order, and what to type next."""
+    stop = KeyboardInterrupt()
+    vars(stop)["then"] = then
+    return stop
+
+
 def stopped(stop: KeyboardInterrupt) -> str:
     """What to say of work that Ctrl-C ended."""
     doing, then = (vars(stop).get(name) for name in ("doing", "then"))
@@ -105,15 +112,18 @@ def progress(what: str, then: str | None = None, *, lines: bool = True) -> Itera
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def say(text: str, log: Path | None = None) -> None:
+def say(text: str, log: Path | None = None, *, quiet: bool = False) -> None:
     """A line for the person who watches, and for the log file; stdout is for results.
 
     Names in it may be untrusted: it stays one line, and a terminal shows it as it is.
+
+    Args:
+        quiet: for the log file only.
     """
     if _silent[0]:
         return
     text = printable(text)
-    if not _quiet[0]:
+    if not (_quiet[0] or quiet):
         print(text, file=sys.stderr, flush=True)
     if log is not None:
         with errors_name(log), open_inside(log) as file:

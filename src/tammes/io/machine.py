@@ -43,6 +43,13 @@ def device(choice: str = "auto") -> "torch.device":
     return torch.device("cpu")
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU, or another accelerator that torch knows."""
+    import torch
+
+    return bool(torch.accelerator.is_available())
+
+
 def processor_flags() -> set[str]:
     """What the processor can do, by the names that Linux has for it; nothing is known on other systems."""
     try:

@@ -104,5 +104,5 @@ METHOD = Method(
     cost="B² D",
     reference="Wang, Zhou, Wen, Liu, Lin (2017): Deep Metric Learning with Angular Loss. ICCV",
     images_per_class=2,
-    rate=0.1,
+    lr=0.1,
 )

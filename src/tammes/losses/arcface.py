@@ -102,5 +102,5 @@ METHOD = Method(
     reference="Deng, Guo, Xue, Zafeiriou (2019): ArcFace: Additive Angular Margin Loss for Deep Face Recognition. CVPR",
     takes=("num_classes", "dim"),
     each_on_its_own=True,
-    rate=0.0001,
+    lr=0.0001,
 )

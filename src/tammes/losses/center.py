@@ -121,5 +121,5 @@ METHOD = Method(
     takes=("num_classes", "dim"),
     proxy_decay=True,  # the classifier's, as that of softmax
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

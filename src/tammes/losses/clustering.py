@@ -217,5 +217,5 @@ METHOD = Method(
     cost="B² D + B² C for the search, outside the gradient; C classes of the batch",
     reference="Oh Song, Jegelka, Rathod, Murphy (2017): Deep Metric Learning via Facility Location. CVPR",
     images_per_class=4,
-    rate=0.01,
+    lr=0.01,
 )

@@ -148,5 +148,5 @@ METHOD = Method(
     takes=("num_classes", "dim"),
     sees="all images once",
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

@@ -66,8 +66,8 @@ _CHOICES = {
 }
 _SET_BY_ITSELF = {"BatchHardMiner": ("pos_strategy", "neg_strategy")}
 PER_CLASS = 4  # images of a class in a batch, for what compares images
-# What suits our own triplet losses: not found on validation classes for each, as for ours. --rate has the last word.
-RATE, PROXY_RATE = 0.01, 10.0
+# What suits our own triplet losses: not found on validation classes for each, as for ours. --lr has the last word.
+LR, PROXY_LR = 0.01, 10.0
 
 
 def method_of(name: str, miner: str | None = None) -> Method:
@@ -199,8 +199,8 @@ def _method(kind: Kind, name: str) -> _Method:
         reference=f"pytorch-metric-learning {version}, whose page names the paper",
         takes=takes,
         images_per_class=1 if of_classes else PER_CLASS,
-        rate=RATE,
-        proxy_rate=PROXY_RATE,
+        lr=LR,
+        proxy_lr=PROXY_LR,
     )
 
 

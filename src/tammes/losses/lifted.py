@@ -62,5 +62,5 @@ METHOD = Method(
     " CVPR",
     images_per_class=4,
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

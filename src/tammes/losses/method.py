@@ -48,12 +48,12 @@ class Method:
             pieces.
         initial_norm: the norm that embeddings are initialised to, for a loss that does not normalise them: what it is
             worth, and how fast it learns, would otherwise depend on the norm of the backbone's features. The steps of
-            the embedding layer are scaled with it (`tammes.cli.making`), so that its rate suits any backbone.
+            the embedding layer are scaled with it (`tammes.training.build`), so that its rate suits any backbone.
         trains_embedding: whether a part of it trains the embedding layer alone, which must then not stay as it began.
-        rate: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss, whatever the
+        lr: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss, whatever the
             preset; found on validation classes, to a power of ten, but for losses with an initial norm, whose rates
             are only known to train (docs/log.md).
-        proxy_rate: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
+        proxy_lr: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
         proxy_decay: whether what it learns itself has weight decay.
     """
 
@@ -75,8 +75,8 @@ class Method:
     each_on_its_own: bool = False
     initial_norm: float | None = None
     trains_embedding: bool = False
-    rate: float = 1.0
-    proxy_rate: float = 1.0
+    lr: float = 1.0
+    proxy_lr: float = 1.0
     proxy_decay: bool = False
 
     @property

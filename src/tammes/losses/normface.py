@@ -157,6 +157,6 @@ METHOD = Method(
     reference="Wang, Xiang, Cheng, Yuille (2017): NormFace: L2 Hypersphere Embedding for Face Verification. ACM MM",
     takes=("num_classes", "dim"),
     each_on_its_own=True,
-    rate=0.1,
-    proxy_rate=100.0,  # as in the authors' code; on frozen features 10 did as well and 1 a little worse
+    lr=0.1,
+    proxy_lr=100.0,  # as in the authors' code; on frozen features 10 did as well and 1 a little worse
 )

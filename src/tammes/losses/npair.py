@@ -82,5 +82,5 @@ METHOD = Method(
     reference="Sohn (2016): Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS",
     images_per_class=2,
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

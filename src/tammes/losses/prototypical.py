@@ -85,5 +85,5 @@ METHOD = Method(
     reference="Snell, Swersky, Zemel (2017): Prototypical Networks for Few-shot Learning. NeurIPS",
     images_per_class=4,
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

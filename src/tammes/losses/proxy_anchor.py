@@ -85,6 +85,6 @@ METHOD = Method(
     cost="B C D",
     reference="Kim, Kim, Cho, Kwak (2020): Proxy Anchor Loss for Deep Metric Learning. CVPR",
     takes=("num_classes", "dim"),
-    proxy_rate=100.0,  # as in the authors' code
-    rate=0.1,
+    proxy_lr=100.0,  # as in the authors' code
+    lr=0.1,
 )

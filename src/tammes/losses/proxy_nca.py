@@ -105,6 +105,6 @@ METHOD = Method(
     " ICCV",
     takes=("num_classes", "dim"),
     each_on_its_own=True,
-    rate=0.001,
-    proxy_rate=100.0,  # others have 20 to 200; on frozen features it makes no difference
+    lr=0.001,
+    proxy_lr=100.0,  # others have 20 to 200; on frozen features it makes no difference
 )

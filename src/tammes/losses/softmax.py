@@ -55,5 +55,5 @@ METHOD = Method(
     on="class layer",
     each_on_its_own=True,
     initial_norm=3.0,
-    rate=0.1,
+    lr=0.1,
 )

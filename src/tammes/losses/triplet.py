@@ -117,5 +117,5 @@ METHOD = Method(
     reference="Schroff, Kalenichenko, Philbin (2015): FaceNet: A Unified Embedding for Face Recognition and Clustering."
     " CVPR; the plain form is equation 2 of Do et al. (2019)",
     images_per_class=4,
-    rate=0.01,
+    lr=0.01,
 )

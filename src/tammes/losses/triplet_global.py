@@ -121,5 +121,5 @@ METHOD = Method(
     reference="Kumar, Carneiro, Reid (2016): Learning Local Image Descriptors with Deep Siamese and Triplet"
     " Convolutional Networks by Minimising Global Loss Functions. CVPR",
     images_per_class=4,
-    rate=0.01,
+    lr=0.01,
 )

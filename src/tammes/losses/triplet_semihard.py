@@ -62,5 +62,5 @@ METHOD = Method(
     reference="Schroff, Kalenichenko, Philbin (2015): FaceNet: A Unified Embedding for Face Recognition and Clustering."
     " CVPR",
     images_per_class=4,
-    rate=0.01,
+    lr=0.01,
 )

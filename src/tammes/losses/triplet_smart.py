@@ -188,5 +188,5 @@ METHOD = Method(
     reference="Harwood, Kumar, Carneiro, Reid, Drummond (2017): Smart Mining for Deep Metric Learning. ICCV;"
     " our reconstruction",
     sees="all images each epoch",
-    rate=0.1,
+    lr=0.1,
 )

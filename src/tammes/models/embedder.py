@@ -23,7 +23,8 @@ from tammes.io.hub import ADDRESS, fetched
 from tammes.io.machine import images_at_once
 from tammes.io.schema import read_json
 from tammes.io.tensor_files import read_tensors, shapes, write_tensors
-from tammes.models.backbones import backbone
+from tammes.models.backbones import Backbone
+from tammes.models.backbones import backbone as find_backbone
 from tammes.models.backbones.depths import Depths
 from tammes.models.backbones.resnet import Form
 from tammes.models.heads import Layers, joined
@@ -81,9 +82,11 @@ class Embedder(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: EmbedderConfig, *, weights: str | Path = "none") -> None:
+    def __init__(
+        self, config: EmbedderConfig, *, weights: str | Path = "none", backbone: Backbone | None = None
+    ) -> None:
         super().__init__()
-        made = backbone(config.backbone, weights=weights, pool=config.pool, form=config.form)
+        made = backbone or find_backbone(config.backbone, weights=weights, pool=config.pool, form=config.form)
         self.config, self.default_cut = replace(config, form=made.form), made.default_cut
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
         # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
@@ -109,10 +112,10 @@ class Embedder(nn.Module):
         return self.penultimate.linear() if isinstance(self.penultimate, Layers) else [self.penultimate]
 
     @torch.no_grad()
-    def start_from(
+    def init_from(
         self, features: Float[Tensor, "images features"], labels: Int64[Tensor, " images"] | None = None
     ) -> None:
-        """Let the penultimate layer begin as the principal directions of these features instead of random ones.
+        """Initialise the embedding layer with the principal directions of these features instead of at random.
 
         Images are then compared, before any training, nearly as the backbone's features compare them, instead of by a
         random part of what the backbone knows. With labels, directions in which the images of a class differ much are
@@ -134,7 +137,7 @@ class Embedder(nn.Module):
         """The backbone as it is now, with a layer on top that nothing trains.
 
         Without features it is the identity: images are compared by the backbone's own features, all of them. With
-        features and labels it is their whitening, as `start_from` has it, of not more than `dim` directions.
+        features and labels it is their whitening, as `init_from` has it, of not more than `dim` directions.
         """
         layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's own features
         dim, number = self.config.dim, layer.in_features
@@ -150,7 +153,7 @@ class Embedder(nn.Module):
         nn.init.zeros_(found.penultimate.bias)
         nn.init.eye_(found.penultimate.weight)
         if features is not None:
-            found.start_from(self.of_backbone(features), labels)
+            found.init_from(self.of_backbone(features), labels)
         return found.eval()
 
     def scaled(

@@ -18,7 +18,7 @@ from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, wr
 from tammes.training.distributed import is_first
 from tammes.training.run_folder import FRESH, FROZEN, NEWEST, PREVIOUS, Run
 
-ANEW = "The run cannot be resumed: start over with --overwrite."
+START_OVER = "The run cannot be resumed: start over with --overwrite."
 
 
 class State(TypedDict):
@@ -56,11 +56,11 @@ def load_weights(run: Run, objective: nn.Module) -> None:
     if frozen:
         file = run.folder / FROZEN
         if not file.exists():
-            raise UserError(f"{file} is missing, which holds the weights that do not train. {ANEW}")
+            raise UserError(f"{file} is missing, which holds the weights that do not train. {START_OVER}")
         try:
             fixed, _ = read_tensors(file)
         except DamagedError as error:
-            raise UserError(f"{error} {ANEW}") from None
+            raise UserError(f"{error} {START_OVER}") from None
         _check_alike({name: own[name] for name in frozen}, fixed, str(file))
     _check_alike({name: own[name] for name in own if name not in frozen}, weights, str(run.checkpoint))
     objective.load_state_dict(fixed | weights)
@@ -120,11 +120,11 @@ def mend_checkpoint(run: Run) -> str | None:
     except DamagedError as error:
         what = str(error)
     if not previous.exists():
-        raise UserError(f"{what} There is no earlier one. {ANEW}")
+        raise UserError(f"{what} There is no earlier one. {START_OVER}")
     try:
         check_tensors(previous)
     except DamagedError as error:
-        raise UserError(f"{what} {error} {ANEW}".lstrip()) from None
+        raise UserError(f"{what} {error} {START_OVER}".lstrip()) from None
     previous.replace(newest)
     if not what:  # a process was stopped between the two names
         return None
@@ -149,12 +149,12 @@ def load_checkpoint(
     mend_checkpoint(run)
     file = run.checkpoint
     tensors, metadata = read_tensors(file)
-    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", ANEW)
-    position = checked(said["position"], kind or Position, f"the position in {file}", ANEW)
+    said: State = parsed(metadata.get("state", ""), State, f"the state in {file}", START_OVER)
+    position = checked(said["position"], kind or Position, f"the position in {file}", START_OVER)
     negative = [name for name, value in position.items() if type(value) in (int, float) and value < (name == "epoch")]
     if negative:
         name = negative[0]
-        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {ANEW}")
+        raise UserError(f"the position in {file}: {name} cannot be {position[name]}. {START_OVER}")
     frozen, own = _frozen(objective), objective.state_dict()
     weights = _under("model/", tensors)
     _check_alike({name: tensor for name, tensor in own.items() if name not in frozen}, weights, str(file))
@@ -172,20 +172,20 @@ def check_random(state: Tensor | None, file: Path) -> None:
     try:
         torch.Generator().set_state(torch.empty(0) if state is None else state)
     except (RuntimeError, TypeError):
-        raise UserError(f"{file} holds no state of what is random. {ANEW}") from None
+        raise UserError(f"{file} holds no state of what is random. {START_OVER}") from None
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
     """Refuse weights of other names, shapes or types than a network's own."""
     for name in sorted(own.keys() ^ given.keys()):
         what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
-        raise UserError(f"{file} {what}. {ANEW}")
+        raise UserError(f"{file} {what}. {START_OVER}")
     for name, tensor in given.items():
         if name.endswith("_extra_state"):
             continue  # of whatever length; who takes it looks at it
         found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
         if found != right:
-            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {ANEW}")
+            raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {START_OVER}")
 
 
 # What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
@@ -205,18 +205,18 @@ def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Te
         number, _, key = name.partition("/")
         place = int(number) if number.isdecimal() and number.isascii() and len(number) < 10 else -1
         if not 0 <= place < len(parameters):
-            raise UserError(f"{file}: the optimizer has no weight {number!r}. {ANEW}")
+            raise UserError(f"{file}: the optimizer has no weight {number!r}. {START_OVER}")
         entries.setdefault(place, {})[key] = value
     kept = _KEPT.get(type(getattr(optimizer, "optimizer", optimizer)).__name__)
     for place, found in entries.items():
         names = set(found) if kept is None else kept
         for name in sorted(names | set(found)):
             if name not in names or not _fits(name, found.get(name), parameters[place]):
-                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {ANEW}")
+                raise UserError(f"{file}: {name!r} of weight {place} does not fit the optimizer. {START_OVER}")
     without = said.get("without")
     lost = set() if without is None else set(range(len(parameters))) - entries.keys() - set(without)
     if lost:
-        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {ANEW}")
+        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {START_OVER}")
     return {"state": entries, "param_groups": _groups(own, said["groups"], file)}
 
 
@@ -231,16 +231,16 @@ def _fits(name: str, value: Any, parameter: Tensor) -> bool:
 def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
     """The groups of weights with the numbers of the file, such as learning rates; how to compute is ours to say."""
     if [group.get("params") for group in given] != [group["params"] for group in own]:
-        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {ANEW}")
+        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {START_OVER}")
     found = []
     for ours, group in zip(own, given, strict=True):
         # The first is what schedules start from.
         numbers = ["initial_lr", *(name for name, value in ours.items() if type(value) in (int, float))]
         pairs = [name for name, value in ours.items() if isinstance(value, tuple)]
         known = {name: group[name] for name in numbers if name in group}
-        checked(known, dict[str, float], f"the groups in {file}", ANEW)
+        checked(known, dict[str, float], f"the groups in {file}", START_OVER)
         two = {name: group[name] for name in pairs if name in group}
-        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", ANEW)
+        checked(two, dict[str, tuple[float, float]], f"the groups in {file}", START_OVER)
         found.append(ours | known | {name: tuple(value) for name, value in two.items()})
     return found
 

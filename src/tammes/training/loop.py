@@ -1,7 +1,7 @@
 """The training loop: fit() yields an epoch at a time; the caller evaluates, logs, saves, breaks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from math import cos, isfinite, pi
@@ -61,6 +61,21 @@ class Epoch:
     complete: bool = True
 
 
+class OneProcess:
+    """What `fit` asks of accelerate, for a network on the CPU in one process; nothing is set up for the process."""
+
+    device = torch.device("cpu")
+
+    def unwrap_model(self, objective: nn.Module) -> nn.Module:
+        return objective
+
+    def no_sync(self, _objective: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
 def fit(
     objective: nn.Module,
     batches: Batches,
@@ -70,7 +85,7 @@ def fit(
     schedule: Callable[[int], float],
     seed: int = 0,
     start: Position | None = None,
-    accelerator: Accelerator | None = None,
+    accelerator: "Accelerator | OneProcess | None" = None,
     accumulate: int = 1,
     at_once: int | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -90,7 +105,8 @@ def fit(
             several processes, what this one has of them.
         schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
-        start: where to go on; weights and optimizer must be those of that moment.
+        start: where to resume; weights and optimizer must be those of that moment.
+        accelerator: the device and the processes; None: the CPU of this process.
         accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
             equals that of one large batch of them; not so for a loss of pairs.
         at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
@@ -103,7 +119,7 @@ def fit(
     Raises:
         UserError: the loss is not a number or infinite.
     """
-    accelerator = accelerator or Accelerator(cpu=True)
+    accelerator = accelerator or OneProcess()
     at = start or Position()
     look_every = 1 if accelerator.device.type == "cpu" else 20
     own = accelerator.unwrap_model(objective)
@@ -118,7 +134,7 @@ def fit(
             torch.manual_seed(_mixed(seed, at.epoch))
             _look(own, everything, at.epoch, seed)
         if hasattr(own, "begin"):
-            own.begin(at.epoch, epochs)
+            own.begin(at.epoch, epochs)  # type: ignore[operator]
         objective.train()  # the caller may have evaluated since the last epoch
         saved = perf_counter()
         totals = {
@@ -126,9 +142,7 @@ def fit(
             for name, value in at.totals.items()
         }
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
-            if (
-                number_of_processes > 1
-            ):  # each draws its own, whatever it drew before: a run that goes on draws the same
+            if number_of_processes > 1:  # each draws its own, whatever it drew before: a resumed run draws the same
                 torch.manual_seed(_mixed(_mixed(seed, at.epoch), at.step * number_of_processes + distributed.rank()))
             sizes = distributed.summed([len(labels) for _, labels, _ in together])  # of the batches, not of our shares
             seen = sum(sizes)
@@ -243,18 +257,18 @@ def parameter_groups(
     new: Iterable[nn.Module],
     everything: nn.Module,
     *,
-    rate: float,
-    backbone_rate: float,
+    lr: float,
+    backbone_lr: float,
     weight_decay: float,
     proxies: nn.Module | None = None,
-    proxy_rate: float = 0.0,
+    proxy_lr: float = 0.0,
     proxy_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """New layers at `rate`, the rest at `backbone_rate`; biases and normalisation without weight decay.
+    """New layers at `lr`, the rest at `backbone_lr`; biases and normalisation without weight decay.
 
     Args:
         new: also layers of the loss that are to be trained as those on top of the backbone.
-        proxies: the loss, if it learns something itself: its points and layers are trained at `proxy_rate`, a scale of
+        proxies: the loss, if it learns something itself: its points and layers are trained at `proxy_lr`, a scale of
             it as the new layers.
     """
     kinds = {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
@@ -265,8 +279,8 @@ def parameter_groups(
     for parameter in everything.parameters():
         if parameter.requires_grad:
             groups.setdefault((kinds.get(id(parameter), 0), parameter.ndim > 1), []).append(parameter)
-    rates, decays = (backbone_rate, proxy_rate, rate), (weight_decay, proxy_decay, weight_decay)
+    lrs, decays = (backbone_lr, proxy_lr, lr), (weight_decay, proxy_decay, weight_decay)
     return [
-        {"params": parameters, "lr": rates[kind], "weight_decay": decays[kind] if is_weight else 0.0}
+        {"params": parameters, "lr": lrs[kind], "weight_decay": decays[kind] if is_weight else 0.0}
         for (kind, is_weight), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]

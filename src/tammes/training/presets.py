@@ -1,9 +1,8 @@
 """Presets: named sets of training options; every option given by hand overrides the preset's."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from tammes.models.pooling import Pool
+from tammes.training.options import Init, OptimizerName, Pool, Schedule
 
 
 @dataclass(frozen=True)
@@ -13,36 +12,36 @@ class Recipe:
     Attributes:
         centroids: which centroids the loss measures distances to.
         optimizer: sgd (with momentum) or adam (with decoupled weight decay).
-        rate: learning rate of the new layers on top of the backbone.
-        backbone_rate: learning rate of the backbone.
+        lr: learning rate of the new layers on top of the backbone.
+        backbone_lr: learning rate of the backbone.
         momentum: of sgd.
         weight_decay: of all weights, not of biases and normalisation.
         schedule: halve (every `halve_every` epochs) or cosine.
         halve_every: epochs.
         batch_size: images.
         epochs: passes over the training images.
-        mirror: flip half of the images, fresh each epoch.
+        mirror: flip half of the images, drawn again each epoch.
         shift: pixels by which small images are moved at random; larger ones are cropped.
-        start: what the penultimate layer begins as: random; pca, the principal directions of the features; or whiten,
-            the same after directions in which the images of a class differ much have been made short.
-        keep_start: whether the penultimate layer stays as it began, and only what lies below and above it trains.
+        init: initialisation of the embedding layer: random; pca, the principal directions of the features; or whiten,
+            the same after within-class whitening.
+        keep_init: whether the embedding layer stays so, and only the layers below and above it train.
         pool: how the backbone's last map becomes a vector: its mean or maximum, or as the network was published.
     """
 
     centroids: str
-    optimizer: Literal["sgd", "adam"]
-    rate: float
-    backbone_rate: float
+    optimizer: OptimizerName
+    lr: float
+    backbone_lr: float
     momentum: float
     weight_decay: float
-    schedule: Literal["halve", "cosine"]
+    schedule: Schedule
     halve_every: int
     batch_size: int
     epochs: int
     mirror: bool
     shift: int
-    start: Literal["random", "pca", "whiten"] = "random"
-    keep_start: bool = False
+    init: Init = "random"
+    keep_init: bool = False
     pool: Pool = "published"
 
 
@@ -51,8 +50,8 @@ RECIPES: dict[str, Recipe] = {
     "paper": Recipe(
         centroids="one-hot",
         optimizer="sgd",
-        rate=0.1,
-        backbone_rate=0.01,
+        lr=0.1,
+        backbone_lr=0.01,
         momentum=0.9,
         weight_decay=5e-4,
         schedule="halve",
@@ -66,8 +65,8 @@ RECIPES: dict[str, Recipe] = {
     "characters": Recipe(
         centroids="place",
         optimizer="adam",
-        rate=1e-3,
-        backbone_rate=1e-3,
+        lr=1e-3,
+        backbone_lr=1e-3,
         momentum=0.9,
         weight_decay=5e-4,
         schedule="cosine",
@@ -77,12 +76,12 @@ RECIPES: dict[str, Recipe] = {
         mirror=False,
         shift=2,
     ),
-    # The same for photographs.
-    "pictures": Recipe(
+    # The same for photos.
+    "photos": Recipe(
         centroids="place",
         optimizer="sgd",
-        rate=0.1,
-        backbone_rate=0.01,
+        lr=0.1,
+        backbone_lr=0.01,
         momentum=0.9,
         weight_decay=5e-4,
         schedule="cosine",
@@ -91,18 +90,18 @@ RECIPES: dict[str, Recipe] = {
         epochs=10,
         mirror=True,
         shift=0,
-        start="pca",
+        init="pca",
     ),
 }
 # The paper's for characters, which it has none of: their small network is not pretrained, so all of it trains at the
 # rate of the new layers; a mirrored character is another character; and what fills the whole image cannot be cropped,
 # so it is shifted instead.
-RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_rate=0.1, mirror=False, shift=2)
+RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_lr=0.1, mirror=False, shift=2)
 # And where a part of a pretrained network is frozen: trained as fast as the others, the embedding layer would learn the
 # training classes by heart. What is found for it in closed form carries over to other classes better: it is trained
 # gently from there, or stays so while the layers below it train.
-RECIPES["pictures, head"] = replace(RECIPES["pictures"], start="whiten", rate=1e-3)
-RECIPES["pictures, top"] = replace(RECIPES["pictures"], start="whiten", keep_start=True, epochs=2)
+RECIPES["photos, head"] = replace(RECIPES["photos"], init="whiten", lr=1e-3)
+RECIPES["photos, top"] = replace(RECIPES["photos"], init="whiten", keep_init=True, epochs=2)
 
 
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
@@ -111,6 +110,6 @@ def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
         return RECIPES[f"{preset}, characters" if backbone == "conv4" else preset]
     if backbone == "conv4":
         return RECIPES["characters"]
-    found = RECIPES[f"pictures, {train}" if train in ("head", "top") else "pictures"]
+    found = RECIPES[f"photos, {train}" if train in ("head", "top") else "photos"]
     # GoogLeNet's last map holds more in its maxima than in its means; other networks were not tried.
     return replace(found, pool="max") if backbone == "googlenet" and train in ("head", "top") else found

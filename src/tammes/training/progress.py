@@ -1,26 +1,181 @@
-"""A bar for a training."""
+"""What a training says: the time it may take, its plan, a bar and a line an epoch; also for TensorBoard."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
-from tammes.io.console import say, watched
-from tammes.training.distributed import number
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from tammes.bound import certificate
+from tammes.errors import UserError
+from tammes.geometry import normalise
+from tammes.io.console import duration, say, watched, working
+from tammes.io.machine import multiplies_bfloat16
+from tammes.models.embedder import Embedder
+from tammes.training import distributed
+from tammes.training.build import leaving_no_trace
+from tammes.training.config import TrainConfig
+from tammes.training.data import Data, training_batches
+from tammes.training.evaluation import loss_inputs
+from tammes.training.loop import Epoch
+from tammes.training.objectives import Objective
+from tammes.training.run_folder import Run
 
 Item = TypeVar("Item")
+WATCHED = 512  # training images on which the bound is logged
+FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
+
+
+def say_expected(config: TrainConfig, embedder: Embedder, images: int) -> None:
+    """The time that preset paper takes with every layer trained; nothing for other trainings, which are short.
+
+    Args:
+        images: training images.
+    """
+    if config.preset != "paper" or config.train != "all":
+        return
+    with working("timing a step"):
+        seconds = _seconds_per_image(config, embedder) * images * config.epochs / distributed.number()
+    cheaper = [] if config.weights == "none" else ["--train top (the upper layers only)"]
+    cheaper += ["--epochs 5 --halve-every 1"] if config.epochs > 5 else []
+    faster = config.on_gpu or multiplies_bfloat16()
+    cheaper += ["--precision bf16"] if faster and config.precision == "no" else []
+    instead = f" Cheaper: {' or '.join(cheaper)}." if cheaper else ""
+    say(f"preset paper: {config.epochs} epochs of {images} images, about {duration(seconds)} on this machine.{instead}")
+
+
+def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
+    """Of a training step of the network, on images of noise."""
+    size, device = (FEW, len(embedder.mode), embedder.size, embedder.size), embedder.mean.device
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    times = []
+    with leaving_no_trace(embedder):
+        images = torch.randint(256, size, dtype=torch.uint8).to(device)
+        for _ in range(2):
+            started = perf_counter()
+            with torch.autocast(device.type, dtype=half, enabled=half is not None):
+                value = embedder.outputs(embedder.features(images)).float().square().mean()
+            value.backward()
+            value.item()  # a GPU has done it then
+            times.append(perf_counter() - started)
+    embedder.zero_grad()
+    return min(times) / FEW
+
+
+def say_plan(
+    run: Run, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
+) -> None:
+    """What will be done, on what, and how long it may take, before it starts."""
+    parts, shape = data.split, embedder.config
+    held_out = "no classes: whether training helps is not judged"
+    if parts.val is not None:
+        held = len(data.classes()["val"])
+        held_out = (
+            f"{held} other classes ({len(parts.val)} images), to choose the epoch and judge whether training helps"
+        )
+    weights = sum(parameter.numel() for parameter in embedder.parameters())
+    classes = f"{data.num_classes} classes"
+    if data.slots is not None:
+        new = f" ({len(set(data.class_names) - set(data.slots.old))} new)" if data.slots.old else ""
+        classes += f"{new}, room for {data.slots.number - len(data.slots.of)} more"
+    pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
+    where = f"{device}, {distributed.number()} processes" if distributed.number() > 1 else str(device)
+    where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
+    layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
+    lines = [
+        f"data      {data.dataset.name}: {len(parts.train)} training images of {classes},",
+        f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
+        f"held out  {held_out}",
+        f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {config.weights}",
+        f"trained   {_trained(config, embedder)}",
+        f"loss      {_describe_loss(config)}, preset {config.preset}",
+        f"device    {where}; {config.epochs} epochs, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
+        f"run       {run.folder}",
+    ]
+    for line in lines:
+        say(line, run.folder / "log.txt")
+
+
+def estimate(config: TrainConfig, data: Data, objective: Objective) -> float:
+    """Seconds that training may take: a few steps on a part of a batch, which leave no trace, scaled."""
+    inputs, labels, _ = next(iter(training_batches(config, data, 1)))
+    device = objective.embedder.mean.device
+    inputs, labels = inputs[:FEW].to(device), labels[:FEW].to(device)
+    times = []
+    with leaving_no_trace(objective):
+        for _ in range(2):
+            started = perf_counter()
+            torch.stack(list(objective(inputs, labels).values())).sum().backward()
+            times.append(perf_counter() - started)
+    objective.zero_grad()
+    images = training_batches(config, data, 1).num_images * config.epochs
+    return float(min(times) / len(labels) * images / distributed.number())
+
+
+def _trained(config: TrainConfig, embedder: Embedder) -> str:
+    """What of the network trains, and why."""
+    trained = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
+    kept = " but the embedding layer" if config.keep_init else ""
+    if config.train == "all":
+        return f"all of it{kept} ({trained:,} weights)"
+    if config.train == "top":
+        part = f"the part from {config.cut} up"
+    elif config.keep_init:
+        part = "only the class layer: the embedding does not change, as the embedding layer stays as it began"
+    else:
+        part = "the embedding layer" + ("" if embedder.class_layer is None else " and the class layer")
+    crops = f"{config.views} views of each image" if config.views else "centre crops"
+    weights = f"{part}{kept if config.train == 'top' else ''} ({trained:,} weights)"
+    return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
+
+
+def _describe_loss(config: TrainConfig) -> str:
+    named = config.loss if config.base is None else f"{config.loss} on {config.base}"
+    return f"{named}, {config.centroids} centroids" if config.has_centroids else named
+
+
+def training_bar(config: TrainConfig, run: Run, data: Data, least: float | None, objective: nn.Module) -> "TrainingBar":
+    images = training_batches(config, data, 1).num_images
+    return TrainingBar(config.epochs, images, least, objective, run.folder / "log.txt")
+
+
+def epoch_line(
+    config: TrainConfig, data: Data, objective: Objective, epoch: Epoch, least: float | None
+) -> dict[str, Any]:
+    """What is written about an epoch."""
+    line: dict[str, Any] = {
+        "epoch": epoch.number,
+        **epoch.losses,
+        **({} if least is None else {"above_minimum": epoch.losses["loss"] - least}),
+        **getattr(objective.loss, "noted", {}),
+        "lr": epoch.rates[0],
+        "seconds": epoch.seconds,
+        "images_per_second": epoch.images / max(epoch.seconds, 1e-9),
+    }
+    if config.log_bound:
+        line["bound"] = _watched_bound(config, data, objective)
+    return line
+
+
+def _watched_bound(config: TrainConfig, data: Data, objective: Objective) -> dict[str, Any]:
+    """The paper's quantities on a fixed sample of the training images, so that the bound can be seen to tighten."""
+    sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
+    outputs = normalise(loss_inputs(data, objective, data.split.train[sample])).cpu()
+    centroids = objective.loss.centroids
+    points = centroids.cpu() if isinstance(centroids, Tensor) else torch.eye(data.num_slots)
+    return asdict(certificate(outputs, torch.from_numpy(data.labels[sample]), points))
 
 
 class TrainingBar:
     """The bar of a training: epoch, images per second, loss, its distance to the known minimum, time left."""
 
-    def __init__(self, epochs: int, images: int, least: float | None, objective: "nn.Module", log: Path) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+    def __init__(self, epochs: int, images: int, least: float | None, objective: nn.Module, log: Path) -> None:
         self.epochs, self.images, self.least, self.log = epochs, images, least, log
         self._loss: torch.Tensor | None = None
         objective.register_forward_hook(self._see)
@@ -41,7 +196,7 @@ class TrainingBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _see(self, _module: "nn.Module", _given: Any, parts: dict[str, "torch.Tensor"]) -> None:
+    def _see(self, _module: nn.Module, _given: Any, parts: dict[str, Tensor]) -> None:
         self._loss = parts["loss"].detach()
 
     def watch(self, batches: Iterable[Item], epoch: int) -> Iterator[Item]:
@@ -50,7 +205,7 @@ class TrainingBar:
         for batch in batches:
             yield batch
             if not self._bar.disable:
-                self._advance(len(batch[1]) * number())  # type: ignore[index]
+                self._advance(len(batch[1]) * distributed.number())  # type: ignore[index]
 
     def _advance(self, images: int) -> None:
         speed = self._bar.tasks[0].speed
@@ -74,3 +229,18 @@ class TrainingBar:
         self._bar.stop()  # a line that stays goes above the bar
         say(text, self.log)
         self._bar.start()
+
+
+def to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+    with summary_writer()(run.folder / "tensorboard") as writer:
+        for name, value in {**line, **line.get("bound", {})}.items():
+            if isinstance(value, int | float):
+                writer.add_scalar(name, value, line["epoch"])
+
+
+def summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs the package tensorboard: pip install 'tammes[track]'.") from None
+    return SummaryWriter

@@ -1,4 +1,4 @@
-"""What a learner is before training: its network and loss, and what the first layer begins as."""
+"""What a learner is before training: its network and loss, and the initialisation of its first layer."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -14,7 +14,7 @@ from torch import Tensor
 from tammes.models.whitening import directions
 from tammes.vectors.loss import make_loss, placed
 from tammes.vectors.network import MOST_DIMENSIONS, Network
-from tammes.vectors.options import Start, widths
+from tammes.vectors.options import Init, widths
 from tammes.vectors.ridge import Ridge, Sums
 from tammes.vectors.statistics import Rows
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 MOST_OUTPUTS = 512  # of the class layer: the loss costs classes × outputs for every vector
 
-MOST_TO_START = 16384  # vectors that decide the directions
+MOST_FOR_INIT = 16384  # vectors that decide the directions
 
 
 def spread(
     codes: Int64[ndarray, " items"], rows: Int64[ndarray, " rows"], random: np.random.Generator
 ) -> Int64[ndarray, " chosen"]:
-    """Not many more than `MOST_TO_START` of the rows: the same number of each class, or all of some classes."""
-    if len(rows) <= MOST_TO_START:
+    """Not many more than `MOST_FOR_INIT` of the rows: the same number of each class, or all of some classes."""
+    if len(rows) <= MOST_FOR_INIT:
         return rows
     shuffled = random.permutation(rows)
     rank = random.permutation(int(codes.max()) + 1)[codes[shuffled]]
     order = np.argsort(rank, kind="stable")
     first = np.searchsorted(rank[order], rank[order])  # where the class of each begins
-    each = max(16, MOST_TO_START // len(np.unique(rank)))
-    return np.sort(shuffled[order[np.arange(len(rows)) - first < each]][:MOST_TO_START])
+    each = max(16, MOST_FOR_INIT // len(np.unique(rank)))
+    return np.sort(shuffled[order[np.arange(len(rows)) - first < each]][:MOST_FOR_INIT])
 
 
 def set_loss(
@@ -73,7 +73,7 @@ def whitened(
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, X.shape[1])))
     sample = spread(codes, rows, random)
     network = Network(X.shape[1], (), dim, None)
-    network.start_from(directions(learner._standardised(X, sample), codes[sample]))
+    network.init_from(directions(learner._standardised(X, sample), codes[sample]))
     return network.eval()
 
 
@@ -85,11 +85,11 @@ def make(
     validation: Int64[ndarray, " validation"],
     random: np.random.Generator,
     *,
-    start: Start,
+    init: Init,
     centre: bool | None,
     all_there: bool = True,
-) -> tuple[Start, bool]:
-    """The network and the loss before training; and what `start` and `centre` came to.
+) -> tuple[Init, bool]:
+    """The network and the loss before training; and what `init` and `centre` came to.
 
     Args:
         rows: those that train.
@@ -99,30 +99,30 @@ def make(
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))
     network = learner.network_ = Network(columns, hidden, dim, _outputs(learner), float(learner.dropout))
     centroids = set_loss(learner, dim, codes[rows] if all_there else None)
-    if start == "random":
-        return start, True
-    kinds: list[Start] = [start]
-    if start == "auto":
+    if init == "random":
+        return init, True
+    kinds: list[Init] = [init]
+    if init == "auto":
         kinds = ["pca"] if hidden else ["pca", "whiten"] if len(validation) else ["whiten"]
         if len(kinds) > 1 and centre is not False:
             kinds.append("ridge")
-    beginnings: dict[tuple[Start, bool], Callable[[], None]] = {}
+    beginnings: dict[tuple[Init, bool], Callable[[], None]] = {}
     if kinds != ["ridge"]:
         sample = spread(codes, rows, random)
         vectors, zero = learner._standardised(X, sample), -learner.mean_ / learner.scale_
         centres = [True, False] if centre is None and len(validation) and not hidden else [centre is not False]
         for kind in (each for each in kinds if each != "ridge"):
             found = directions(vectors, codes[sample] if kind == "whiten" else None)
-            beginnings |= {(kind, of): partial(network.start_from, found, None if of else zero) for of in centres}
+            beginnings |= {(kind, of): partial(network.init_from, found, None if of else zero) for of in centres}
     if "ridge" in kinds:
         # Of its own accord it takes none that there may not be in this dimension, or that take long to place.
-        kind_of = learner.centroids if learner.start == "ridge" else "place" if classes <= 2 * dim else "random"
+        kind_of = learner.centroids if learner.init == "ridge" else "place" if classes <= 2 * dim else "random"
         sums = Sums(columns, classes)
         sums.add_all(X, codes, rows, *learner._first)
         regression = Ridge(sums, placed(kind_of, classes, dim, learner._seed), learner.scale)
         best = learner.regularisation or regression.best_by_cross_validation()
         goal = torch.eye(classes) if centroids is None else centroids
-        beginnings["ridge", True] = partial(network.start_from_ridge, regression, best, goal)
+        beginnings["ridge", True] = partial(network.init_from_ridge, regression, best, goal)
     chosen = next(iter(beginnings))
     if len(beginnings) > 1:
         before, recalls = deepcopy(network.state_dict()), {}

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tammes.errors import UserError
 from tammes.geometry import normalise
+from tammes.training.loop import fit
 from tammes.training.verdict import PRETRAINED, WHITENED, Candidates, by_class, not_judged
 from tammes.vectors import validation
 from tammes.vectors.init import make, whitened
@@ -22,8 +23,8 @@ from tammes.vectors.loss import placed
 from tammes.vectors.model_file import read_learner, write_learner
 from tammes.vectors.network import MOST_DIMENSIONS, Network, check_fits
 from tammes.vectors.options import (
+    Init,
     Method,
-    Start,
     check_classes,
     check_labels,
     check_options,
@@ -34,7 +35,7 @@ from tammes.vectors.options import (
 )
 from tammes.vectors.ridge import REGULARISATIONS, Ridge, Sums
 from tammes.vectors.statistics import REACH, Rows, Scale, blocks, check_within_reach, mean_and_variance, scales
-from tammes.vectors.training import Position, Randomness, epochs, new_optimizer, one_pass
+from tammes.vectors.training import Randomness, VectorObjective, batches, epochs, new_optimizer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -53,11 +54,11 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     fixed centroids by the loss. Time and memory are linear in the number of vectors.
 
     From 20 classes on, some of them are held out to stop early and to judge: R@1 is measured on them after each epoch,
-    and of the vectors as they are and of the start. The best is kept, but a simpler one (the vectors as they are, then
-    the start, then epochs) unless the gain exceeds its standard error over classes. The vectors as they are have as
-    many dimensions as columns, so they are not kept where another `dim` is asked for. Where more than a twentieth of
-    the vectors was held out, an epoch or a start that is kept is trained again on all of them, for as many epochs. With
-    fewer classes all of them train, for all epochs, and nothing is judged.
+    and of the vectors as they are and of the initialisation. The best is kept, but a simpler one (the vectors as they
+    are, then the initialisation, then epochs) unless the gain exceeds its standard error over classes. The vectors as
+    they are have as many dimensions as columns, so they are not kept where another `dim` is asked for. Where more than
+    a twentieth of the vectors was held out, an epoch or an initialisation that is kept is trained again on all of them,
+    for as many epochs. With fewer classes all of them train, for all epochs, and nothing is judged.
 
     Args:
         dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
@@ -70,13 +71,13 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         hidden: width of a hidden layer, or of several; None: the map is linear.
         method: gradient, or ridge: the regression of the vectors on the centroids of their classes (Perrot and
             Habrard 2015) in closed form, without loss or class layer.
-        start: what the first layer begins as: pca, the principal directions of the vectors; whiten, the same after
-            directions in which a class varies much have been made short; ridge, that method's result; or random.
+        init: initialisation of the first layer: pca, the principal directions of the vectors; whiten, the same after
+            within-class whitening; ridge, that method's result; or random.
             auto: whiten, pca or ridge, whichever has the best R@1 on the held-out classes, whiten without them; with
             hidden layers pca.
         centre: whether vectors are first compared from their mean, or from their own zero, which in what a network
             gives often means something. None: whichever has the better R@1 on the held-out classes, the mean without
-            them. For the starts pca and whiten; with hidden layers None is the mean.
+            them. For init pca and whiten; with hidden layers None is the mean.
         scale: common divides all columns by the same number, which keeps the directions of vectors that a network
             made; columns divides each by its own standard deviation, for columns in units of their own.
         regularisation: of ridge: λ divided by the number of vectors. None: that with the best R@1 on the held-out
@@ -95,8 +96,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         held_out_classes_: those of them that R@1 was measured on.
         mean_, scale_: what is taken from each column, and what it is then divided by.
         network_: the map from there, a torch module; its `body` gives the embedding before it has unit length.
-        n_iter_: the epoch that was kept, 0 for the start; in `partial_fit` the number of passes.
-        history_: mean loss and R@1 on the held-out classes, None without them: of the start, then of each epoch.
+        n_iter_: the epoch that was kept, 0 for the initialisation; in `partial_fit` the number of passes.
+        history_: mean loss and R@1 on the held-out classes, None without them: of the initialisation, then each
+            epoch.
         regularisation_: λ of ridge divided by the number of vectors; None where ridge was not used.
         verdict_: after `fit`, whether training helped on the held-out classes and what was kept: a dictionary with
             kept (pretrained for the vectors as they are, whitened, pca, ridge, or epoch and its number), judged,
@@ -121,7 +123,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         class_layer: bool = True,
         hidden: int | Sequence[int] | None = None,
         method: Method = "gradient",
-        start: Start = "auto",
+        init: Init = "auto",
         centre: bool | None = None,
         scale: Scale = "common",
         regularisation: float | None = None,
@@ -142,7 +144,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self.class_layer = class_layer
         self.hidden = hidden
         self.method = method
-        self.start = start
+        self.init = init
         self.centre = centre
         self.scale = scale
         self.regularisation = regularisation
@@ -203,13 +205,21 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 self._sums.add_all(X, codes, None, *self._first)
                 self._use(self._regression(self._sums), self.regularisation)
             else:
-                rows, at = np.arange(len(X)), Position(0, self.start)
+                rows = np.arange(len(X))
                 if first:
-                    make(self, X, codes, rows, rows[:0], random, start=self.start, centre=self.centre, all_there=False)
+                    make(self, X, codes, rows, rows[:0], random, init=self.init, centre=self.centre, all_there=False)
                 if not hasattr(self, "_optimizer"):
                     self._optimizer = new_optimizer(self)
-                one_pass(self, X, codes, rows, self._optimizer, random, at)
-                self.history_.append({"loss": at.total / len(rows), "recall_at_1": None})
+                (epoch,) = fit(
+                    VectorObjective(self.network_, self._loss),
+                    lambda _: batches(self, X, codes, rows, [self._seed, self.n_iter_]),
+                    self._optimizer,
+                    epochs=1,
+                    schedule=lambda _: 1.0,
+                    seed=int(random.integers(2**31)),
+                )
+                self.network_.eval()
+                self.history_.append({"loss": epoch.losses["loss"], "recall_at_1": None})
         self.n_iter_ += 1
         return self
 

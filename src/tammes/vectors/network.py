@@ -61,7 +61,7 @@ class Network(nn.Module):
         return embedding if self.class_layer is None else self.class_layer(embedding)
 
     @torch.no_grad()
-    def start_from(
+    def init_from(
         self, directions: Float64[ndarray, "columns directions"], origin: Float64[ndarray, " columns"] | None = None
     ) -> None:
         """Let the first layer begin as these directions; where it is wider, the embedding has zeros behind them.
@@ -79,9 +79,7 @@ class Network(nn.Module):
             self.first.bias[:number] = torch.from_numpy(-origin @ directions[:, :number]).to(weight)
 
     @torch.no_grad()
-    def start_from_ridge(
-        self, regression: Ridge, regularisation: float, goal: Float[Tensor, "classes outputs"]
-    ) -> None:
+    def init_from_ridge(self, regression: Ridge, regularisation: float, goal: Float[Tensor, "classes outputs"]) -> None:
         """Let the embedding begin as the regression, and the class layer as the map of its centroids to the goal."""
         found = regression.map(regularisation)  # (columns, dim)
         length = np.sqrt(max(np.sum((regression.gram @ found) * found) / regression.count, 1e-30))

@@ -19,7 +19,7 @@ from tammes.search.validation import check_not_masked, dense, label_array
 from tammes.vectors.statistics import Scale
 
 Method = Literal["gradient", "ridge"]
-Start = Literal["auto", "whiten", "pca", "ridge", "random"]
+Init = Literal["auto", "whiten", "pca", "ridge", "random"]
 
 
 def check_options(learner: Any) -> None:
@@ -28,7 +28,7 @@ def check_options(learner: Any) -> None:
         ("loss", OF_CLASS_LAYER),
         ("centroids", CENTROIDS),
         ("method", get_args(Method)),
-        ("start", get_args(Start)),
+        ("init", get_args(Init)),
         ("scale", get_args(Scale)),
     ):
         if not isinstance(getattr(learner, option), str) or getattr(learner, option) not in known:
@@ -50,14 +50,14 @@ def check_options(learner: Any) -> None:
         raise UserError(f"class_layer must be True or False, got {shown(learner.class_layer)}.")
     if learner.centroid_dim is not None and not learner.class_layer:
         raise UserError("centroid_dim is the size of the class layer, which class_layer=False leaves out.")
-    if learner.regularisation is not None and "ridge" not in (learner.method, learner.start):
-        raise UserError("regularisation is for method='ridge' or start='ridge': leave it out.")
+    if learner.regularisation is not None and "ridge" not in (learner.method, learner.init):
+        raise UserError("regularisation is for method='ridge' or init='ridge': leave it out.")
     if not isinstance(learner.centre, bool | NoneType):
         raise UserError(f"centre must be True, False or None, got {learner.centre!r}.")
-    if learner.centre is not None and (learner.method == "ridge" or learner.start in ("ridge", "random")):
-        raise UserError("centre is for the starts pca and whiten: leave it out.")
+    if learner.centre is not None and (learner.method == "ridge" or learner.init in ("ridge", "random")):
+        raise UserError("centre is for init pca and whiten: leave it out.")
     hidden = widths(learner.hidden)
-    for name, value in (("method", learner.method), ("start", learner.start)):
+    for name, value in (("method", learner.method), ("init", learner.init)):
         if hidden and value == "ridge":
             raise UserError(f"{name}='ridge' is a linear map and has no hidden layers. Leave hidden out.")
 

@@ -239,9 +239,9 @@ METHOD = Method(
     bases={
         # What the generator makes at first is nearly nothing, and has no length to be scaled by: it bears 0.001, and
         # 0.01 where it is not scaled. Embeddings that are not of unit length bear much smaller rates only.
-        "npair": {"images_per_class": 2, "initial_norm": 3.0, "rate": 0.1, "proxy_rate": 0.1},
-        "triplet": {"images_per_class": 2, "proxy_rate": 0.01},
-        "discriminative": {"images_per_class": 2, "proxy_rate": 0.01},
+        "npair": {"images_per_class": 2, "initial_norm": 3.0, "lr": 0.1, "proxy_lr": 0.1},
+        "triplet": {"images_per_class": 2, "proxy_lr": 0.01},
+        "discriminative": {"images_per_class": 2, "proxy_lr": 0.01},
     },
     images_per_class=2,
 )

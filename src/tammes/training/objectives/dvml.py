@@ -130,8 +130,8 @@ METHOD = Method(
     on="features",
     bases={
         # Embeddings that are not of unit length bear small rates only; the decoder need not wait for them.
-        "npair": {"images_per_class": 2, "initial_norm": 3.0, "rate": 0.1, "proxy_rate": 0.1},
-        "triplet-semihard": {"images_per_class": 4, "rate": 0.01},
+        "npair": {"images_per_class": 2, "initial_norm": 3.0, "lr": 0.1, "proxy_lr": 0.1},
+        "triplet-semihard": {"images_per_class": 4, "lr": 0.01},
         "discriminative": {"images_per_class": 1},
     },
     images_per_class=2,

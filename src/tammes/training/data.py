@@ -1,6 +1,6 @@
-"""What a training sees: its images, which of them train, and what is kept of them, batch by batch."""
+"""The images of a training: which of them train, validate and test, decoded, and batch by batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -10,30 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tammes.cli.expected import say_expected
-from tammes.cli.networks import make_embedder
-from tammes.cli.options import loss_options, method_of, number_or_file, recipe
-from tammes.cli.train import Train
 from tammes.data import Dataset, of_classes, open_dataset
 from tammes.data.batches import Batches, batches
 from tammes.data.image_cache import Decoded, check_there, decode
+from tammes.data.samplers import check_sampler
 from tammes.data.splits import Split, relabel, split
 from tammes.errors import UserError
 from tammes.io.cache import in_words
 from tammes.io.console import CONTINUE, KEPT, duration, progress, say
 from tammes.io.machine import images_at_once
 from tammes.losses.mining import random_triplets
+from tammes.models.backbones import Backbone
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
+from tammes.training.config import TrainConfig, number_or_file
 from tammes.training.distributed import number, rank
 from tammes.training.run_folder import Run, open_finished
 from tammes.training.verdict import FEWEST_TRAINING, SHARE
 
-VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
-
 
 @dataclass(frozen=True)
-class Kept:
+class KeptActivations:
     """Activations that stand for the images where a part of the network is frozen.
 
     Attributes:
@@ -47,8 +44,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Which class has which centroid: those that train, and those that an earlier run was trained on.
+class CentroidSlots:
+    """Which class has which centroid, where there are more centroids than training classes.
 
     Attributes:
         number: of all centroids, the free ones too.
@@ -63,25 +60,39 @@ class Places:
 
 @dataclass(frozen=True)
 class Data:
-    """The images of a job: decoded, and which of them train, validate and test."""
+    """The images of a training, and which of them train, validate and test.
+
+    Attributes:
+        images: None before they are decoded.
+        labels: of the training images: which centroid, or output, is that of their class.
+        class_names: of the training classes.
+        size: height and width of what the network sees.
+        kept: what stands for the images where a part of the network is frozen.
+        slots: which class has which centroid, where some are free or an earlier run's classes were fewer.
+    """
 
     dataset: Dataset
-    images: Decoded
     split: Split
-    labels: np.ndarray  # of the training images: which centroid, or output, is that of their class
-    class_names: tuple[str, ...]  # of the training classes
-    size: int  # height and width of what the network sees
-    kept: Kept | None = None  # what stands for the images where a part of the network is frozen
-    places: Places | None = None  # which class has which centroid, where some are free or a run's classes were fewer
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    size: int
+    decoded: Decoded | None = None
+    kept: KeptActivations | None = None
+    slots: CentroidSlots | None = None
+
+    @property
+    def images(self) -> Decoded:
+        assert self.decoded is not None, "they are listed, not decoded"
+        return self.decoded
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Classes that there is room for: those that train, and those that may come."""
-        return self.num_classes if self.places is None else self.places.number
+        return self.num_classes if self.slots is None else self.slots.number
 
     def class_sizes(self) -> dict[str, int]:
         """How many images each class has, those that cannot be read included."""
@@ -90,83 +101,94 @@ class Data:
 
     def classes(self) -> dict[str, list[str]]:
         """The names of the classes by their use."""
-        parts = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
+        uses = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
         return {
             use: [] if chosen is None else [self.dataset.class_names[n] for n in np.unique(self.dataset.labels[chosen])]
-            for use, chosen in parts.items()
+            for use, chosen in uses.items()
         }
 
+    def with_split(self, chosen: Split) -> "Data":
+        """The same images, split otherwise; labels and class names follow."""
+        for use, part in (("test", chosen.test), ("validation", chosen.val)):
+            if part is not None and len(part) and np.bincount(self.dataset.labels[part]).max() < 2:
+                raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
+        labels, numbers = relabel(self.dataset.labels, chosen.train)
+        names = tuple(self.dataset.class_names[number] for number in numbers)
+        if self.slots is not None:
+            labels = np.array([self.slots.of[name] for name in names], dtype=np.int64)[labels]
+        return replace(self, split=chosen, labels=labels, class_names=names)
 
-def load_data(
-    config: Train, classes: dict[str, Any] | None = None, ready: Callable[[Data], None] | None = None
-) -> Data:
-    """The images of a job, decoded and split.
+
+def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str, Any] | None = None) -> Data:
+    """The images of a training, listed, split and decoded; see `list_data`."""
+    return decode_data(config, list_data(config, wants, classes), wants)
+
+
+def list_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str, Any] | None = None) -> Data:
+    """The images of a training and what each is for; none is decoded yet.
 
     Args:
+        wants: the network whose images they are to be.
         classes: those that a run was started with, as its folder has them. Others are ignored, with a note; an error if
             one is missing or has another use now.
-        ready: called before the first image is decoded, with the data as it is listed; what it refuses is refused then.
     """
     dataset = open_dataset(config.data)
-    wanted = started_with(config, dataset.class_names, classes)
+    wanted = started_with(config.data, dataset.class_names, classes)
     if len(wanted) < dataset.num_classes:
         dataset = of_classes(dataset, set(wanted))
-    parts = _split(config, dataset, classes)
+    chosen = _split(config, dataset, classes)
     check_there(dataset, skip_bad=config.skip_bad)
     for remark in dataset.remarks:
         say(f"note: {remark}")
-    if classes is None:
-        say_expected(config, len(parts.train))
-    shape = make_embedder(replace(config, weights="none"), 2)  # only to ask what images it wants
-    listed = _used(config, dataset, _not_decoded(dataset, shape), parts, shape.size, classes)
-    if ready is not None:
-        ready(listed)
-    images = decoded_for(shape, dataset, skip_bad=config.skip_bad)
-    if not len(images.bad):
-        return replace(listed, images=images)
-    say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
-    return _used(config, dataset, images, parts, shape.size, classes)
-
-
-def _not_decoded(dataset: Dataset, shape: Embedder) -> Decoded:
-    """What stands for the images before they are decoded: none is known to be bad, and all are large enough."""
-    sides, nothing = np.full(len(dataset), shape.shorter_side or shape.size), np.empty(0, dtype=np.int64)
-    return Decoded(Path(), np.empty(0, dtype=np.uint8), sides, sides, len(shape.mode), nothing, (), "")
-
-
-def _used(
-    config: Train, dataset: Dataset, images: Decoded, parts: Split, size: int, classes: dict[str, Any] | None
-) -> Data:
-    """Which images train, validate and test, less those that cannot be read, and what is wrong with that."""
-    parts = replace(
-        parts,
-        train=images.without_bad(parts.train),
-        val=None if parts.val is None else images.without_bad(parts.val),
-        test=images.without_bad(parts.test),
-    )
-    for use, chosen in (("test", parts.test), ("validation", parts.val)):
-        if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
-            raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
-    labels, numbers = relabel(dataset.labels, parts.train)
-    if len(images.bad) and len(numbers) < 2:
-        raise UserError(
-            f"{len(numbers)} training classes are left without the images that cannot be read; at least 2 must train."
-            f" `tammes doctor {config.data}` lists them."
-        )
+    _, numbers = relabel(dataset.labels, chosen.train)
     names = tuple(dataset.class_names[number] for number in numbers)
-    data = Data(dataset, images, parts, labels, names, size, places=_places(config, names, classes))
+    empty = np.empty(0, dtype=np.int64)
+    data = Data(dataset, chosen, empty, names, wants.size, slots=_slots(config, names, classes)).with_split(chosen)
     if classes is not None:
         _check_uses(config, data, classes)
-    if data.places is None:
+    if data.slots is not None:
+        _check_old(config, data, data.slots)
+    return data
+
+
+def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> Data:
+    """The same with its images decoded; those that cannot be read are left out, where that was asked for."""
+    images = decode_for(wants, data.dataset, skip_bad=config.skip_bad)
+    data = replace(data, decoded=images)
+    if not len(images.bad):
         return data
-    _check_old(config, data)
-    return replace(data, labels=np.array([data.places.of[name] for name in names], dtype=np.int64)[labels])
+    say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
+    left = data.split
+    left = replace(
+        left,
+        train=images.without_bad(left.train),
+        val=None if left.val is None else images.without_bad(left.val),
+        test=images.without_bad(left.test),
+    )
+    if len(np.unique(data.dataset.labels[left.train])) < 2:
+        raise UserError(
+            "fewer than 2 training classes are left without the images that cannot be read."
+            f" `tammes doctor {config.data}` lists them."
+        )
+    return data.with_split(left)
 
 
-def _split(config: Train, dataset: Dataset, classes: dict[str, Any] | None) -> Split:
+def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
+    """The images of a data set as a network wants them."""
+    with progress("decoding images", KEPT) as on_progress:
+        return decode(
+            dataset,
+            mode=wants.mode,
+            shorter_side=wants.shorter_side,
+            on_progress=on_progress,
+            skip_bad=skip_bad,
+        )
+
+
+def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None) -> Split:
     """Which images train, validate and test; where it is not said, enough training classes hold out some of them.
 
-    Not by the paper's letter, and not where an earlier run's classes, which may not validate, train on.
+    Not by the paper's letter, and not where the classes of an earlier run, which may not validate, train again.
 
     Args:
         classes: those that a run was started with, which may have held out none.
@@ -184,7 +206,7 @@ def _split(config: Train, dataset: Dataset, classes: dict[str, Any] | None) -> S
     return held_out if can_be_found else found
 
 
-def started_with(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> list[str]:
+def started_with(data: str, names: tuple[str, ...], classes: Mapping[str, Any] | None) -> list[str]:
     """Those of the classes that a run was started with, all where there is none; a note says which were added."""
     if classes is None:
         return list(names)
@@ -194,17 +216,17 @@ def started_with(config: Train, names: tuple[str, ...], classes: dict[str, Any] 
     gone, added = [name for name in known if name not in there], [name for name in names if name not in known]
     if gone:
         raise UserError(
-            f"these classes of the run are no longer in {config.data}: {some(gone)}. Put them back, or train again."
+            f"these classes of the run are no longer in {data}: {first_names(gone)}. Put them back, or train again."
         )
     if added:
         were = (
             "class was added since training and is" if len(added) == 1 else "classes were added since training and are"
         )
-        say(f"note: {len(added):,} {were} ignored: {some(added)}")
+        say(f"note: {len(added):,} {were} ignored: {first_names(added)}")
     return [name for name in names if name in known]
 
 
-def _check_uses(config: Train, data: Data, classes: dict[str, Any]) -> None:
+def _check_uses(config: TrainConfig, data: Data, classes: dict[str, Any]) -> None:
     """Refuse to take for a test what a run was trained on."""
     now, words = data.classes(), {"train": "trained", "val": "validated", "test": "tested"}
     for use, word in words.items():
@@ -226,41 +248,42 @@ def changed_images(run: Run, data: Data) -> str | None:
     differ = [name for name in now if sizes is not None and sizes.get(name) != now[name]]
     if sizes is None or not differ:
         return "some have changed" if sizes is None else "as many as then, but some have changed"
-    return some([f"{name!r} has {now[name]}, and had {sizes.get(name, 0)} then" for name in differ])
+    return first_names([f"{name!r} has {now[name]}, and had {sizes.get(name, 0)} then" for name in differ])
 
 
-def some(names: Sequence[str], shown: int = 5) -> str:
+def first_names(names: Sequence[str], shown: int = 5) -> str:
     """The first of many names, and how many more there are."""
     more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
 
-def _places(config: Train, names: tuple[str, ...], classes: dict[str, Any] | None) -> Places | None:
+def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] | None) -> CentroidSlots | None:
     """Which centroid each class has: as a run says, or now; None where the classes have them in turn, and all."""
     if classes is not None:
-        said = classes.get("places")
-        return None if said is None else Places(said["number"], said["of"], tuple(said["old"]))
+        found = classes.get("places")
+        return None if found is None else CentroidSlots(found["number"], found["of"], tuple(found["old"]))
     if config.continue_from is None:
         free = config.reserve_classes or 0
-        return Places(len(names) + free, {name: place for place, name in enumerate(names)}) if free else None
+        return CentroidSlots(len(names) + free, {name: n for n, name in enumerate(names)}) if free else None
     before = open_finished(config.continue_from).read("classes", needs=("train",))
-    old = _places(config, (), before) or Places(len(before["train"]), {n: p for p, n in enumerate(before["train"])})
+    old = _slots(config, (), before) or CentroidSlots(
+        len(before["train"]), {name: n for n, name in enumerate(before["train"])}
+    )
     new = [name for name in names if name not in old.of]
     free = old.number - len(old.of)
     if len(new) > free:
         raise UserError(
             f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
-            f" {free} free centroids. Train anew with room for more: --reserve-classes {len(new)}."
+            f" {free} free centroids. Train again with room for more: --reserve-classes {len(new)}."
         )
     taken = set(old.of.values())
-    free_places = (place for place in range(old.number) if place not in taken)
-    return Places(old.number, old.of | dict(zip(new, free_places, strict=False)), tuple(old.of))
+    free_slots = (slot for slot in range(old.number) if slot not in taken)
+    return CentroidSlots(old.number, old.of | dict(zip(new, free_slots, strict=False)), tuple(old.of))
 
 
-def _check_old(config: Train, data: Data) -> None:
+def _check_old(config: TrainConfig, data: Data, slots: CentroidSlots) -> None:
     """Refuse to test on what an earlier run was trained on."""
-    assert data.places is not None
-    known, uses = set(data.places.old), data.classes()
+    known, uses = set(slots.old), data.classes()
     for use, flag in (("test", "--test-classes"), ("val", "--val-classes")):
         wrong = [name for name in uses[use] if name in known]
         if wrong:
@@ -270,30 +293,12 @@ def _check_old(config: Train, data: Data) -> None:
             )
 
 
-def decoded_for(embedder: Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
-    """The images of a data set as a network wants them."""
-    with progress("decoding images", KEPT) as on_progress:
-        return decode(
-            dataset,
-            mode=embedder.mode,
-            shorter_side=embedder.shorter_side,
-            on_progress=on_progress,
-            skip_bad=skip_bad,
-        )
-
-
-def views_of(config: Train) -> int:
-    """Of how many crops of an image activations are kept; 0: of the one in the centre."""
-    return VIEWS[str(config.train)] if config.views is None else config.views
-
-
-def keep(config: Train, data: Data, frozen: Frozen | None) -> Kept | None:
-    """The activations of what does not train, from the cache or computed now; None where the whole backbone trains."""
+def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> KeptActivations | None:
+    """The activations of the layers that do not train, from the cache or computed now; None where all layers train."""
     if frozen is None:
         return None
-    options, embedder = recipe(config), frozen.embedder
+    embedder, views = frozen.embedder, config.views or 0
     learning = data.split.train if data.split.val is None else np.union1d(data.split.train, data.split.val)
-    views = views_of(config)
 
     def kept(what: str, indices: np.ndarray, views: int) -> Activations:
         def plan(num_bytes: int, seconds: float) -> None:
@@ -308,34 +313,46 @@ def keep(config: Train, data: Data, frozen: Frozen | None) -> Kept | None:
             was_training = embedder.training
             embedder.eval()  # normalisation below the cut stays as it is
             found = activations(
-                frozen, data.images, indices, crop=data.size, views=views, mirror=options["mirror"],
-                padding=options["shift"], device=embedder.mean.device, on_plan=plan, on_progress=on_progress,
+                frozen, data.images, indices, crop=data.size, views=views, mirror=config.mirror,
+                padding=config.shift, device=embedder.mean.device, on_plan=plan, on_progress=on_progress,
             )  # fmt: skip
             embedder.train(was_training)
             return found
 
     to_train = kept("training", learning, views)
     centres = []
-    if config.log_bound or views == 0 or method_of(config).sees != "batches":
+    if config.log_bound or views == 0 or config.method.sees != "batches":
         centres.append(to_train if views == 0 else kept("training", learning, 0))
     elif data.split.val is not None:
         centres.append(kept("validation", data.split.val, 0))
     if len(data.split.test):
         centres.append(kept("test", data.split.test, 0))
-    return Kept(frozen, to_train, tuple(centres))
+    return KeptActivations(frozen, to_train, tuple(centres))
+
+
+def check_batches(config: TrainConfig, data: Data) -> None:
+    """Refuse batches that cannot be made of the training images."""
+    if config.train == "all" and config.shift > data.size:
+        raise UserError(
+            f"--shift {config.shift} is more than the {data.size} pixels that the network sees of an image. Use"
+            f" {data.size} or fewer."
+        )
+    if config.method.mines:
+        check_sampler(config.batch_size, "triplets")
+    else:
+        check_sampler(config.batch_size, config.sampler or "shuffled", config.images_per_class or 1)
 
 
 def training_batches(
-    config: Train, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
+    config: TrainConfig, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
 ) -> Batches:
     """One epoch of the training images, or of what is kept of them.
 
     Args:
         loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
     """
-    options = recipe(config)
     chosen: dict[str, Any] = {
-        "batch_size": options["batch_size"],
+        "batch_size": config.batch_size,
         "train": True,
         "sampler": config.sampler or "shuffled",
         "images_per_class": config.images_per_class or 1,
@@ -344,22 +361,17 @@ def training_batches(
         "rank": rank,
         "world_size": world_size,
     }
-    if method_of(config).mines:
+    if config.method.mines:
         mined: Tensor | None = getattr(loss, "order", None)
         if mined is None:
             labels, generator = torch.from_numpy(data.labels), torch.Generator().manual_seed(config.seed)
             triplets = random_triplets(labels, generator=generator)
-            mined = triplets[: max(1, round(len(triplets) * loss_options(config).get("share", 1.0)))].flatten()
+            mined = triplets[: max(1, round(len(triplets) * config.options_of_loss().get("share", 1.0)))].flatten()
             assert len(mined), "a loss that mines is refused where no class has two images"
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
-    if options["shift"] > data.size:
-        raise UserError(
-            f"--shift {options['shift']} is more than the {data.size} pixels that the network sees of an image. Use"
-            f" {data.size} or fewer."
-        )
-    chosen |= {"crop": data.size, "mirror": options["mirror"], "padding": options["shift"]}
+    chosen |= {"crop": data.size, "mirror": config.mirror, "padding": config.shift}
     return batches(data.images, data.split.train, data.labels, **chosen)
 
 

@@ -1,4 +1,4 @@
-"""What a network makes of images of a training, in all its processes, and how well it does."""
+"""Evaluation: what a network makes of the images of a training, in all its processes, and how well it does."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tammes.cli.feeding import Data, centre_batches
 from tammes.data import Dataset, Vectors
 from tammes.errors import UserError
 from tammes.io.console import working
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Frozen
+from tammes.training.data import Data, centre_batches
 from tammes.training.distributed import by_place, is_first
 from tammes.training.embedding import vectors
 from tammes.training.objectives import Objective
@@ -24,17 +24,17 @@ from tammes.training.verdict import Candidates, by_class
 RESTARTS = 3  # of K-means, for NMI and AMI
 
 
-def evaluated(
+def evaluate_images(
     embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
 ) -> dict[str, Any]:
     """The metrics of images; of several processes each embeds some of them, and the first measures."""
     found = embedded(embedder, data, indices, backbone_only=backbone_only)
     if not is_first():
         return {}
-    return measured(found, data.dataset, indices, quick=quick)
+    return measure(found, data.dataset, indices, quick=quick)
 
 
-def judged(run: Run, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
+def validate(run: Run, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
     """R@1 on the validation classes; the network is saved in the run folder if it is the candidate to keep.
 
     Of several processes each embeds some of the images, and the first judges.
@@ -76,7 +76,7 @@ def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_on
     return found
 
 
-def measured(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
+def measure(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
     """All metrics, or only the recalls if it must be quick."""
     # One seed with a few restarts: K-means is what takes the longest. `tammes evaluate` does more where it is asked to.
     options: dict[str, Any] = {"seeds": (0,), "restarts": RESTARTS, "bootstrap": 0 if quick else 1000}

@@ -1,8 +1,8 @@
-"""What `tammes train` does with vectors: split by class, learn, evaluate, report; all of it in a run folder."""
+"""A training on vectors: split by class, learn, evaluate; all of it in a run folder."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,61 +13,40 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from tammes.centroids import CENTROIDS
-from tammes.cli.checks import check
-from tammes.cli.feeding import started_with
-from tammes.cli.job import resumed_run, stop_on_signal, to_resume
-from tammes.cli.measuring import RESTARTS, protocol
-from tammes.cli.options import loss_options, number_or_file
-from tammes.cli.saved import command, saved_options
-from tammes.cli.telling import write_and_show
-from tammes.cli.train import Train, of_vectors
 from tammes.data import Dataset, Vectors
 from tammes.data.splits import Split, split
-from tammes.data.vectors import vectors
-from tammes.errors import UserError, check_seed, unknown_name
+from tammes.data.vectors import of_vectors, vectors
+from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import if_stopped, progress, say, working
 from tammes.io.machine import environment
-from tammes.losses import OF_CLASS_LAYER, WITH_CENTROIDS
+from tammes.losses import WITH_CENTROIDS
 from tammes.metrics import evaluate
-from tammes.training.checkpoints import save_checkpoint
-from tammes.training.objectives import METHODS
-from tammes.training.run_folder import Run, check_new, create, held
-from tammes.vectors import MetricLearner
+from tammes.training.config import number_or_file
+from tammes.training.data import started_with
+from tammes.training.evaluation import RESTARTS, protocol
+from tammes.training.run_folder import Run, check_new, create, held, open_run
+from tammes.training.train import OnEpoch, stop_on_signal, stopped_run, take_over, to_resume
+from tammes.vectors.config import (
+    USUAL,
+    VectorConfig,
+    VectorOptions,
+    check_options,
+    load_vector_config,
+    options_of_loss,
+)
+from tammes.vectors.learner import MetricLearner
 from tammes.vectors.network import MOST_DIMENSIONS
 from tammes.vectors.statistics import Rows, blocks
 from tammes.vectors.training import Passed, epochs, number_of_epochs
 from tammes.vectors.validation import FEWEST_HELD_OUT, held_out
 
 MOST_IN_MEMORY = 1 << 28  # bytes of vectors to be evaluated: more are in a file while they are needed
-# The options that mean something for vectors, and those of them that ridge has no use for.
-FOR_VECTORS = {
-    *("data", "out", "loss", "loss_options", "centroids", "push", "weighting", "temperature", "dim", "hidden"),
-    *("method",),
-    *("class_layer", "centroid_dim", "epochs", "batch_size", "rate", "weight_decay", "test_classes", "val_classes"),
-    *("seed", "resume", "overwrite", "json"),
-}
-NOT_FOR_RIDGE = (
-    *(
-        "loss",
-        "loss_options",
-        "push",
-        "weighting",
-        "temperature",
-        "hidden",
-        "class_layer",
-        "centroid_dim",
-        "epochs",
-        "batch_size",
-    ),
-    *("rate", "weight_decay"),
-)
 
 
 @dataclass(frozen=True)
 class VectorData:
-    """The vectors of a job, left in their file, and which of them train and test."""
+    """The vectors of a training, left in their file, and which of them train and test."""
 
     vectors: Vectors
     codes: ndarray  # the class of each vector, 0, 1, … in the order of the labels
@@ -90,22 +69,53 @@ class VectorData:
         return {"train": train, "val": [], "test": test}
 
 
-def run_vectors_job(given: Train) -> None:
-    """Train from the start or from where a run stopped; evaluate; show."""
+@dataclass(frozen=True)
+class TrainedVectors:
+    """A training on vectors that has ended."""
+
+    run: Run
+    results: dict[str, Any]
+
+
+def train_vectors(
+    file: str,
+    given: VectorOptions,
+    *,
+    out: Path | None = None,
+    overwrite: bool = False,
+    on_epoch: OnEpoch | None = None,
+) -> TrainedVectors:
+    """Learn from the vectors of a file and evaluate on classes not seen; all of it in a run folder.
+
+    Raises:
+        KeyboardInterrupt: it was stopped; it says what to type to resume.
+    """
+    check_options(given)
+    data = load_vectors(file, given.get("test_classes"), given.get("seed", 0))
+    config = _resolve(file, given, data, out)
+    check_new(config.out, overwrite=overwrite)
     with ExitStack() as until_done:
-        _run_job(given, until_done)
+        return _train(config, data, None, until_done, overwrite, on_epoch)
 
 
-def _run_job(given: Train, until_done: ExitStack) -> None:
-    if given.resume is None:
-        _check_vectors(given)
-    check(given)
-    resumed = resumed_run(given, until_done)
-    config = given if resumed is None else replace(saved_options(resumed), json=given.json)
-    data = load_vectors(config, None if resumed is None else resumed.read("classes"))
-    if resumed is None:
-        config = _resolved(config, data)
-        check_new(Path(str(config.out)), overwrite=config.overwrite)
+def resume_vectors(folder: Path, *, on_epoch: OnEpoch | None = None) -> TrainedVectors:
+    """Resume a training that was stopped, to the very weights of one that was not stopped."""
+    run = open_run(folder)
+    config = load_vector_config(run)
+    with ExitStack() as until_done:
+        take_over(run, until_done)
+        data = load_vectors(config.data, config.test_classes, config.seed, run.read("classes"))
+        return _train(config, data, run, until_done, False, on_epoch)
+
+
+def _train(
+    config: VectorConfig,
+    data: VectorData,
+    resumed: Run | None,
+    until_done: ExitStack,
+    overwrite: bool,
+    on_epoch: OnEpoch | None,
+) -> TrainedVectors:
     learner = make_learner(config, data)
     interrupted = resumed if resumed is not None and resumed.state == "interrupted" else None
     chosen, started = data.split.train, perf_counter()
@@ -113,39 +123,41 @@ def _run_job(given: Train, until_done: ExitStack) -> None:
         watch = _Watch(stop)
         training = epochs(learner, data.rows(chosen), data.vectors.labels[chosen], stop=watch.step, resumed=interrupted)
         with working("solving" if config.method == "ridge" else "initialising"):
-            begun = next(training, None)  # whatever the options get wrong is said before there is a folder
+            ready = next(training, None)  # whatever the options get wrong is said before there is a folder
         seconds = perf_counter() - started
-        run = resumed or _new_run(config, data, until_done)
+        run = resumed or _new_run(config, data, until_done, overwrite=overwrite)
         until_done.enter_context(if_stopped(then=to_resume(run)))
         _say_plan(run, config, data, learner)
-        untrained = run.read("untrained")
-        if untrained is None and len(data.split.test):
+        pretrained = run.read("untrained")
+        if pretrained is None and len(data.split.test):
             with working("evaluating the vectors as they are"):
-                untrained = measured(raw(data.rows(data.split.test), run.folder), data, data.split.test)
-            run.write("untrained", untrained)
-        if begun is not None and not _train(config, run, data, learner, begun, training, watch):
-            say(f"Stopped; all is saved. {to_resume(run)}", run.folder / "log.txt")
-            raise SystemExit(130)
+                pretrained = measure(raw(data.rows(data.split.test), run.folder), data, data.split.test)
+            run.write("untrained", pretrained)
+        if ready is not None:
+            _loop(config, run, data, learner, ready, training, watch, on_epoch)
+            seconds = float(sum(line.get("seconds", 0.0) for line in run.epochs()))
     learner.save(run.folder)
-    _report(config, run, data, learner, untrained, seconds if begun is None else _seconds(run))
+    return _evaluate(config, run, data, learner, pretrained, seconds)
 
 
-def load_vectors(config: Train, classes: dict[str, list[str]] | None = None) -> VectorData:
-    """The vectors of a job, split by class.
+def load_vectors(
+    file: str, test_classes: str | None, seed: int, classes: dict[str, list[str]] | None = None
+) -> VectorData:
+    """The vectors of a training, split by class.
 
     Args:
         classes: those that a run was started with. Others are ignored, with a note; an error if one is missing.
     """
-    found = vectors(Path(config.data))
+    found = vectors(Path(file))
     names, codes = np.unique(found.labels, return_inverse=True)
     codes, class_names = codes.reshape(-1).astype(np.int64), tuple(str(name) for name in names.tolist())
-    wanted = set(started_with(config, class_names, classes))
+    wanted = set(started_with(file, class_names, classes))
     chosen = [number for number, name in enumerate(class_names) if name in wanted]
     rows = np.flatnonzero(np.isin(codes, chosen))
     kept, class_names = np.searchsorted(chosen, codes[rows]), tuple(class_names[number] for number in chosen)
     # As a data set without images: splits ask for classes only.
-    described = Dataset(Path(config.data).name, (), kept, class_names, _no_picture, "")
-    parts = split(described, test_classes=number_or_file(config.test_classes), seed=config.seed)
+    described = Dataset(Path(file).name, (), kept, class_names, _no_image, "")
+    parts = split(described, test_classes=number_or_file(test_classes), seed=seed)
     codes = np.full(len(codes), -1)  # of a class that is ignored
     codes[rows] = kept
     data = VectorData(found, codes, class_names, replace(parts, train=rows[parts.train], test=rows[parts.test]))
@@ -154,22 +166,22 @@ def load_vectors(config: Train, classes: dict[str, list[str]] | None = None) -> 
         raise UserError("every test class has one vector only, so none could be found. Choose other classes.")
     if classes is not None and {use: classes[use] for use in ("train", "val", "test")} != data.classes():
         raise UserError(
-            f"the classes in {config.data} are no longer used as when the run was started, so what it was trained on"
-            " could be taken for a test. Put them back, or train again."
+            f"the classes in {file} are no longer used as when the run was started, so what it was trained on could be"
+            " taken for a test. Put them back, or train again."
         )
     return data
 
 
-def make_learner(config: Train, data: VectorData) -> MetricLearner:
-    """The estimator with the options that were given, and its own defaults for the others."""
+def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
+    """The estimator with these options; None leaves it its own default."""
     given = {
         **{name: getattr(config, name) for name in ("loss", "centroids", "centroid_dim", "class_layer")},
-        "dim": None if config.dim == _usual_dim(config, data) else config.dim,
+        "dim": None if config.dim == _usual_dim(config.method, data) else config.dim,
         **{name: getattr(config, name) for name in ("method", "epochs", "batch_size", "weight_decay")},
         "hidden": config.hidden or None,
-        "learning_rate": config.rate,
+        "learning_rate": config.lr,
         "validation_classes": _held_out_share(config, data),
-        "loss_options": loss_options(config) or None,
+        "loss_options": options_of_loss(config.loss, config) or None,
     }
     return MetricLearner(
         random_state=config.seed, **{name: value for name, value in given.items() if value is not None}
@@ -210,7 +222,7 @@ def output_dtype(given: ndarray | Rows) -> Any:
     return np.float64 if given.dtype == np.float64 else np.float32
 
 
-def measured(found: ndarray, data: VectorData, chosen: ndarray) -> dict[str, Any]:
+def measure(found: ndarray, data: VectorData, chosen: ndarray) -> dict[str, Any]:
     """All metrics, as for images."""
     options = protocol(data.vectors, chosen, clustering=True)
     return evaluate(found, data.codes[chosen], seeds=(0,), restarts=RESTARTS, bootstrap=1000, **options)
@@ -228,35 +240,7 @@ def _gathered(found: Iterable[tuple[slice, ndarray]], shape: tuple[int, int], dt
     return out
 
 
-def _check_vectors(config: Train) -> None:
-    """Refuse what means nothing for vectors, and what cannot work, before anything is made."""
-    name, known = Path(config.data).name, {field.name: field.default for field in fields(Train)}
-    for option, default in known.items():
-        if option not in FOR_VECTORS and getattr(config, option) != default:
-            raise UserError(f"{_flag(option)} is for images, and {name} holds vectors: leave it out.")
-    if config.method == "ridge":
-        for option in NOT_FOR_RIDGE:
-            if getattr(config, option) != known[option]:
-                flag = "--no-class-layer" if option == "class_layer" else _flag(option)
-                raise UserError(f"{flag} is for --method gradient: ridge is solved in closed form.")
-    if (config.loss in METHODS or config.loss.startswith("pml:")) and config.loss not in OF_CLASS_LAYER:
-        raise UserError(f"--loss {config.loss} is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
-    if config.loss not in OF_CLASS_LAYER:
-        raise unknown_name("loss", config.loss, OF_CLASS_LAYER)
-    loss_options(config)
-    if config.centroids is not None and config.centroids not in CENTROIDS:
-        raise unknown_name("kind of centroids", config.centroids, CENTROIDS)
-    if config.loss == "softmax" and (config.centroid_dim is not None or not config.class_layer):
-        wrong = "--no-class-layer" if not config.class_layer else "--centroid-dim"
-        raise UserError(f"--loss softmax needs a class layer with one output per class. Drop {wrong}.")
-    if any(width < 1 for width in config.hidden):
-        raise UserError(f"--hidden must be widths of at least 1, got {' '.join(map(str, config.hidden))}.")
-    if config.rate is not None and not config.rate > 0:
-        raise UserError(f"--rate must be above 0, got {config.rate}.")
-    check_seed("--seed", config.seed)
-
-
-def _held_out_share(config: Train, data: VectorData) -> float | None:
+def _held_out_share(config: VectorConfig, data: VectorData) -> float | None:
     """`--val-classes` as the learner takes it, refused where it could not be followed; None: it is not given."""
     asked, classes = number_or_file(config.val_classes), len(data.split.train_classes)
     if asked is None:
@@ -279,41 +263,39 @@ def _held_out_share(config: Train, data: VectorData) -> float | None:
     return share
 
 
-def _resolved(config: Train, data: VectorData) -> Train:
-    """The options with everything filled in."""
-    defaults = MetricLearner().get_params()
-    config = replace(config, method=config.method or "gradient")
-    if config.loss in WITH_CENTROIDS:
-        config = replace(config, centroids=config.centroids or defaults["centroids"])
-    config = replace(config, dim=config.dim or _usual_dim(config, data))
-    if config.method == "ridge":
-        kind = f"ridge-{config.centroids}"
-    else:
-        config = replace(
-            config,
-            batch_size=config.batch_size or defaults["batch_size"],
-            rate=defaults["learning_rate"] if config.rate is None else config.rate,
-            weight_decay=defaults["weight_decay"] if config.weight_decay is None else config.weight_decay,
-        )
-        config = replace(config, epochs=number_of_epochs(make_learner(config, data), len(data.split.train)))
-        kind = config.loss if config.centroids is None else f"{config.loss}-{config.centroids}"
-    out = config.out or Path("runs") / f"{Path(config.data).stem}-{kind}-{config.seed}"
-    # A run is gone on with from anywhere, so it remembers where its data is from the root.
-    return replace(config, data=str(Path(config.data).absolute()), out=out)
+def _resolve(file: str, given: VectorOptions, data: VectorData, out: Path | None) -> VectorConfig:
+    """The complete configuration: what was given, and the estimator's own defaults."""
+    options: dict[str, Any] = dict.fromkeys(VectorConfig.__dataclass_fields__) | USUAL | dict(given)
+    usual = MetricLearner().get_params()
+    ridge = options["method"] == "ridge"
+    if options["loss"] in WITH_CENTROIDS:
+        options["centroids"] = options["centroids"] or usual["centroids"]
+    options["dim"] = options["dim"] or _usual_dim(options["method"], data)
+    words = ["ridge" if ridge else options["loss"], *([options["centroids"]] if options["centroids"] else [])]
+    name = "-".join([Path(file).stem, *words, str(options["seed"])])
+    # A run is resumed from anywhere, so it remembers where its data is from the root.
+    options |= {"data": str(Path(file).absolute()), "out": out or Path("runs") / name}
+    if not ridge:
+        for option, own in (("batch_size", "batch_size"), ("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+            options[option] = usual[own] if options[option] is None else options[option]
+    config = VectorConfig(**options)
+    if ridge:
+        return config
+    return replace(config, epochs=number_of_epochs(make_learner(config, data), len(data.split.train)))
 
 
-def _usual_dim(config: Train, data: VectorData) -> int:
+def _usual_dim(method: str, data: VectorData) -> int:
     """The dimension that a learner takes by itself, with which it may also keep the vectors as they are."""
-    ridge = config.method == "ridge"
+    ridge = method == "ridge"
     return min(MOST_DIMENSIONS, max(1, len(data.split.train_classes) - 1) if ridge else max(2, data.columns))
 
 
-def _new_run(config: Train, data: VectorData, until_done: ExitStack) -> Run:
-    run = create(Path(str(config.out)), overwrite=config.overwrite)
+def _new_run(config: VectorConfig, data: VectorData, until_done: ExitStack, *, overwrite: bool) -> Run:
+    run = create(config.out, overwrite=overwrite)
     until_done.enter_context(held(run.folder))
     run.write("config", asdict(config))
     run.write("classes", data.classes())
-    run.write("environment", environment())  # last: with it, it is a run that can go on
+    run.write("environment", environment())  # last: with it, it is a run that can be resumed
     return run
 
 
@@ -330,28 +312,29 @@ class _Watch:
         return self.stop()
 
 
-def _train(
-    config: Train,
+def _loop(
+    config: VectorConfig,
     run: Run,
     data: VectorData,
     learner: MetricLearner,
-    begun: Passed,
+    ready: Passed,
     training: Iterator[Passed],
     watch: _Watch,
-) -> bool:
-    """Epoch after epoch, each logged and saved. False if it was stopped before the end."""
-    run.forget_after(begun.number)
+    on_epoch: OnEpoch | None,
+) -> None:
+    """Epoch after epoch, each logged and saved."""
+    run.forget_after(ready.number)
     least: dict[bool, float] = {}  # of the loss, without and with the classes that were held out
     log = run.folder / "log.txt"
-    if begun.number == 0 and begun.recall is not None:
-        say(f"start      validation R@1 {100 * begun.recall:.2f}", log)
+    if ready.number == 0 and ready.recall is not None:
+        say(f"init       validation R@1 {100 * ready.recall:.2f}", log)
     with progress("epoch", lines=False) as on_progress:
-        watch.steps, total = begun.position.step, ceil(len(data.split.train) / int(config.batch_size or 1))
+        watch.steps, total = ready.step, ceil(len(data.split.train) / int(config.batch_size or 1))
         watch.on_step = lambda steps: on_progress(steps, total)
         for epoch in training:
             if not epoch.complete:
-                save_checkpoint(run, epoch.weights, epoch.optimizer, epoch.position)
-                return False
+                epoch.save(run)
+                raise stopped_run(run)
             assert epoch.loss is not None
             if epoch.again not in least:
                 least[epoch.again] = float(learner._loss.minimum)
@@ -359,7 +342,7 @@ def _train(
                 "epoch": epoch.number,
                 "loss": epoch.loss,
                 "above_minimum": epoch.loss - least[epoch.again],
-                "rate": epoch.rate,
+                "lr": epoch.lr,
                 "seconds": epoch.seconds,
                 "images_per_second": epoch.vectors / max(epoch.seconds, 1e-9),
             }
@@ -367,13 +350,16 @@ def _train(
             line |= {} if epoch.recall is None else {"val_recall_at_1": epoch.recall}
             run.log(line)
             # Last: an epoch is done when its record is.
-            save_checkpoint(run, epoch.weights, epoch.optimizer, epoch.position)
-            say(_in_words(line), log)
+            epoch.save(run)
+            say(_describe(line), log)
+            if on_epoch is not None and on_epoch(run, line):
+                raise UserError(
+                    "on_epoch cannot stop a training on vectors, which chooses its last epoch. Set epochs."
+                )
             watch.steps = 0
-    return True
 
 
-def _in_words(line: dict[str, Any]) -> str:
+def _describe(line: dict[str, Any]) -> str:
     text = (
         f"epoch {line['epoch']:>3}  loss {line['loss']:.4f} ({line['above_minimum']:.4f} above its minimum)"
         f"  {line['images_per_second']:.0f} vectors/s"
@@ -383,7 +369,7 @@ def _in_words(line: dict[str, Any]) -> str:
     return text + (f"  validation R@1 {100 * line['val_recall_at_1']:.2f}" if "val_recall_at_1" in line else "")
 
 
-def _say_plan(run: Run, config: Train, data: VectorData, learner: MetricLearner) -> None:
+def _say_plan(run: Run, config: VectorConfig, data: VectorData, learner: MetricLearner) -> None:
     """What will be done, and on what, before it starts."""
     parts, classes, held = data.split, data.classes(), len(learner.held_out_classes_)
     weights = sum(parameter.numel() for parameter in learner.network_.parameters())
@@ -410,17 +396,22 @@ def _say_plan(run: Run, config: Train, data: VectorData, learner: MetricLearner)
         say(line, run.folder / "log.txt")
 
 
-def _report(
-    config: Train, run: Run, data: VectorData, learner: MetricLearner, untrained: dict[str, Any] | None, seconds: float
-) -> None:
-    """Evaluate on the test classes, if there are any; write and show the results."""
+def _evaluate(
+    config: VectorConfig,
+    run: Run,
+    data: VectorData,
+    learner: MetricLearner,
+    pretrained: dict[str, Any] | None,
+    seconds: float,
+) -> TrainedVectors:
+    """Evaluate on the test classes, if there are any, and write the results."""
     test, classes = data.split.test, data.classes()
     results: dict[str, Any] = {
         "data": Path(config.data).name,
-        "untrained": untrained,
+        "untrained": pretrained,
         "trained": None,
         "verdict": learner.verdict_,
-        "command": command(config),
+        "command": config.command(),
         "train_classes": len(classes["train"]),
         "train_images": len(data.split.train),
         "held_out_classes": [str(name) for name in learner.held_out_classes_.tolist()],
@@ -430,17 +421,10 @@ def _report(
     if len(test):
         results |= {"test_classes": len(classes["test"]), "test_images": len(test)}
         with working("evaluating on the test classes"):
-            results["trained"] = measured(learned(learner, data.rows(test), run.folder), data, test)
-    write_and_show(config, run, results)
+            results["trained"] = measure(learned(learner, data.rows(test), run.folder), data, test)
+    run.write("results", results)
+    return TrainedVectors(run, results)
 
 
-def _seconds(run: Run) -> float:
-    return float(sum(line.get("seconds", 0.0) for line in run.epochs()))
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
-
-
-def _no_picture(_number: int) -> Any:
-    raise AssertionError("vectors have no pictures")
+def _no_image(_number: int) -> Any:
+    raise AssertionError("vectors have no images")

@@ -1,0 +1,313 @@
+"""What is trained, built from the configuration: network, loss, objective, initialisation, optimizer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tammes.centroids import CENTROIDS
+from tammes.errors import UserError, out_of_memory, unknown_name
+from tammes.geometry import typical_length
+from tammes.io.console import working
+from tammes.losses import DiscriminativeLoss, find_miner
+from tammes.models.backbones import Backbone, backbone
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import Frozen
+from tammes.training.config import TrainConfig
+from tammes.training.data import Data, training_batches
+from tammes.training.loop import parameter_groups
+from tammes.training.objectives import METHODS, Base, ClassLayer, Objective
+from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.verdict import is_epoch
+
+MOST_FOR_INIT = 8192  # images whose features decide the initialisation
+FEW = 256  # images whose embeddings decide their norm
+
+
+def build_backbone(config: TrainConfig, *, pretrained: bool = True) -> Backbone:
+    """The backbone with the weights that it starts from; the same for the same seed.
+
+    Args:
+        pretrained: False leaves the weights random, where others take their place.
+    """
+    torch.manual_seed(config.seed)
+    weights = config.weights if pretrained else "none"
+    return backbone(config.backbone, weights=weights, pool=config.pool, form=config.weights_form)
+
+
+def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Embedder:
+    """The network before training: the backbone, with new layers on top."""
+    method = config.method
+    heads = method.head_sizes(config.dim)
+    if method.depths and not made.depths:
+        raise UserError(
+            f"--loss {config.loss} takes features from several depths, and {config.backbone} cannot be cut at two"
+            " places far apart. Use another backbone: googlenet, resnet18, …"
+        )
+    shape = EmbedderConfig(
+        config.backbone,
+        config.dim,
+        config.class_outputs(num_classes) if config.class_layer and method.on == "class layer" else None,
+        config.embedding,
+        config.pool,
+        heads,
+        () if method.weigh is None else method.weigh(heads),
+        made.depths if method.depths else (),
+        config.weights_form,
+    )
+    torch.manual_seed((config.seed + 1) % 2**64)  # whatever the backbone has drawn
+    try:
+        return Embedder(shape, backbone=made)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller --backbone,"
+            " --dim or --centroid-dim."
+        ) from error
+
+
+def freeze(config: TrainConfig, embedder: Embedder) -> Frozen | None:
+    """Mark what of a network does not train. Where that is a part of the backbone, also return it in its two parts.
+
+    Nothing else decides it: the optimizer, what is saved once and what each checkpoint holds follow from the marks.
+    """
+    frozen = None if config.train == "all" else Frozen(embedder, cut_of(config, embedder))
+    embedder.penultimate.requires_grad_(not config.keep_init)
+    return frozen
+
+
+def cut_of(config: TrainConfig, embedder: Embedder) -> str | None:
+    """The lowest module of the backbone that trains; None where all of it does, or none."""
+    if config.train != "top":
+        return None
+    if config.cut is None and embedder.config.depths:
+        return embedder.config.depths[0]  # features are taken from there up
+    if config.cut is None and embedder.default_cut is None:
+        raise UserError(f"{config.backbone} has no usual place to cut: name a module of it with --cut, or --train all.")
+    return config.cut or embedder.default_cut
+
+
+def pretrained_embedder(config: TrainConfig) -> Embedder:
+    """The network of a run as it was before training; of its backbone only, the new layers being random."""
+    embedder = build_embedder(config, build_backbone(config), 2).eval()
+    if config.source is not None:
+        embedder.load_state_dict(matching(trained_embedder(config.source), embedder))
+    return embedder
+
+
+def trained_embedder(folder: Path, *, only_kept: bool = False) -> Embedder:
+    """The network of another run as training left it: what was kept, or where that is not trained the last epoch.
+
+    Raises:
+        UserError: it must be what was kept, with which galleries were made, and that is not trained.
+    """
+    verdict = (Run(folder).read("results") or {}).get("verdict") if is_run(folder) else None
+    if verdict is None or is_epoch(verdict["kept"]):
+        return load(folder)
+    if only_kept:
+        raise UserError(
+            f"--compatible holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
+            " embedding, which does not train. Leave out --compatible."
+        )
+    return load(folder / LAST)
+
+
+def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
+    """The weights of another run's network; its class layer stays behind if the classes are others."""
+    theirs, ours = source.state_dict(), target.state_dict()
+    for name in ("backbone", "dim", "pool"):
+        one, other = (getattr(embedder.config, name) for embedder in (source, target))
+        if one != other:
+            raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
+    if source.config.form != target.config.form:
+        raise UserError(
+            f"--init-from has the {source.config.form} form of {source.config.backbone}, this run the"
+            f" {target.config.form} one. Say --weights none --weights-form {source.config.form}."
+        )
+    if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
+        raise UserError("--init-from has another number of heads: it must be a run of the same --loss.")
+    same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
+    return ours | same
+
+
+@torch.inference_mode()
+def init_layers(config: TrainConfig, data: Data, objective: Objective) -> None:
+    """Initialise the embedding layer where it is not random, or where the loss depends on the norm of embeddings."""
+    embedder, norm = objective.embedder, config.method.initial_norm
+    if config.init != "random":
+        with working("initialising the new layers"):
+            features, labels = first_features(config, data, objective)
+            embedder.init_from(features, labels if config.init == "whiten" else None)
+    if norm is not None:
+        with working("measuring the norm of the embeddings"), leaving_no_trace(objective):
+            objective.gain = (
+                norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
+            )
+        for layer in embedder.embedding_layers():
+            layer.weight *= objective.gain
+
+
+@torch.inference_mode()
+def first_features(config: TrainConfig, data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Features of training images, as the network has them now, with their labels: what closed forms are found from."""
+    objective.eval()
+    found = _features(config, data, objective, MOST_FOR_INIT)
+    objective.train()
+    return found
+
+
+def _features(config: TrainConfig, data: Data, objective: Objective, most: int) -> tuple[Tensor, Tensor]:
+    """Features of training images, and their labels; of about so many, or of all."""
+    rows, of, seen = [], [], 0
+    for inputs, labels, _ in training_batches(config, data, 0):
+        rows.append(objective.features(inputs.to(objective.embedder.mean.device)))
+        of.append(labels)
+        seen += len(labels)
+        if seen >= most:
+            break
+    return torch.cat(rows), torch.cat(of)
+
+
+@contextmanager
+def leaving_no_trace(objective: nn.Module) -> Iterator[None]:
+    """Let the network compute as in training, and leave its statistics and what is random as they were."""
+    random, before = torch.get_rng_state(), {name: each.clone() for name, each in objective.named_buffers()}
+    yield
+    for name, tensor in objective.named_buffers():
+        tensor.copy_(before[name])
+    torch.set_rng_state(random)
+
+
+def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module:
+    """The loss that was asked for, made of what it takes; options of another loss are refused, not ignored."""
+    method, options = config.method, config.options_of_loss()
+    classes, dim = data.num_slots, embedder.config.class_dim or embedder.config.dim
+    given: dict[Any, Any] = {"num_classes": classes, "dim": dim, "base": _base(config, classes)}
+    given |= {"heads": embedder.config.heads, "features": embedder.new_layers()[0].in_features}
+    if method.on == "class layer" and "num_classes" in method.takes and dim != classes:
+        wrong = "--no-class-layer" if embedder.config.class_dim is None else "--centroid-dim"
+        raise UserError(f"--loss {config.loss} needs one output per class: {classes}, not {dim}. Drop {wrong}.")
+    if "centroids" in method.takes:
+        given["centroids"] = _centroids(config.centroids, classes, dim, config.seed)
+    if "class_sizes" in method.options:
+        sizes = np.bincount(data.labels, minlength=classes)
+        if config.sampler == "balanced":
+            sizes = np.where(sizes > 0, sizes.max(), 0)  # as large as the largest is what training sees
+        options["class_sizes"] = sizes.tolist()  # free centroids have no images
+    torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
+    loss = method.make(given, options)
+    if config.miner is not None:
+        miner = find_miner(config.miner)
+        loss.miner = miner.make({}, miner.parse(config.miner_options))
+    _check_comparable(config, data, loss)
+    if config.proxy_lr is not None and not list(loss.parameters()):
+        raise UserError(f"--proxy-lr is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
+    return loss
+
+
+def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:
+    """Refuse batches in which the loss would find nothing to compare, and be 0 without a word."""
+    method = config.method
+    fewest = getattr(loss, "fewest_per_class", 2 if method.mines or method.images_per_class > 1 else 1)
+    if fewest == 1:
+        return
+    largest = int(np.bincount(data.labels).max())
+    if largest < fewest:
+        raise UserError(
+            f"--loss {config.loss} with these options compares {fewest} images of a class, and no training class has"
+            f" more than {largest}. Add images, or choose a loss that takes any batch: tammes losses."
+        )
+    if config.sampler != "pk":
+        return
+    each, size = config.images_per_class or 1, config.batch_size
+    if each < fewest:
+        raise UserError(
+            f"--loss {config.loss} with these options needs {fewest} images or more of each class in a batch,"
+            f" not {each}. Use --images-per-class {fewest}."
+        )
+    if size < 2 * each:
+        raise UserError(
+            f"a batch of {size} holds one class of {each} images only, and --loss {config.loss} compares classes."
+            f" Use --batch-size {2 * each} or more."
+        )
+
+
+def _base(config: TrainConfig, classes: int) -> Base | None:
+    """What a method is built on, where it is more than a loss: how that is made for an embedding of some length."""
+    name = config.base
+    if name is None:
+        return None
+
+    def discriminative(dim: int) -> nn.Module:
+        outputs = config.class_outputs(classes) if config.class_layer else dim
+        loss = DiscriminativeLoss(_centroids(config.centroids, classes, outputs, config.seed))
+        return ClassLayer(dim, loss) if config.class_layer else loss
+
+    other = METHODS.get(name)
+    if name == "discriminative":
+        return Base(name, discriminative)
+    return Base(name, None if other is None else lambda _: other.make({}, {}))
+
+
+def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
+    if kind not in CENTROIDS:
+        raise unknown_name("kind of centroids", kind, CENTROIDS)
+    if kind == "one-hot" and dim == classes:
+        return classes  # takes no matrix product
+    try:
+        return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
+    except UserError as error:
+        raise UserError(f"--centroids {kind} with --centroid-dim {dim}: {error}") from None
+
+
+def at_once(config: TrainConfig, objective: Objective) -> int | None:
+    """Images that go through the network together in training; None: a whole batch.
+
+    Pieces come to the same as the whole where every image is looked at on its own, by the network and by the loss.
+    """
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in objective.modules())
+    if normalised or config.train != "all" or not config.method.each_on_its_own:
+        return None
+    return objective.embedder.at_once
+
+
+def build_optimizer(config: TrainConfig, objective: Objective) -> torch.optim.Optimizer:
+    """The optimizer of what is marked as training: `freeze` has decided that."""
+    method = config.method
+    sgd = config.optimizer == "sgd"
+    multiple = method.proxy_lr if sgd else 1.0
+    groups = parameter_groups(
+        [*objective.embedder.new_layers(), *(each for each in objective.modules() if isinstance(each, ClassLayer))],
+        objective,
+        lr=config.lr,
+        backbone_lr=config.backbone_lr,
+        weight_decay=config.weight_decay,
+        proxies=objective.loss,
+        proxy_lr=config.lr * multiple if config.proxy_lr is None else config.proxy_lr,
+        proxy_decay=config.weight_decay if method.proxy_decay else 0.0,
+    )
+    if method.initial_norm is not None:
+        # Of weights that are smaller by a factor, gradients are larger by it: such steps come to those of embeddings
+        # that are scaled after the layer. Adam's are as long whatever the gradient.
+        weights = [layer.weight for layer in objective.embedder.embedding_layers()]
+        groups = _with_steps(groups, weights, objective.gain**2 if sgd else objective.gain)
+    # Fused: one pass over the memory instead of a dozen, on a CPU too.
+    if sgd:
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+
+def _with_steps(groups: list[dict[str, Any]], weights: list[Tensor], factor: float) -> list[dict[str, Any]]:
+    """The groups, and these weights in one of their own: steps are `factor` times as long, decay is the same."""
+    chosen, found, own = {id(each) for each in weights}, [], []
+    for group in groups:
+        parted = {mine: [each for each in group["params"] if (id(each) in chosen) == mine] for mine in (False, True)}
+        found += [group | {"params": parted[False]}] if parted[False] else []
+        steps = {"lr": group["lr"] * factor, "weight_decay": group["weight_decay"] / factor}
+        own += [group | steps | {"params": parted[True]}] if parted[True] else []
+    return found + own

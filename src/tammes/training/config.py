@@ -1,0 +1,471 @@
+"""The configuration of a training on images: complete after `resolve`, which merges options, preset and method once."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from tammes.data import is_omniglot
+from tammes.errors import UserError, check_seed
+from tammes.io.console import say
+from tammes.io.machine import has_gpu, multiplies_bfloat16
+from tammes.losses import WITH_CENTROIDS, Method, find_miner
+from tammes.models.backbones.weights import form_of
+from tammes.training.objectives import METHODS, find_method
+from tammes.training.options import (
+    Device,
+    Form,
+    Init,
+    Layer,
+    OptimizerName,
+    Part,
+    Pool,
+    Preset,
+    Sampler,
+    Schedule,
+    TrainOptions,
+    Weighting,
+)
+from tammes.training.presets import Recipe, recipe_of
+from tammes.training.run_folder import Run, open_finished
+
+MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
+BEYOND = 512  # its outputs for more classes
+DIM = 256  # of an embedding of images, where it is not said: the paper's
+VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
+# What --continue-from takes over for good, and what is said for each run.
+KEPT = (
+    *("backbone", "weights_form", "dim", "pool", "embedding", "class_layer", "centroid_dim", "loss", "base"),
+    *("centroids", "seed", "reserve_classes"),
+)
+OF_EACH_RUN = ("data", "out", "init_from", "continue_from", "compatible", "init", "device")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Every option of a training with its value; `TrainOptions` says what each means.
+
+    Attributes:
+        data: where the images are: a path from the root, or glyphs.
+        out: the run folder.
+        cut: None: as the network has it by default, or nothing is cut.
+        views: crops of each image whose activations are kept; 0: the one in the centre; None where all layers train.
+        sampler: None for a loss that mines its batches itself.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    data: str
+    out: Path
+    preset: Preset
+    loss: str
+    base: str | None
+    loss_options: tuple[str, ...]
+    miner: str | None
+    miner_options: tuple[str, ...]
+    centroids: str
+    push: float | None
+    weighting: Weighting
+    temperature: float | None
+    backbone: str
+    weights: str
+    weights_form: Form | None
+    train: Part
+    cut: str | None
+    views: int | None
+    pool: Pool
+    dim: int
+    class_layer: bool
+    centroid_dim: int | None
+    embedding: Layer
+    epochs: int
+    batch_size: int
+    optimizer: OptimizerName
+    lr: float
+    backbone_lr: float
+    proxy_lr: float | None
+    momentum: float
+    weight_decay: float
+    schedule: Schedule
+    halve_every: int
+    mirror: bool
+    shift: int
+    init: Init
+    keep_init: bool
+    sampler: Sampler | None
+    images_per_class: int | None
+    accumulate: int
+    test_classes: str | None
+    val_classes: str | None
+    seed: int
+    device: Device
+    precision: Literal["no", "bf16", "fp16"]
+    sync_batch_norm: bool
+    init_from: Path | None
+    reserve_classes: int | None
+    continue_from: Path | None
+    compatible: float | None
+    skip_bad: bool
+    log_bound: bool
+    curve: tuple[int, ...]
+    tensorboard: bool
+
+    @cached_property
+    def method(self) -> Method:
+        """The loss, and what it needs."""
+        return find_method(self.loss, self.miner, self.base)
+
+    @property
+    def has_centroids(self) -> bool:
+        """Whether distances to centroids are a part of the loss."""
+        return self.loss in WITH_CENTROIDS or self.base == "discriminative"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu" and has_gpu()
+
+    @property
+    def source(self) -> Path | None:
+        """The run whose weights this one starts from."""
+        return self.continue_from or self.init_from
+
+    def class_outputs(self, num_classes: int) -> int:
+        """How many outputs a class layer has."""
+        one_each = num_classes <= MOST_OUTPUTS or not self.has_centroids or self.centroids == "one-hot"
+        return self.centroid_dim or (num_classes if one_each else BEYOND)
+
+    def options_of_loss(self) -> dict[str, Any]:
+        """The options of the loss, whichever way they were given."""
+        found = self.method.parse(self.loss_options)
+        weighting = None if self.weighting == "none" else self.weighting
+        for option, value in (("push", self.push), ("weighting", weighting), ("temperature", self.temperature)):
+            if value is None:
+                continue
+            if option not in self.method.options:
+                known = [name for name, each in METHODS.items() if option in each.options]
+                raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {self.loss}.")
+            if option in found:
+                raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+            found[option] = value
+        return found
+
+    def command(self) -> str:
+        """The command that repeats this run."""
+        words = ["tammes", "train", self.data]
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name == "data" or value is None or value == () or (name == "init" and self.source is not None):
+                continue
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                if name in ("mirror", "keep_init") or value != _USUAL[name]:
+                    words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+        return shlex.join(words)
+
+
+def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainConfig:
+    """The complete configuration: what was given, then the run that it continues, the preset, and the method.
+
+    Raises:
+        UserError: an option cannot be what it is, or would change nothing.
+    """
+    _check_values(given)
+    _check_new_classes(given, out)
+    if "continue_from" in given:
+        given = _continued(given)
+        _check_new_classes(given, out)
+    options: dict[str, Any] = dict(given)
+    characters = data == "glyphs" or is_omniglot(Path(data))
+    preset, paper = given.get("preset", "default"), given.get("preset") == "paper"
+    backbone = given.get("backbone") or ("conv4" if characters else "googlenet" if paper else "resnet18")
+    weights = given.get("weights") or ("none" if backbone == "conv4" else "imagenet")
+    if weights not in ("imagenet", "none"):
+        weights = str(Path(weights).absolute())  # a run is resumed from any folder
+    device = given.get("device", "auto")
+    on_gpu = device != "cpu" and has_gpu()
+    part: Part = given.get("train") or ("all" if on_gpu or weights == "none" or paper else "top")
+    base = given.get("base")
+    method = find_method(given.get("loss", "discriminative"), given.get("miner"), base)
+    base = base or next(iter(method.bases), None)
+    method = method.built_on(base) if method.bases else method
+    _check_loss(given, method, base)
+    recipe = _recipe(given, recipe_of(preset, backbone, part), recipe_of(preset, backbone, None), method, part)
+    if method.mines and recipe.batch_size > 3 and recipe.batch_size % 3:
+        recipe = replace(recipe, batch_size=recipe.batch_size - recipe.batch_size % 3)
+        say(f"note: {given.get('loss')} takes whole triplets: batches of {recipe.batch_size} images.")
+    sampler = given.get("sampler") or (None if method.mines else "shuffled" if method.images_per_class == 1 else "pk")
+    per_class = given.get("images_per_class")
+    options |= asdict(recipe) | {
+        "preset": preset,
+        "loss": given.get("loss", "discriminative"),
+        "base": base,
+        "backbone": backbone,
+        "weights": weights,
+        "weights_form": form_of(backbone, weights, given.get("weights_form")),
+        "train": part,
+        "views": given.get("views", VIEWS.get(part)),
+        "dim": given.get("dim") or method.dim or DIM,
+        "device": device,
+        "precision": _precision(given.get("precision", "auto"), part, on_gpu=on_gpu),
+        "sampler": sampler,
+        "images_per_class": per_class or max(2, method.images_per_class) if sampler == "pk" else per_class,
+    }
+    options |= {name: Path(options[name]).absolute() for name in ("init_from", "continue_from") if options.get(name)}
+    usual: dict[str, Any] = {field.name: None for field in fields(TrainConfig)} | _USUAL
+    config = TrainConfig(**usual | options | {"data": data, "out": out or Path()})
+    if out is None:
+        config = replace(config, out=Path("runs") / _name(config))
+    config = replace(config, data=data if data == "glyphs" else str(Path(data).absolute()))
+    _check_complete(given, config)
+    return config
+
+
+# Options that do not depend on preset, method or machine.
+_USUAL: dict[str, Any] = {
+    "loss_options": (),
+    "miner_options": (),
+    "weighting": "none",
+    "class_layer": True,
+    "embedding": "penultimate",
+    "accumulate": 1,
+    "seed": 0,
+    "sync_batch_norm": False,
+    "skip_bad": False,
+    "log_bound": False,
+    "curve": (),
+    "tensorboard": False,
+}
+
+
+def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, part: Part) -> Recipe:
+    """The preset's recipe as it suits the method, with the options that were given in its place."""
+    found_at_pca = method.trains_embedding or method.on != "class layer" or method.lr != 1
+    if part == "head" and found.init == "whiten" and found_at_pca:
+        # The learning rates that losses declare were found from pca; some diverge from a whitened layer.
+        found = replace(found, init=usual.init, lr=usual.lr)
+    # Not with Adam, whose steps do not depend on the size of a gradient. The paper's own loss has 1.
+    if given.get("optimizer", found.optimizer) == "sgd":
+        found = replace(found, lr=found.lr * method.lr, backbone_lr=found.backbone_lr * method.lr)
+    if method.trains_embedding:
+        # A layer that trains does not start whitened: docs/log.md.
+        found = replace(found, keep_init=False, init="pca" if found.init == "whiten" else found.init)
+    own = {field.name for field in fields(Recipe)}
+    return replace(found, **{name: value for name, value in given.items() if name in own})  # type: ignore[arg-type]
+
+
+def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
+    """bfloat16 where it is twice as fast (docs/decisions/0019-bfloat16-by-default.md): convolutions, on some CPUs."""
+    if asked != "auto":
+        if asked == "fp16" and not on_gpu:
+            raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
+        return asked
+    return "bf16" if part != "head" and not on_gpu and multiplies_bfloat16() else "no"
+
+
+def _name(config: TrainConfig) -> str:
+    """What a run folder is called where nobody says."""
+    words = [config.loss, *([] if config.base is None else [config.base])]
+    words += [config.centroids] if config.has_centroids else []
+    kind = "-".join(words).replace(":", "-")  # not every file system has it
+    return f"{Path(config.data).name}-{kind}-{config.seed}"
+
+
+def _continued(given: TrainOptions) -> TrainOptions:
+    """The options of the finished run that a new one continues, with those that were given in their place."""
+    folder = given["continue_from"]
+    saved = load_config(open_finished(folder))
+    if not isinstance(saved, TrainConfig) or saved.loss not in WITH_CENTROIDS:
+        raise UserError(
+            f"{folder} was trained with --loss {saved.loss}, which has no centroids to keep. Use --init-from {folder}."
+        )
+    for name in KEPT:
+        if name in given and given[name] != getattr(saved, name):  # type: ignore[literal-required]
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"--continue-from keeps the network and the centroids of {folder}, which has {flag}"
+                f" {getattr(saved, name)}: leave out {flag}."
+            )
+    before = {name: value for name, value in vars(saved).items() if name in _NAMES - set(OF_EACH_RUN)}
+    return {name: value for name, value in before.items() if value is not None} | given  # type: ignore[return-value]
+
+
+_NAMES = {field.name for field in fields(TrainConfig)}
+_SAVED = TypeAdapter(TrainConfig)
+
+
+def load_config(run: Run) -> TrainConfig:
+    """The configuration that a run of images was started with."""
+    found: TrainConfig = read_config(run, _SAVED)
+    return found
+
+
+def read_config(run: Run, kind: TypeAdapter[Any]) -> Any:
+    """What config.json says, which may be untrusted, as a configuration of that kind."""
+    file = run.folder / "config.json"
+    try:
+        found = kind.validate_json(file.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(each) for each in first["loc"][:1]) or "the file"
+        if first["type"] == "unexpected_keyword_argument":
+            raise UserError(
+                f"{run.folder} was made by another version: its option {name!r} is not known here."
+            ) from None
+        if first["type"] == "missing":
+            raise UserError(f"{file}: {name} is missing. {run.advice('config')}") from None
+        raise UserError(f"{file}: {name} cannot be {first['input']!r}. {run.advice('config')}") from None
+    return replace(found, out=run.folder)
+
+
+def number_or_file(given: str | None) -> float | int | Path | None:
+    """A fraction, a number of classes, or a file that lists them."""
+    if given is None:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(given)
+        except ValueError:
+            continue
+    return Path(given)
+
+
+def check_values(given: Mapping[str, Any], at_least_1: tuple[str, ...], not_negative: tuple[str, ...]) -> None:
+    """Refuse numbers that are out of range."""
+    for name in at_least_1:
+        if given.get(name) is not None and given[name] < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {given[name]}.")
+    for name in not_negative:
+        value = given.get(name)
+        if value is not None and not isfinite(value):
+            raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
+        if value is not None and not value >= 0:
+            raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+
+
+def _check_values(given: TrainOptions) -> None:
+    """Refuse what cannot be, whatever the other options are."""
+    unknown = sorted(set(given) - _NAMES)
+    if unknown:
+        raise TypeError(f"train() got an unexpected keyword argument {unknown[0]!r}")
+    check_values(
+        given,
+        ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim", "images_per_class"),
+        ("lr", "backbone_lr", "proxy_lr", "momentum", "weight_decay", "shift", "views", "reserve_classes"),
+    )
+    for epoch in given.get("curve", ()):
+        if epoch < 1:
+            raise UserError(f"--curve names epochs, from 1, got {epoch}.")
+    check_seed("--seed", given.get("seed", 0), bits=64)
+    if given.get("momentum", 0) >= 1:
+        raise UserError(f"--momentum must be below 1, got {given['momentum']}: steps would grow without end.")
+    if "init" in given and "init_from" in given:
+        raise UserError("--init-from says what the layers start from: leave out --init.")
+    if "centroid_dim" in given and not given.get("class_layer", True):
+        raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+
+
+def _check_new_classes(given: TrainOptions, out: Path | None) -> None:
+    """Refuse what cannot go together where classes are to come, or have come."""
+    loss = given.get("loss", "discriminative")
+    if "reserve_classes" in given:
+        if "continue_from" not in given and loss not in WITH_CENTROIDS:
+            raise UserError(
+                f"--reserve-classes keeps centroids free, and --loss {loss} has none: leave it out, or use"
+                f" --loss {' or '.join(WITH_CENTROIDS)}."
+            )
+        if given.get("weighting", "none") != "none":
+            raise UserError("--weighting weighs classes by their images, and reserved ones have none: leave one out.")
+    if "compatible" in given:
+        if "continue_from" not in given:
+            raise UserError("--compatible keeps what another run has learned: name it by --continue-from RUN.")
+        if not given["compatible"] > 0:
+            raise UserError(f"--compatible is a weight above 0, got {given['compatible']}.")
+    if "continue_from" not in given:
+        return
+    for name in ("init_from", "init"):
+        if name in given:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"--continue-from says what the network starts from: leave out {flag}.")
+    if out is None:
+        raise UserError("--continue-from makes a new run: say where by --out.")
+
+
+def _check_loss(given: TrainOptions, method: Method, base: str | None) -> None:
+    """Refuse what means nothing for the loss that was asked for."""
+    loss = given.get("loss", "discriminative")
+    method.parse(given.get("loss_options", ()))
+    if "miner" in given:
+        find_miner(given["miner"]).parse(given.get("miner_options", ()))
+    elif given.get("miner_options"):
+        raise UserError("--miner-options are those of a miner: add --miner pml:NAME, or drop them.")
+    has_centroids = loss in WITH_CENTROIDS or base == "discriminative"
+    if "centroids" in given and not has_centroids:
+        other = " with this base: add --base discriminative" if method.bases else ""
+        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {loss}{other}.")
+    last = given.get("embedding") == "last"
+    if method.on == "features" and last:
+        raise UserError(f"--loss {loss} does not compare images by a class layer: drop --embedding last.")
+    if method.on == "embedding" or (method.on == "features" and not has_centroids):
+        for flag, asked in (
+            ("--centroid-dim", "centroid_dim" in given),
+            ("--embedding last", last),
+            ("--no-class-layer", not given.get("class_layer", True)),
+        ):
+            if asked:
+                raise UserError(f"--loss {loss} is computed on the {method.on}, without a class layer: drop {flag}.")
+    for name in ("sampler", "images_per_class"):
+        if method.mines and given.get(name) is not None:
+            raise UserError(f"--loss {loss} mines its batches itself: drop --{name.replace('_', '-')}.")
+    if given.get("images_per_class") is not None:
+        if given.get("sampler", "pk") != "pk":
+            raise UserError("--images-per-class is for --sampler pk.")
+        if "sampler" not in given and method.images_per_class == 1:
+            raise UserError(f"--images-per-class is for --sampler pk, and --loss {loss} takes any batch: add it.")
+    if given.get("log_bound") and loss not in WITH_CENTROIDS:
+        raise UserError(f"--log-bound is for a loss with centroids, not for {loss}.")
+
+
+def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
+    """Refuse what would change nothing, or leave nothing to train, now that all is known."""
+    config.options_of_loss()
+    if "cut" in given and config.train != "top":
+        raise UserError("--cut says where the trained part begins: it is for --train top.")
+    if "views" in given and config.train == "all" and config.views is not None:
+        raise UserError("--views says of how many crops activations are kept: it is for --train top or head.")
+    if config.sync_batch_norm and not config.on_gpu:
+        raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
+    if config.keep_init:
+        if config.init == "random" and config.source is None:
+            raise UserError("--keep-init keeps what --init finds: give --init pca or --init whiten.")
+        if config.train == "head" and not config.class_layer:
+            raise UserError("--keep-init, --train head and --no-class-layer leave nothing to train: leave one out.")
+        if config.train == "head" and config.method.on != "class layer":
+            raise UserError(
+                f"--keep-init and --train head leave no layer to train: --loss {config.loss} is computed on the"
+                " embedding, without a class layer. Leave one out."
+            )
+    if all(field.name in given for field in fields(Recipe)):
+        return  # the whole recipe, as a run writes down its command, with what does not count
+    for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
+        if name in given and getattr(config, of) != right:
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag} is for --{of} {right}, and this has {getattr(config, of)}: leave it out, or add --{of}"
+                f" {right}."
+            )
+    if "backbone_lr" in given and config.train == "head":
+        raise UserError("--backbone-lr is for the layers of the backbone that train, and --train head trains none.")
+    if config.train != "all" and config.views == 0:
+        for name in ("shift", "mirror"):
+            if given.get(name):
+                raise UserError(
+                    f"--{name} is for random crops, and --train {config.train} keeps the one in the centre of each"
+                    " image: leave it out, or keep several, such as --views 4."
+                )

@@ -1,0 +1,177 @@
+"""The options of a training on vectors, and the configuration that they come to."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import Doc
+
+from tammes.centroids import CENTROIDS
+from tammes.errors import UserError, check_seed, unknown_name
+from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
+from tammes.training.config import check_values, read_config
+from tammes.training.options import Weighting
+from tammes.training.run_folder import Run
+
+VectorMethod = Literal["gradient", "ridge"]
+
+
+class VectorOptions(TypedDict, total=False):
+    """The options that were given; the estimator has defaults for the others."""
+
+    method: Annotated[
+        VectorMethod,
+        Doc("gradient, or ridge: the regression onto the centroids in closed form, in seconds. (default: gradient)"),
+    ]
+    loss: Annotated[str, Doc("discriminative (the paper's), hard-discriminative or softmax. (default: discriminative)")]
+    loss_options: Annotated[
+        tuple[str, ...], Doc("Options of the loss, such as push=0.2; `tammes losses NAME` lists them.")
+    ]
+    centroids: Annotated[str, Doc("The class centroids: place, one-hot, kmeans, simplex, … (default: place)")]
+    push: Annotated[float, Doc("Weight of the term that pushes a vector from the other classes' centroids.")]
+    weighting: Annotated[Weighting, Doc("For classes of different size (discriminative only). (default: none)")]
+    temperature: Annotated[float, Doc("How soft the hard negatives are chosen (hard-discriminative only).")]
+    dim: Annotated[int, Doc("Dimension of an embedding. (default: as the vectors have, up to 256)")]
+    hidden: Annotated[
+        tuple[int, ...],
+        Doc("Widths of hidden layers between vectors and embedding; without them the map is linear."),
+    ]
+    class_layer: Annotated[bool, Doc("A layer on top of the embedding, in which the centroids are.")]
+    centroid_dim: Annotated[int, Doc("Outputs of the class layer. (default: one per class, at most 512)")]
+    epochs: Annotated[int, Doc("Passes over the training vectors. (default: as many as make 500 steps)")]
+    batch_size: Annotated[int, Doc("Vectors in a batch. (default: 256)")]
+    lr: Annotated[float, Doc("Learning rate. (default: 0.003)")]
+    weight_decay: Annotated[float, Doc("Of weights; biases have none. (default: 0.0005)")]
+    test_classes: Annotated[
+        str,
+        Doc(
+            "Classes to test on: a fraction, a number, or a file with one class name a line; 0 trains on everything."
+            " (default: the second half)"
+        ),
+    ]
+    val_classes: Annotated[
+        str,
+        Doc("Training classes to hold out, a fraction or a number; 0 for none. (default: a fifth of 20 or more)"),
+    ]
+    seed: Annotated[int, Doc("Of everything that is random. (default: 0)")]
+
+
+@dataclass(frozen=True)
+class VectorConfig:
+    """Every option of a training on vectors with its value; None where the method has no use for it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    data: str
+    out: Path
+    method: VectorMethod
+    loss: str
+    loss_options: tuple[str, ...]
+    centroids: str | None
+    push: float | None
+    weighting: Weighting
+    temperature: float | None
+    dim: int
+    hidden: tuple[int, ...]
+    class_layer: bool
+    centroid_dim: int | None
+    epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    weight_decay: float | None
+    test_classes: str | None
+    val_classes: str | None
+    seed: int
+
+    def command(self) -> str:
+        """The command that repeats this run."""
+        words = ["tammes", "train", self.data]
+        for field in fields(self):
+            value, flag = getattr(self, field.name), field.name.replace("_", "-")
+            if field.name == "data" or value is None or value in (True, (), "none"):
+                continue
+            if field.name in ONLY_GRADIENT and self.method == "ridge":
+                continue
+            words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
+            words += [] if value is False else map(str, value if isinstance(value, tuple) else (value,))
+        return shlex.join(words)
+
+
+ONLY_GRADIENT = (
+    *("loss", "loss_options", "push", "weighting", "temperature", "hidden", "class_layer", "centroid_dim"),
+    *("epochs", "batch_size", "lr", "weight_decay"),
+)
+USUAL: dict[str, Any] = {
+    "method": "gradient",
+    "loss": "discriminative",
+    "loss_options": (),
+    "weighting": "none",
+    "hidden": (),
+    "class_layer": True,
+    "seed": 0,
+}
+_SAVED = TypeAdapter(VectorConfig)
+
+
+def load_vector_config(run: Run) -> VectorConfig:
+    """The configuration that a run of vectors was started with."""
+    found: VectorConfig = read_config(run, _SAVED)
+    return found
+
+
+def check_options(given: VectorOptions) -> None:
+    """Refuse what cannot work before anything is read or made."""
+    unknown = sorted(set(given) - {field.name for field in fields(VectorConfig)})
+    if unknown:
+        raise UserError(f"--{unknown[0].replace('_', '-')} is for images, and this is a file of vectors: leave it out.")
+    check_values(given, ("epochs", "batch_size", "centroid_dim", "dim"), ("weight_decay",))
+    if given.get("method") == "ridge":
+        for option in ONLY_GRADIENT:
+            if option in given:
+                flag = "no-class-layer" if option == "class_layer" else option.replace("_", "-")
+                raise UserError(f"--{flag} is for --method gradient: ridge is solved in closed form.")
+    loss = given.get("loss", "discriminative")
+    if (loss in METHODS or loss in ("hdc", "bier", "daml", "dvml") or loss.startswith("pml:")) and (
+        loss not in OF_CLASS_LAYER
+    ):
+        raise UserError(f"--loss {loss} is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
+    if loss not in OF_CLASS_LAYER:
+        raise unknown_name("loss", loss, OF_CLASS_LAYER)
+    options_of_loss(loss, given)
+    centroids = given.get("centroids")
+    if centroids is not None and centroids not in CENTROIDS:
+        raise unknown_name("kind of centroids", centroids, CENTROIDS)
+    if centroids is not None and loss not in WITH_CENTROIDS:
+        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {loss}.")
+    layer = given.get("class_layer", True)
+    if loss == "softmax" and ("centroid_dim" in given or not layer):
+        wrong = "--no-class-layer" if not layer else "--centroid-dim"
+        raise UserError(f"--loss softmax needs a class layer with one output per class. Drop {wrong}.")
+    if "centroid_dim" in given and not layer:
+        raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+    if any(width < 1 for width in given.get("hidden", ())):
+        raise UserError(f"--hidden must be widths of at least 1, got {' '.join(map(str, given['hidden']))}.")
+    if not given.get("lr", 1) > 0:
+        raise UserError(f"--lr must be above 0, got {given['lr']}.")
+    check_seed("--seed", given.get("seed", 0))
+
+
+def options_of_loss(loss: str, given: Any) -> dict[str, Any]:
+    """The options of the loss, whichever way they were given."""
+    read: Callable[[str], Any] = given.get if isinstance(given, dict) else lambda name: getattr(given, name)
+    method = METHODS[loss]
+    found = method.parse(read("loss_options") or ())
+    weighting = None if read("weighting") == "none" else read("weighting")
+    for option, value in (("push", read("push")), ("weighting", weighting), ("temperature", read("temperature"))):
+        if value is None:
+            continue
+        if option not in method.options:
+            known = [name for name in OF_CLASS_LAYER if option in METHODS[name].options]
+            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {loss}.")
+        if option in found:
+            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+        found[option] = value
+    return found
