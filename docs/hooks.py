@@ -1,11 +1,7 @@
-"""What the site is made of beside its pages: equations as MathML, and the commands from their dataclasses."""
+"""What the site is made of beside its pages: equations as MathML, and the commands from their declarations."""
 
-import inspect
 import re
-from dataclasses import MISSING, fields
-from pathlib import Path
-from textwrap import dedent
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 BLOCK = re.compile(r"^\$\$\n(.*?)\n\$\$$", flags=re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"(?<![\\$`])\$([^$\n]+)\$")
@@ -35,43 +31,24 @@ def with_equations(text: str) -> str:
 
 
 def commands() -> str:
-    """Every command with every option, as its dataclass has them."""
+    """Every command with every option, as it declares them."""
     from tammes.cli import COMMANDS
+    from tammes.cli.arguments import options_of
+    from tammes.cli.help import about_and_examples
 
     parts = []
     for name, (kind, _) in COMMANDS.items():
-        about, _, examples = dedent("    " + (kind.__doc__ or "")).partition("For example:")
-        parts += [f"## tammes {name}\n", inspect.cleandoc(about) + "\n"]
-        if examples.strip():
-            lines = [line.strip() for line in examples.strip().splitlines() if line.strip()]
-            parts += ["```sh", *lines, "```\n"]
-        parts += ["| option | default | |", "|---|---|---|", *options(kind), ""]
+        about, examples = about_and_examples(kind)
+        parts += [f"## tammes {name}\n", "\n\n".join(about) + "\n"]
+        if examples:
+            parts += ["```sh", *examples, "```\n"]
+        parts += ["| option | default | |", "|---|---|---|", *map(row, options_of(kind)), ""]
     return "\n".join(parts)
 
 
-def options(kind: type) -> list[str]:
-    """A row for each field: how it is typed, its default, what it says."""
-    said, hints, rows = explained(kind), get_type_hints(kind, include_extras=True), []
-    for field in fields(kind):
-        marks = getattr(hints[field.name], "__metadata__", ())
-        positional = any("Positional" in str(mark) for mark in marks)
-        shown = next((str(mark.metavar) for mark in marks if getattr(mark, "metavar", None)), field.name.upper())
-        choices = [each for each in get_args(hints[field.name]) if isinstance(each, str)]
-        written = shown if positional else f"--{field.name.replace('_', '-')}"
-        if choices and not positional:
-            written += f" {{{', '.join(choices)}}}"
-        default = "" if field.default in (MISSING, None) else str(field.default)
-        if field.default is MISSING and not positional:
-            default = "needed"
-        text = " ".join(said[field.name].split()).replace("|", "\\|")
-        rows.append(f"| `{written.replace(' | ', ' or ')}` | {default} | {text} |")
-    return rows
-
-
-def explained(kind: type) -> dict[str, str]:
-    """The text below each field of a dataclass."""
-    source = Path(inspect.getsourcefile(kind) or "").read_text()
-    found = re.findall(
-        r'^    (\w+): [^\n]*(?:\n(?!    """)[^\n]*)*?\n    """(.*?)"""', source, flags=re.DOTALL | re.MULTILINE
-    )
-    return dict(found)
+def row(option: Any) -> str:
+    """How an option is typed, its default, what it says."""
+    written = option.flag if option.positional else option.typed
+    default = "needed" if option.required and not option.positional else str(option.default or "")
+    cells = (f"`{written.replace(' | ', ' or ')}`", default, option.text)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -295,7 +295,7 @@ def test_what_cannot_be_done_with_what_was_made_is_said(
 def test_an_option_that_is_not_known_is_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ended(capsys, command, "--no-such-option")
     assert code == 2
-    assert "--no-such-option" in said or "Missing" in said
+    assert said.startswith("tammes: unknown option --no-such-option.")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import tyro
+from typing import Any
 
 from tammes import __version__
+from tammes.cli import help as help_pages
+from tammes.cli.arguments import options_of, parse
 from tammes.cli.benchmark import Benchmark, benchmark
 from tammes.cli.cache import Cache, cache
 from tammes.cli.calibrate import Calibrate, calibrate
@@ -73,21 +73,14 @@ _REFUSED = (
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EBUSY),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-QUIET, DEBUG = ("-q", "--quiet"), ("--debug",)  # of every command, before it or after
+# Of every command, before it or after.
+QUIET, DEBUG, HELP, HELP_ALL = ("-q", "--quiet"), ("--debug",), ("-h", "--help"), ("--help-all",)
 
 
-def parsed(arguments: Sequence[str]) -> Any:
-    """The options of the command that the arguments name."""
-    tyro._experimental_options["ansi_codes"] = colours()
-    return tyro.extras.subcommand_cli_from_dict(
-        {name: kind for name, (kind, _) in COMMANDS.items()},
-        prog="tammes",
-        description="Deep metric learning in linear time. `tammes COMMAND --help` explains a command. With -q a "
-        "command says nothing but its results and errors, with --json its results are one JSON object; with --debug "
-        "an error says where in the program it comes from; NO_COLOR is respected.",
-        args=list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+def parsed(given: Sequence[str]) -> Any:
+    """The options of the command that the first word names, from the words after it."""
+    name, *words = given
+    return parse(name, COMMANDS[name][0], words)
 
 
 def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bool]:
@@ -98,8 +91,8 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
     if not set(flag) & set(given):
         return given, False
     command = next((word for word in given if word in COMMANDS), None)
-    hints = {} if command is None else get_type_hints(COMMANDS[command][0])
-    with_value = {f"--{name.replace('_', '-')}" for name, kind in hints.items() if kind is not bool}
+    options = () if command is None else options_of(COMMANDS[command][0])
+    with_value = {option.flag for option in options if option.kind is not bool and not option.positional}
     end = given.index("--") if "--" in given else len(given)
     kept = [
         word
@@ -134,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        text, code = _in_words(error)
+        text, code = _describe(error)
         if isinstance(error, OSError) and error.filename is None:
             _let_go_of_output()
         name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
@@ -166,19 +159,29 @@ def _run(given: list[str]) -> None:
     if given == ["--version"]:
         print(f"tammes {__version__}")
         return
+    given, everything = without_flag(given, HELP_ALL)
+    given, explain = without_flag(given, HELP)
+    if not given:
+        print(help_pages.overview(COMMANDS))
+        return
+    name = given[0]
+    if name.startswith("-"):
+        raise UserError(f"{name} stands before the command. First the command, then its options: tammes train --help")
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    command, run = COMMANDS[name]
+    if explain or everything:
+        print(help_pages.page(name, command, everything=everything))
+        return
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UserError("the folder that this was started in is no more. Go to another one: cd FOLDER") from None
-    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-        raise unknown_name("command", given[0], COMMANDS)
+        raise UserError("the folder that this was started in no longer exists. Go to another: cd FOLDER") from None
     check_words(given)
-    config = parsed(given)
-    run = next(function for kind, function in COMMANDS.values() if isinstance(config, kind))
-    run(config)
+    run(parsed(given))
 
 
-def _in_words(error: Exception) -> tuple[str, int]:
+def _describe(error: Exception) -> tuple[str, int]:
     """What to tell of an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), WRONG_USE

@@ -25,10 +25,12 @@ class Completion:
 
 def completion(config: Completion) -> None:
     """Print the script."""
-    from tammes.cli import parsed
+    from tammes.cli import COMMANDS
+    from tammes.cli.arguments import for_tyro
 
+    kinds = {name: for_tyro(kind) for name, (kind, _) in COMMANDS.items()}
     try:
-        parsed(["--tyro-write-completion", config.shell, "-"])
+        tyro.extras.subcommand_cli_from_dict(kinds, prog="tammes", args=["--tyro-write-completion", config.shell, "-"])
     except SystemExit as done:  # which is how it ends
         if done.code:
             raise

@@ -1,0 +1,229 @@
+"""The options of a command, read off the class that declares them; and what is wrong with words that do not fit them.
+
+The class is a frozen dataclass, with a text below each field, or a TypedDict, with the text in `Doc`.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from io import StringIO
+from itertools import takewhile
+from pathlib import Path
+from textwrap import dedent
+from types import NoneType, UnionType
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from tammes.errors import UserError
+
+_NUMBER = re.compile(r"-(\d|\.\d|inf$|nan$)", flags=re.IGNORECASE)
+_NAMES = {int: "INT", float: "FLOAT", Path: "PATH"}  # of kinds of values, where an option says nothing better
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command.
+
+    Attributes:
+        flag: as it is typed, "--batch-size"; of a positional, what stands for it: "DATA".
+        kind: bool (takes no value), int, float, Path, str, or object for a value that may be of several kinds.
+        choices: the values that it may have; empty if any of its kind.
+        many: whether it takes any number of values.
+        default: None for none.
+        metavar: what stands for its value.
+    """
+
+    name: str
+    flag: str
+    kind: type
+    choices: tuple[str, ...]
+    many: bool
+    positional: bool
+    required: bool
+    default: Any
+    metavar: str
+    text: str
+
+    @property
+    def typed(self) -> str:
+        """As a usage line has it."""
+        if self.positional:
+            return self.flag if self.required else f"[{self.flag}]"
+        return self.flag if self.kind is bool else f"{self.flag} {self.metavar}"
+
+    def mistake(self, value: str) -> str | None:
+        """What is wrong with a value, if anything."""
+        if self.choices and value not in self.choices:
+            near = get_close_matches(value, self.choices, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f"{self.flag} must be {one_of(self.choices)}, got {value!r}.{hint}"
+        if self.kind in (int, float):
+            try:
+                self.kind(value)
+            except ValueError:
+                return f"{self.flag} needs a {'whole ' if self.kind is int else ''}number, got {value!r}."
+        return None
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Names as a sentence lists what may be chosen.
+
+    >>> one_of(["random", "pca", "whiten"])
+    'random, pca or whiten'
+    """
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+@cache
+def options_of(command: type) -> tuple[Option, ...]:
+    """The options that a class declares, in its order."""
+    texts, hints = _texts_below(command), get_type_hints(command, include_extras=True)
+    defaults = {each.name: each.default for each in fields(command)} if is_dataclass(command) else {}
+    required = getattr(command, "__required_keys__", {name for name, value in defaults.items() if value is MISSING})
+    found = []
+    for name, hint in hints.items():
+        while get_origin(hint) in (Required, NotRequired):
+            (hint,) = get_args(hint)
+        marks, kinds = getattr(hint, "__metadata__", ()), _kinds(hint)
+        many = any(get_origin(each) is tuple for each in kinds)
+        if many:
+            kinds = [each for kind in kinds for each in get_args(kind)[:1]]
+        choices = tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
+        kind = kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else str if choices else object
+        if kind is bool and NoneType in get_args(getattr(hint, "__origin__", hint)):  # True and False are then typed
+            kind, choices = str, ("True", "False")
+        default = defaults.get(name)
+        default = None if default is MISSING else default
+        said = _last(marks, "name") or name.strip("_").replace("_", "-")
+        # As tyro has it: of what is on, or was never said and has one flag only, that flag turns it off.
+        off = default is True if is_dataclass(command) else tyro.conf.FlagCreatePairsOff in marks
+        metavar = _last(marks, "metavar") or (f"{{{','.join(choices)}}}" if choices else _NAMES.get(kind, "TEXT"))
+        positional = tyro.conf.Positional in marks
+        own = _last(marks, "metavar") or name.upper()
+        found.append(
+            Option(
+                name=name,
+                flag=own if positional else f"--no-{said}" if kind is bool and off else f"--{said}",
+                kind=kind,
+                choices=choices,
+                many=many,
+                positional=positional,
+                required=name in required,
+                default=default,
+                metavar=metavar,
+                text=" ".join((_last(marks, "documentation") or texts.get(name, "")).split()),
+            )
+        )
+    return tuple(found)
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The types that a value may have, without None."""
+    hint = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return [part for part in parts if part is not NoneType]
+
+
+def _last(marks: Sequence[Any], attribute: str) -> Any:
+    return next((value for mark in reversed(marks) if (value := getattr(mark, attribute, None)) is not None), None)
+
+
+def _texts_below(command: type) -> dict[str, str]:
+    """The text below each field of a class."""
+    tree = ast.parse(dedent(inspect.getsource(command))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: str(ast.literal_eval(text.value))
+        for field, text in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def for_tyro(command: type) -> Any:
+    """The class as tyro should read it: --json without --no-json. In a TypedDict, without defaults, it needs both."""
+    return tyro.conf.FlagCreatePairsOff[command] if is_dataclass(command) else command  # type: ignore[valid-type]
+
+
+def parse(name: str, command: type, words: Sequence[str]) -> Any:
+    """The options that words give: an instance of a dataclass, or of a TypedDict a dict of those that were typed.
+
+    Raises:
+        UserError: says in a line what is wrong with the words.
+    """
+    flags = {option.flag for option in options_of(command) if option.kind is bool}
+    for flag, equals, value in (word.partition("=") for word in takewhile(lambda word: word != "--", words)):
+        if equals and flag in flags:  # tyro would take the value for a positional
+            raise UserError(f"{flag} takes no value, got {value!r}.")
+    with redirect_stderr(StringIO()) as said:
+        try:
+            return tyro.cli(for_tyro(command), prog=f"tammes {name}", args=list(words), add_help=False)
+        except SystemExit:
+            pass
+    own_words = " ".join(re.sub("[─-╿]", " ", said.getvalue()).split())  # tyro's, without its box
+    raise UserError(next(mistakes(name, options_of(command), words), own_words))
+
+
+def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the words of a command, in their order."""
+    flags = {option.flag: option for option in options if not option.positional}
+    flags |= {
+        f"--no-{flag[2:]}": option for flag, option in flags.items() if option.kind is bool and option.default is None
+    }
+    plain, given, place = [], set(), 0
+    while place < len(words):
+        word, place = words[place], place + 1
+        if word == "--":
+            plain += words[place:]
+            break
+        if not _is_flag(word):
+            plain.append(word)
+            continue
+        typed, equals, value = word.partition("=")
+        option = flags.get(typed.replace("_", "-"))
+        if option is None:
+            near = get_close_matches(typed, flags, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"`tammes {name} --help-all` lists all."
+            yield f"unknown option {typed}. {hint}"
+            continue
+        given.add(option.name)
+        if option.kind is bool:
+            continue
+        values = [value] if equals else []
+        while not equals and place < len(words) and not _is_flag(words[place]) and (option.many or not values):
+            values.append(words[place])
+            place += 1
+        if not values and not option.many:
+            yield f"{option.flag} needs a value: {option.typed}"
+        yield from filter(None, map(option.mistake, values))
+    for option in options:
+        if option.positional:
+            values, plain = (plain, []) if option.many else (plain[:1], plain[1:])
+            yield from filter(None, map(option.mistake, values))
+            given |= {option.name} if values else set()
+    usage = usage_of(name, options)
+    if plain:
+        near = get_close_matches(f"--{plain[0]}", flags, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"It takes: {usage}"
+        yield f"one word too many: {plain[0]!r}. {hint}"
+    missing = [option.typed for option in options if option.required and option.name not in given]
+    if missing:
+        yield f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {usage}"
+
+
+def usage_of(name: str, options: Sequence[Option]) -> str:
+    """How a command is typed, in a line."""
+    positional = [option.typed for option in options if option.positional]
+    required = [option.typed for option in options if option.required and not option.positional]
+    optional = ["[options]"] if any(not option.required and not option.positional for option in options) else []
+    return " ".join(["tammes", name, *positional, *required, *optional])
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and word != "--" and not _NUMBER.match(word)
