@@ -33,14 +33,14 @@ class Cache:
 
 def cache(config: Cache) -> None:
     """Show or clear."""
-    from tammes.io.cache import cached, clear, in_words
+    from tammes.io.cache import cached, clear, format_bytes
     from tammes.io.environment import cache_folder
 
     if config.clear and config.remove is not None:
         raise UserError("--clear removes everything, and --remove one entry: give one of the two.")
     if config.clear or config.remove is not None:
         freed = clear(None if config.clear else [str(config.remove)])
-        print_json({"freed_bytes": freed}) if config.json else print(f"{in_words(freed)} freed")
+        print_json({"freed_bytes": freed}) if config.json else print(f"{format_bytes(freed)} freed")
         return
     entries = cached()
     total = sum(entry.num_bytes for entry in entries)
@@ -52,5 +52,5 @@ def cache(config: Cache) -> None:
         print_json({"folder": str(cache_folder()), "entries": said, "bytes": total})
         return
     for entry in entries:
-        print(f"{in_words(entry.num_bytes):>10}  {entry.date:%Y-%m-%d %H:%M}  {entry.kind:<11}  {entry.name}")
-    print(f"{in_words(total):>10}  in {cache_folder()}")
+        print(f"{format_bytes(entry.num_bytes):>10}  {entry.date:%Y-%m-%d %H:%M}  {entry.kind:<11}  {entry.name}")
+    print(f"{format_bytes(total):>10}  in {cache_folder()}")

@@ -72,17 +72,17 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 def no_room(folder: Path, needed: int | None, what: str) -> UserError:
     """The error for a disk that is full, or will be."""
     free = shutil.disk_usage(folder).free
-    wanted = "more" if needed is None else f"about {in_words(needed)}"
+    wanted = "more" if needed is None else f"about {format_bytes(needed)}"
     return UserError(
-        f"no room for {what} in {folder}: {wanted} needed, {in_words(free)} available. "
+        f"no room for {what} in {folder}: {wanted} needed, {format_bytes(free)} available. "
         "Free some, or set TAMMES_CACHE to a folder on a larger disk."
     )
 
 
-def in_words(num_bytes: int | float) -> str:
+def format_bytes(num_bytes: int | float) -> str:
     """A size as a person says it.
 
-    >>> in_words(1_930_000_000)
+    >>> format_bytes(1_930_000_000)
     '1.93 GB'
     """
     for unit in ("bytes", "kB", "MB", "GB"):
@@ -90,3 +90,6 @@ def in_words(num_bytes: int | float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
+
+
+in_words = format_bytes  # the name that cli/feeding.py still imports

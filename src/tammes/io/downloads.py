@@ -25,7 +25,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from tammes import __version__
 from tammes.errors import UserError
-from tammes.io.cache import in_words
+from tammes.io.cache import format_bytes
 from tammes.io.files import open_inside, write_atomically
 
 if sys.platform != "win32":
@@ -357,8 +357,8 @@ def _forget(partial: Path) -> None:
 
 
 def _no_room(folder: Path, needed: int | None) -> UserError:
-    free = in_words(shutil.disk_usage(folder).free)
-    wanted = "more is" if needed is None else f"{in_words(needed)} are"
+    free = format_bytes(shutil.disk_usage(folder).free)
+    wanted = "more is" if needed is None else f"{format_bytes(needed)} are"
     return UserError(f"no room in {folder}: {wanted} needed, {free} available. Free some, or choose another folder.")
 
 
