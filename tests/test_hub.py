@@ -37,7 +37,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
             import numpy as np, torch, timm, tammes
             from pathlib import Path
             from tammes.models.embedder import Embedder, EmbedderConfig
-            from tammes.export.hub import Card, write_hub_folder
+            from tammes.export.hub_folder import Card, write_hub_folder
 
             torch.manual_seed(0)
             for name, config in (

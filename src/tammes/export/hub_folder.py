@@ -8,18 +8,22 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from tammes.errors import UserError
-from tammes.export import LARGEST, described, vector_size
+from tammes.export import LARGEST, check_difference, described, of_torch, vector_size
 from tammes.geometry import normalise
-from tammes.io.files import write_atomically
+from tammes.io.files import folder_inside, write_atomically
 from tammes.io.schema import read_json
 from tammes.metrics import TITLES
-from tammes.models.embedder import Embedder
+from tammes.models.embedder import Embedder, load
+from tammes.training.run_folder import Run
 from tammes.training.verdict import PRETRAINED, WHITENED, in_words
 
 LIBRARY = "tammes"
@@ -51,6 +55,49 @@ class Card:
     licence_text: str | None = None
     threshold: float | None = None
     owner: str = "OWNER"
+
+
+def card_of(
+    run: Run, *, hub_name: str | None = None, licence: str = "unknown", licence_text: str | None = None
+) -> Card:
+    """What a run says of itself.
+
+    Args:
+        hub_name: OWNER/NAME; None: the owner is left open, and the name is that of the run folder.
+    """
+    results, calibration = run.read("results"), run.read("calibration")
+    config = run.read("config", needs=("data", "loss"))
+    owner, _, name = (hub_name or f"OWNER/{run.folder.resolve().name}").partition("/")
+    return Card(
+        name=name,
+        owner=owner,
+        data=(results or {}).get("data") or Path(config["data"]).name,
+        loss=config["loss"],
+        results=results,
+        licence=licence,
+        licence_text=licence_text,
+        threshold=None if calibration is None else calibration.get("threshold"),
+    )
+
+
+def export_to_folder(run: Run, folder: Path, card: Card, photos: list[Image.Image]) -> dict[str, Any]:
+    """Replace a folder for the hub by one of a run, which gives PyTorch's vectors of these photos; what was checked."""
+    embedder = load(run.folder)
+    images = np.stack([embedder.prepared(photo) for photo in photos])
+    picture = run.folder / PICTURE
+    shown = picture.is_file() and not picture.is_symlink()  # what it leads to would be published
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
+        new = Path(temporary)
+        write_hub_folder(new, embedder, card, picture.read_bytes() if shown else None)
+        difference = check_difference(of_torch(load(new))(images), of_torch(embedder)(images))
+        written = sorted(new.iterdir(), key=lambda file: file.name == "config.json")  # it says what is there: last
+        for file in written:
+            file.replace(folder / file.name)
+    for name in {LICENCE, PICTURE} - {file.name for file in written}:  # of the model that this one replaces
+        (folder / name).unlink(missing_ok=True)
+    licence = None if card.licence_text is None else card.licence
+    return {"format": "hub", "images": len(images), "max_difference": difference, "licence": licence}
 
 
 def write_hub_folder(folder: Path, embedder: Embedder, card: Card, picture: bytes | None = None) -> None:
@@ -246,8 +293,10 @@ def _made(card: Card) -> str:
     return f"trained on {card.data} by the {card.loss} loss"
 
 
-def checked_folder(folder: Path, *, overwrite: bool) -> None:
-    """An error for a folder that holds something else."""
+def check_folder(folder: Path, run: Run, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something else."""
+    if folder.parent.resolve() == run.folder.resolve():
+        folder_inside(folder)  # in the run's folder, which may be untrusted, no link is followed
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         ours = False
         with suppress(UserError):  # what it says may be anything
