@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import tyro
 
 from tammes.errors import UserError
 from tammes.io.console import printable
+
+if TYPE_CHECKING:
+    from tammes.training.run_folder import Run
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -16,6 +19,17 @@ Value = TypeVar("Value")
 def optional(metavar: str) -> Any:
     """How help shows an option that is absent by default: its kind of value, and no word about None."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def check_for_images(run: "Run", *, skip_bad: bool) -> Literal["images", "vectors"]:
+    """What a run was trained on; --skip-bad is refused where it means nothing."""
+    from tammes.data.vectors import is_vector_file
+
+    if not is_vector_file(run.read("config").get("data", "")):
+        return "images"
+    if skip_bad:
+        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
+    return "vectors"
 
 
 def check_words(given: Sequence[str]) -> None:

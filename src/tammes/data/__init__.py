@@ -12,7 +12,7 @@ from tammes.data.inshop import inshop, is_inshop
 from tammes.data.omniglot import is_omniglot, omniglot
 from tammes.data.sop import is_sop, sop
 from tammes.data.table import table
-from tammes.data.vectors import Vectors, vectors
+from tammes.data.vectors import Vectors, is_vector_file, vectors
 from tammes.errors import UserError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Dataset",
     "Vectors",
     "cars196",
+    "check_data",
     "check_place",
     "cub",
     "flat",
@@ -35,6 +36,7 @@ __all__ = [
     "is_inshop",
     "is_omniglot",
     "is_sop",
+    "is_vector_file",
     "of_classes",
     "omniglot",
     "open_dataset",
@@ -57,6 +59,12 @@ def check_place(data: str) -> None:
     """Refuse what is not there at all, as `open_dataset` does, and look no further."""
     if data != "glyphs" and not Path(data).exists():
         open_dataset(data)
+
+
+def check_data(data: str | None) -> None:
+    """Refuse images that are not there at all; a file of vectors is looked at by whoever reads it."""
+    if data is not None and not is_vector_file(data):
+        check_place(data)
 
 
 def open_dataset(data: str) -> Dataset:

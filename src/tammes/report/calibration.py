@@ -1,0 +1,106 @@
+"""The threshold of a run: up to which distance two images are taken for the same class, and how often that is wrong."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tammes.data.vectors import is_vector_file
+from tammes.errors import UserError
+from tammes.io.console import progress, say
+from tammes.metrics.verification import Calibration, PairCounts, count_pairs
+from tammes.training.embedding import Items
+from tammes.training.run_folder import Run
+
+FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
+
+
+@dataclass(frozen=True)
+class RunCalibration:
+    """A threshold with its errors, and the same threshold on other classes.
+
+    Attributes:
+        measured_on: whose items, in words.
+        trained_classes: how many of their classes trained.
+        check: the threshold on the test classes, which did not choose it; None if that cannot be measured.
+    """
+
+    found: Calibration
+    measured_on: str
+    trained_classes: int
+    check: Calibration | None = None
+    checked_on: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What calibration.json holds."""
+        check = None if self.check is None else {**asdict(self.check), "measured_on": self.checked_on}
+        own = {"measured_on": self.measured_on, "classes_that_trained": self.trained_classes, "check": check}
+        return asdict(self.found) | own
+
+
+def classes_to_measure(run: Run, on: Literal["validation", "test"] | None = None) -> Literal["val", "test"]:
+    """Which of a run's own classes choose the threshold; never those that trained.
+
+    Args:
+        on: None for the validation classes if they make pairs, otherwise the test classes.
+    """
+    classes = run.read("classes", needs=("val", "test"))
+    val, test = len(classes["val"]), len(classes["test"])
+    if on == "validation" and not val:
+        vectors = is_vector_file(run.read("config").get("data", ""))
+        why = "those that training holds out train in the end" if vectors else "it was trained without --val-classes"
+        raise UserError(
+            f"{run.folder} has no validation classes: {why}. Use --on test, or give it other data: tammes calibrate"
+            f" {run.folder} DATA"
+        )
+    if on == "validation" or (on is None and val > 1):
+        return "val"
+    if not test:
+        raise UserError(
+            f"{run.folder} has no test classes. Classes that trained are easier than others, so a threshold measured on"
+            f" them would promise too much. Give it data of other classes: tammes calibrate {run.folder} DATA"
+        )
+    if on is None and val == 1:
+        say("note: one validation class makes no pairs of different classes: the test classes are measured.")
+    return "test"
+
+
+def calibrate_items(
+    items: Items, *, fmr: float | None = None, trained_on: Collection[str] = (), check: Items | None = None
+) -> RunCalibration:
+    """The threshold that items choose.
+
+    Args:
+        fmr: the false match rate to allow; None: as many false matches as missed pairs.
+        trained_on: names of the classes that trained.
+        check: items that measure the threshold without choosing it.
+    """
+    pairs = _count(items)
+    found = pairs.balanced() if fmr is None else pairs.threshold_at(fmr)
+    names = {items.class_names[label] for label in np.unique(items.labels).tolist()}
+    known = len(names & set(trained_on))
+    if check is not None:
+        try:
+            return RunCalibration(found, items.what, known, _count(check).at(found.threshold), check.what)
+        except UserError as error:
+            say(f"note: no check on the test classes: {error}")
+    return RunCalibration(found, items.what, known)
+
+
+def describe_errors(found: Calibration) -> str:
+    """Both errors of a threshold as a sentence."""
+    return (
+        f"Of pairs of the same class about {_percent(1 - found.true_match_rate)} will be missed; of pairs of different"
+        f" classes about {_percent(found.false_match_rate)} will be taken for the same."
+    )
+
+
+def _count(items: Items) -> PairCounts:
+    masks: dict[str, Any] = items.masks
+    with progress("counting pairs") as on_progress:
+        return count_pairs(items.vectors, items.labels, **masks, on_progress=on_progress)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
