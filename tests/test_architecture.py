@@ -27,6 +27,7 @@ LINE = [
     "report",
     "benchmark",
     "export",
+    "run",
     "serve",
     "cli",
     "__main__",

@@ -1,4 +1,4 @@
-"""Runs: `train` makes one, `load_run` opens one; what it holds, how well it does, and the items it is looked at with."""
+"""Runs: made, resumed, evaluated, and the items that they are looked at with, for images and vectors alike."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +9,11 @@ from numpy import ndarray
 
 from tammes.data import check_place, open_dataset
 from tammes.data.image_cache import Decoded
-from tammes.data.vectors import Vectors, of_vectors
+from tammes.data.vectors import Vectors
+from tammes.data.vectors import vectors as read_vectors
 from tammes.errors import UserError
 from tammes.io.console import KEPT, progress, say, working
+from tammes.io.files import is_vector_file
 from tammes.io.machine import device, images_at_once
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder, Embedding, load
@@ -20,8 +22,8 @@ from tammes.report import draw_retrievals
 from tammes.training import distributed
 from tammes.training.build import pretrained_embedder
 from tammes.training.config import TrainConfig, load_config, resolve
-from tammes.training.data import Data, changed_images, decode_for, load_data
-from tammes.training.embedding import Items, embed, vectors
+from tammes.training.data import Data, changed_images, load_data
+from tammes.training.embedding import Items, decode_for, embed, vectors
 from tammes.training.evaluation import protocol
 from tammes.training.run_folder import Run, check_new, open_run
 from tammes.training.train import OnEpoch, Trained, resume_images, train_images
@@ -57,7 +59,7 @@ def train_run(
     """
     with distributed.joined():
         distributed.agreed(lambda: _check_places(data, given, out, overwrite=overwrite))
-        if of_vectors(data):
+        if is_vector_file(data):
             _check_alone(data)
             return train_vectors(data, given, out=out, overwrite=overwrite, on_epoch=on_epoch)  # type: ignore[arg-type]
         config = distributed.agreed(lambda: resolve(data, given, out))  # type: ignore[arg-type]
@@ -68,7 +70,7 @@ def resume_run(folder: Path, *, on_epoch: OnEpoch | None = None) -> Trained | Tr
     """Resume a run that was stopped, with its own options."""
     with distributed.joined():
         data = distributed.agreed(lambda: open_run(folder).read("config").get("data", ""))
-        if of_vectors(data):
+        if is_vector_file(data):
             _check_alone(data)
             return resume_vectors(folder, on_epoch=on_epoch)
         return _with_picture(resume_images(folder, on_epoch=on_epoch))
@@ -86,7 +88,7 @@ def _with_picture(trained: Trained) -> Trained:
 
 def _check_places(data: str, given: dict[str, Any], out: Path | None, *, overwrite: bool) -> None:
     """Refuse data that is not there, a run that is, and to replace what the new run starts from."""
-    if not of_vectors(data):
+    if not is_vector_file(data):
         check_place(data)
     for name in ("init_from", "continue_from", "weights"):
         source = given.get(name)
@@ -115,7 +117,7 @@ class ItemsOf:
 
 
 def trained_on_vectors(run: Run) -> bool:
-    return of_vectors(run.read("config").get("data", ""))
+    return is_vector_file(run.read("config").get("data", ""))
 
 
 def evaluate_run(
@@ -141,7 +143,7 @@ def evaluate_run(
             flag = "--embedding" if embedding is not None else "--skip-bad"
             raise UserError(f"{flag} is for images, and {run.folder} was trained on vectors: leave it out.")
         return _evaluate_vectors(run, data, clustering=clustering, **options)
-    if data is not None and of_vectors(data):
+    if data is not None and is_vector_file(data):
         raise UserError(
             f"{run.folder} was trained on images, and {data} holds vectors. Measure these as they are: tammes evaluate"
             f" {data}"
@@ -164,6 +166,14 @@ def evaluate_run(
             how = protocol(of.dataset, of.chosen, clustering=clustering)
             rows[name] = evaluate(found, of.dataset.labels[of.chosen], **how, **options)
     return rows
+
+
+def evaluate_vectors(file: Path, *, clustering: bool = True, **options: Any) -> dict[str, dict[str, Any]]:
+    """How well the vectors of a file find vectors of their class, as they are."""
+    found = read_vectors(file)
+    with working("measuring"):
+        how = protocol(found, np.arange(len(found.labels)), clustering=clustering)
+        return {"vectors": evaluate(found.vectors, found.labels, **how, **options)}
 
 
 def _evaluate_vectors(run: Run, data: str | None, *, clustering: bool, **options: Any) -> dict[str, dict[str, Any]]:
@@ -197,7 +207,7 @@ def items_of(
     """
     if trained_on_vectors(run):
         return _vector_items(run, data, part)
-    if data is not None and of_vectors(data):
+    if data is not None and is_vector_file(data):
         raise UserError(f"{run.folder} was trained on images, and {data} holds vectors. Give it images.")
     config = load_config(run)
     config = replace(config, skip_bad=config.skip_bad or skip_bad)

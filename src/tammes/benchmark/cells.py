@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from tammes.benchmark.plan import Method, Plan, in_words, slug
+from tammes.benchmark.plan import Method, Plan, describe_options, slug
 from tammes.errors import UserError
 from tammes.io.files import check_no_links, lock, open_inside, write_atomically
 from tammes.io.schema import Positive, Real, read_json
@@ -121,7 +121,8 @@ class Cell:
     def name(self) -> str:
         if self.quarter is None:
             return f"{self.method.name}, preset {self.preset}, seed {self.seed}"
-        return f"{self.method.name}, preset {self.preset}, search: {in_words(self.changes)}, quarter {self.quarter}"
+        changes = describe_options(self.changes)
+        return f"{self.method.name}, preset {self.preset}, search: {changes}, quarter {self.quarter}"
 
     @property
     def folder(self) -> Path:

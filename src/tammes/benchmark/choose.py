@@ -24,10 +24,10 @@ def combinations(plan: Plan, out: Path, preset: str, method: Method) -> list[dic
     """All that is tried for a method, as far as it is known yet; nothing where the plan has no search."""
     if plan.search is None:
         return []
-    rates = method.rates or plan.search.rate
+    rates = method.rates or plan.search.lr
     found = _combined(rates, method)
     best = _best(plan, out, preset, method, found) if plan.search.widen else None
-    more = None if best is None else beyond(rates, best["rate"])
+    more = None if best is None else beyond(rates, best["lr"])
     return found if more is None else found + _combined((more,), method)
 
 
@@ -45,7 +45,7 @@ def beyond(rates: tuple[float, ...], best: float) -> float | None:
 
 
 def _combined(rates: tuple[float, ...], method: Method) -> list[dict[str, Any]]:
-    space = {"rate": rates, **method.search}
+    space = {"lr": rates, **method.search}
     return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
 
 

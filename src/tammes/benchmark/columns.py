@@ -21,7 +21,7 @@ class Column(NamedTuple):
     kind: str = ""
 
 
-def machine_in_words(of: Mapping[str, Any]) -> str:
+def describe_machine(of: Mapping[str, Any]) -> str:
     threads = of.get("threads")
     parts = [
         str(of.get("processor") or "a processor that is not known"),

@@ -5,7 +5,7 @@ from typing import Any, NotRequired, TypedDict
 
 from markupsafe import Markup
 
-from tammes.benchmark.columns import Column, Shown, machine_in_words
+from tammes.benchmark.columns import Column, Shown, describe_machine
 from tammes.report.charts import Line, line_chart
 from tammes.report.page import rendered
 
@@ -87,7 +87,7 @@ def complexity_part(stored: Mapping[str, Any]) -> Markup:
         ],
         charts=charts,
         together=f"N^{grid['exponent_n']:.2f} C^{grid['exponent_c']:.2f}" if grid else "",
-        machine=machine_in_words(stored["machine"]),
+        machine=describe_machine(stored["machine"]),
         dim=stored["dim"],
         batch=stored["batch"],
     )

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING
-from tammes.benchmark.columns import Column, Shown, machine_in_words
+from tammes.benchmark.columns import Column, Shown, describe_machine
 from tammes.benchmark.complexity import complexity_part
 from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published
@@ -357,7 +357,7 @@ def _seconds_an_epoch(cells: Sequence[Mapping[str, Any]], preset: str, method: s
 def _machines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each machine once, in words."""
     found = [cell["machine"] for cell in cells if cell.get("machine")]
-    return list(dict.fromkeys(machine_in_words(of) for of in found))
+    return list(dict.fromkeys(describe_machine(of) for of in found))
 
 
 # ---- curves

@@ -16,6 +16,7 @@ from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
 from tammes.losses import Method as Loss
 from tammes.training.objectives import METHODS, find_method, find_miner
+from tammes.training.options import TrainOptions
 
 _MOST = 2**63  # what a whole number of TOML must be below
 _RANGE = "A whole number must be from -2**63 to 2**63 - 1, as TOML has it."
@@ -98,14 +99,14 @@ class Search:
     """What is chosen for each method, by the mean R@1 over quarters of the training classes that do not train.
 
     Attributes:
-        rate: learning rates of the new layers; that of the backbone goes with it.
+        lr: learning rates of the new layers; that of the backbone goes with it.
         quarters: which quarters of the training classes validate, one after the other.
         seed: of all these trainings.
         widen: whether one more rate is tried where the best is the lowest or the highest, a step beyond it.
         train: options of these trainings, in place of those of the plan's.
     """
 
-    rate: tuple[float, ...]
+    lr: tuple[float, ...]
     quarters: tuple[int, ...]
     seed: int
     widen: bool = False
@@ -142,21 +143,20 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", name.lower()).strip("-.") or "x"
 
 
-def in_words(options: Mapping[str, Any]) -> str:
+def describe_options(options: Mapping[str, Any]) -> str:
     """Options as one line.
 
-    >>> in_words({"rate": 0.1, "centroids": "one-hot"})
-    'rate 0.1, centroids one-hot'
+    >>> describe_options({"lr": 0.1, "centroids": "one-hot"})
+    'lr 0.1, centroids one-hot'
     """
     values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items()}
     return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
 
 
-def read_plan(file: Path, train: type, *, searches: bool = False) -> Plan:
+def read_plan(file: Path, *, searches: bool = False) -> Plan:
     """The plan in a file.
 
     Args:
-        train: the dataclass whose fields are the options of a training.
         searches: whether it must search for itself, so that others can take over what it has chosen.
     """
     try:
@@ -172,7 +172,7 @@ def read_plan(file: Path, train: type, *, searches: bool = False) -> Plan:
     _check_numbers(file, given)
     if searches and "search" not in given:
         raise UserError(f"{file} has no [search], so no rates can be taken over from it.")
-    return _Reader(file, train, get_type_hints(train)).plan(given)
+    return _Reader(file, get_type_hints(TrainOptions)).plan(given)
 
 
 def _check_numbers(file: Path, given: Any, name: str = "") -> None:
@@ -192,7 +192,6 @@ class _Reader:
     """What reading a plan needs everywhere: the file, for errors, and the options of a training."""
 
     file: Path
-    train: type
     kinds: Mapping[str, Any]
 
     def plan(self, given: dict[str, Any]) -> Plan:
@@ -242,14 +241,14 @@ class _Reader:
         name = self.of(given, "rates_from", str, default=None)
         if name is None:
             return None
-        for there, what in (("search" in given, "[search]"), ("rate" in train, "rate in [train]")):
+        for there, what in (("search" in given, "[search]"), ("lr" in train, "lr in [train]")):
             if there:
                 raise UserError(f"{self.file}: rates_from = {name!r} and {what} both say the rates: leave out one.")
         beside = self.file.with_name(f"{name}.toml")
-        found: Plan = self.named(lambda: read_plan(beside, self.train, searches=True), "rates_from: ")
-        given_twice = [method.name for method in methods if "rate" in method.options]
+        found: Plan = self.named(lambda: read_plan(beside, searches=True), "rates_from: ")
+        given_twice = [method.name for method in methods if "lr" in method.options]
         if given_twice:
-            raise UserError(f"{self.file}: method {given_twice[0]!r}: rate is taken over by rates_from: leave it out.")
+            raise UserError(f"{self.file}: method {given_twice[0]!r}: lr is taken over by rates_from: leave it out.")
         missing = sorted({method.name for method in methods} - {method.name for method in found.methods})
         missing += sorted(set(presets) - set(found.presets))
         if missing:
@@ -260,15 +259,13 @@ class _Reader:
         if "search" not in given:
             return None
         table = self.of(given, "search", dict, default=MISSING)
-        self.known(table, ("rate", "quarters", "seed", "widen", "train"), "[search] ")
-        if "rate" in train:
-            raise UserError(
-                f"{self.file}: rate is given in [train] and searched for in [search]. Leave out one of them."
-            )
+        self.known(table, ("lr", "quarters", "seed", "widen", "train"), "[search] ")
+        if "lr" in train:
+            raise UserError(f"{self.file}: lr is given in [train] and searched for in [search]. Leave out one of them.")
         seed = self.of(table, "seed", int, default=0, where="[search] ")
         self.seed("[search] seed", seed)
         return Search(
-            rate=self.listed(table, "rate", float, MISSING, "[search] "),
+            lr=self.listed(table, "lr", float, MISSING, "[search] "),
             quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
             seed=seed,
             widen=self.of(table, "widen", bool, default=False, where="[search] "),
@@ -321,14 +318,14 @@ class _Reader:
                 raise UserError(f"{self.file}: {where}seeds has {seed}, and seeds at the top of the file has not.")
         asked = dict(self.of(table, "search", dict, default={}, where=where))
         if asked and search is None:
-            raise UserError(f"{self.file}: {where}search needs a table [search] with rate = [...], the same for all.")
-        rates = self.listed(asked, "rate", float, (), f"{where}search ")
-        if rates and search is not None and len(rates) != len(search.rate):
+            raise UserError(f"{self.file}: {where}search needs a table [search] with lr = [...], the same for all.")
+        rates = self.listed(asked, "lr", float, (), f"{where}search ")
+        if rates and search is not None and len(rates) != len(search.lr):
             raise UserError(
-                f"{self.file}: {where}search has {len(rates)} values of rate, and [search] {len(search.rate)}: each"
+                f"{self.file}: {where}search has {len(rates)} values of lr, and [search] {len(search.lr)}: each"
                 " method must have as many tries."
             )
-        asked.pop("rate", None)
+        asked.pop("lr", None)
         if len(asked) > 1:
             raise UserError(f"{self.file}: {where}search is of one hyper-parameter, got {', '.join(sorted(asked))}.")
         values: dict[str, tuple[Any, ...]] = {}
@@ -340,16 +337,14 @@ class _Reader:
             elif strict:
                 self.options({key: None}, where.rstrip(": ") + ", search", values=False)
             given_of_loss = [each.partition("=")[0] for each in of_loss]
-            if option in FOR_ALL or option in ("rate", "backbone_rate", *options, *given_of_loss):
+            if option in FOR_ALL or option in ("lr", "backbone_lr", *options, *given_of_loss):
                 raise UserError(
                     f"{self.file}: {where}search cannot be of {key}: it is given already, or the same for all."
                 )
             kind = self.kinds[option] if strict and option in self.kinds else Any
             values[option] = self.listed(asked, key, kind, MISSING, f"{where}search ")
-        if search is not None and "rate" in options:
-            raise UserError(
-                f"{self.file}: {where}rate is searched for in [search], the same for all. Leave it out here."
-            )
+        if search is not None and "lr" in options:
+            raise UserError(f"{self.file}: {where}lr is searched for in [search], the same for all. Leave it out here.")
         return Method(name, options, values, self.paper(table, where, layers, paper), layers, own_seeds, rates)
 
     def loss(self, name: Any, miner: Any, base: Any, where: str) -> Loss | None:
@@ -425,7 +420,7 @@ class _Reader:
     def of(self, given: dict[str, Any], key: str, kind: Any, *, default: Any, where: str = "") -> Any:
         if key not in given:
             if default is MISSING:
-                raise UserError(f"{self.file}: {where}{key} is missing: {_in_words(kind)}.")
+                raise UserError(f"{self.file}: {where}{key} is missing: {_describe_kind(kind)}.")
             return default
         return self.value(key, given[key], kind, where)
 
@@ -445,7 +440,7 @@ class _Reader:
         try:
             return fitting(value, kind)
         except TypeError:
-            raise UserError(f"{self.file}: {where}{key} must be {_in_words(kind)}, got {value!r}.") from None
+            raise UserError(f"{self.file}: {where}{key} must be {_describe_kind(kind)}, got {value!r}.") from None
 
     def seed(self, what: str, value: int) -> None:
         self.named(lambda: check_seed(what, value, bits=64))
@@ -487,9 +482,9 @@ def fitting(value: Any, kind: Any) -> Any:
     raise TypeError
 
 
-def _in_words(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
-        return next(_in_words(each) for each in get_args(kind) if each is not NoneType)
+        return next(_describe_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(str(each) for each in get_args(kind))
     words = {

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NotRequired, TypedDict
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
-from tammes.benchmark.plan import Method, Plan, in_words
+from tammes.benchmark.plan import Method, Plan, describe_options
 from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
 from tammes.io.schema import Positive, read_json
@@ -195,7 +195,7 @@ def _distances(results: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
 def _chosen(results: Mapping[int, Mapping[str, Any]], tried: int) -> str | None:
     if not results or not tried:
         return None
-    return f"{in_words(next(iter(results.values()))['chosen'])} of {tried}"
+    return f"{describe_options(next(iter(results.values()))['chosen'])} of {tried}"
 
 
 def columns(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -307,7 +307,7 @@ def remarks(
             f"Each method's options were chosen among {' or '.join(map(str, numbers))} combinations by R@1 on"
             f" {len(plan.search.quarters)} quarter{'s' * (len(plan.search.quarters) > 1)} of the training classes, held"
             " out in turn; test classes took no part in it."
-            + (f" In the search: {in_words(plan.search.train)}." if plan.search.train else "")
+            + (f" In the search: {describe_options(plan.search.train)}." if plan.search.train else "")
             + (" A best rate that was the lowest or highest had one more beside it." if plan.search.widen else "")
             + (" Methods with more combinations had the better chance." if len(numbers) > 1 else "")
         )

@@ -36,7 +36,7 @@ from tammes.cli.report import Report, report
 from tammes.cli.runs import Runs, runs
 from tammes.cli.search import Search, search
 from tammes.cli.serve import Serve, serve
-from tammes.cli.train import Train, train
+from tammes.cli.train import Train, options_for, train
 from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.io.console import be_quiet, printable, say, stopped
 from tammes.io.environment import colours
@@ -80,7 +80,12 @@ QUIET, DEBUG, HELP, HELP_ALL = ("-q", "--quiet"), ("--debug",), ("-h", "--help")
 def parsed(given: Sequence[str]) -> Any:
     """The options of the command that the first word names, from the words after it."""
     name, *words = given
-    return parse(name, COMMANDS[name][0], words)
+    return parse(name, kind_of(name, words), words)
+
+
+def kind_of(name: str, words: Sequence[str]) -> type:
+    """The class that declares the options of a command; of `train` there are two."""
+    return options_for(words) if name == "train" else COMMANDS[name][0]
 
 
 def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bool]:
@@ -169,7 +174,7 @@ def _run(given: list[str]) -> None:
         raise UserError(f"{name} stands before the command. First the command, then its options: tammes train --help")
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
-    command, run = COMMANDS[name]
+    command, run = kind_of(name, given), COMMANDS[name][1]
     if explain or everything:
         print(help_pages.page(name, command, everything=everything))
         return

@@ -3,7 +3,7 @@
 import json as as_text
 import subprocess
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,11 +66,10 @@ def benchmark(config: Benchmark) -> None:
             raise UserError(f"{flag} must be at least 1, got {value}.")
     from tammes.benchmark.cells import FAILED, begin
     from tammes.benchmark.plan import read_plan
-    from tammes.cli.benchmark_job import all_cells, check_chosen, check_options, work
-    from tammes.cli.benchmark_watch import Watch
-    from tammes.cli.train import Train
+    from tammes.benchmark.runner import all_cells, check_chosen, check_options, work
+    from tammes.benchmark.watch import Watch
 
-    plan = read_plan(config.file, Train)
+    plan = read_plan(config.file)
     if config.weights is not None:
         plan = replace(plan, train=plan.train | {"weights": config.weights})
     data, out = place(plan, config.data), config.out or Path("runs") / config.file.stem
@@ -166,7 +165,7 @@ def _start(config: Benchmark, out: Path, number: int) -> "subprocess.Popen[bytes
 def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) -> None:
     """What would run, and how long it may take."""
     from tammes.benchmark.cells import DONE
-    from tammes.cli.benchmark_job import runnable, seconds_left, timed
+    from tammes.benchmark.runner import runnable, seconds_left, timed
     from tammes.io.console import duration
 
     waiting = runnable(cells)
@@ -223,15 +222,9 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
 
 def _command(plan: "Plan", cell: "Cell") -> str:
     """The `tammes train` of a cell as the plan has it; that of a cell with a result says every option."""
-    from tammes.cli.saved import command
-    from tammes.cli.train import Train
+    from tammes.training.config import command_of
 
-    options = plan.options(cell.method)
-    known = {field.name for field in fields(Train)}
-    # A loss that is not there yet may have options that are not either.
-    later = [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if name not in known]
-    given = {name: value for name, value in options.items() if name in known}
-    return " ".join([command(Train(data=plan.data, preset=cell.preset, seed=cell.seed, **given)), *later])  # type: ignore[arg-type]
+    return command_of(plan.data, {"preset": cell.preset, "seed": cell.seed, **plan.options(cell.method)})
 
 
 def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:

@@ -108,7 +108,7 @@ def _of_run(config: Calibrate) -> None:
         raise UserError("--on chooses among the run's own classes, and DATA is measured whole: give one of the two.")
     run = open_finished(Path(config.run))
     kind = check_for_images(run, skip_bad=config.skip_bad)
-    from tammes.cli.items import items_of, say_known
+    from tammes.run import items_of, say_known
     from tammes.report.calibration import FEW, calibrate_items, classes_to_measure
 
     part = None if config.data is not None else classes_to_measure(run, config.on)

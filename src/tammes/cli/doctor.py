@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.train import of_vectors
 from tammes.errors import UserError
 from tammes.io.console import print_json, printable, progress
+from tammes.io.files import is_vector_file
 
 if TYPE_CHECKING:
     from tammes.data.doctor import Duplicates, Report
@@ -56,7 +56,7 @@ def doctor(config: Doctor) -> None:
     from tammes.data.doctor import examine
 
     path = Path(config.data)
-    if of_vectors(path) and path.exists():
+    if is_vector_file(path) and path.exists():
         file = shlex.quote(config.data)
         raise UserError(
             f"{config.data} holds vectors, and doctor looks at images. `tammes train {file}` says itself what is wrong"

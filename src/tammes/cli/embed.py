@@ -1,17 +1,16 @@
 """`tammes embed`: vectors of images, or better ones of vectors, for any use."""
 
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
-from tammes.cli.train import check_data, of_vectors
 from tammes.errors import UserError, check_whole
-from tammes.io.console import KEPT, print_json, progress
+from tammes.io.console import print_json
+from tammes.io.files import is_vector_file
 
 
 @dataclass(frozen=True)
@@ -52,48 +51,50 @@ class Embed:
 
 
 def embed(config: Embed) -> None:
-    """Read, embed, write."""
+    """Read, embed, write, say what was written."""
     if config.batch_size is not None:
         check_whole("--batch-size", config.batch_size)
     out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
-    check_data(config.data)
+    if not is_vector_file(config.data):
+        from tammes.data import check_place
+
+        check_place(config.data)
     from tammes.training.run_folder import is_run, open_run
 
-    run_of_vectors = is_run(config.model) and of_vectors(open_run(config.model).read("config").get("data", ""))
-    if run_of_vectors:
-        from tammes.cli.vectors_embed import embed_vectors
-
-        embed_vectors(config, out)
+    of_vectors = is_run(config.model) and is_vector_file(open_run(config.model).read("config").get("data", ""))
+    record = _vectors(config, out) if of_vectors else _images(config, out)
+    record = {"file": str(config.out)} | record
+    if config.json:
+        print_json(record)
         return
-    if of_vectors(config.data):
+    skipped = f", {record['skipped']} unreadable left out" if record.get("skipped") else ""
+    print(
+        f"{record.get('images', record.get('vectors'))} vectors of {record['dim']} dimensions in {config.out}{skipped}"
+    )
+
+
+def _vectors(config: Embed, out: Path) -> dict[str, Any]:
+    known = {field.name: field.default for field in fields(Embed)}
+    for option in ("embedding", "batch_size", "skip_bad", "device"):
+        if getattr(config, option) != known[option]:
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{flag} is for images, and {config.model} was trained on vectors: leave it out.")
+    from tammes.training.run_folder import open_run
+    from tammes.vectors.embed import embed_vectors
+
+    number, dim = embed_vectors(open_run(config.model), config.data, out)
+    return {"vectors": number, "dim": dim}
+
+
+def _images(config: Embed, out: Path) -> dict[str, Any]:
+    if is_vector_file(config.data):
         raise UserError(
             f"{config.model} was trained on images, and {config.data} holds vectors. Train on these: tammes train"
             f" {config.data}"
         )
-    import numpy as np
-
-    from tammes.cli.feeding import decoded_for
-    from tammes.data import READERS, flat, open_dataset
-    from tammes.io.files import write_atomically
     from tammes.io.machine import device
     from tammes.models.embedder import load
-    from tammes.training.embedding import embed as vectors_of
+    from tammes.training.embedding import embed_images
 
-    embedder, path = load(config.model, embedding=config.embedding).to(device(config.device)), Path(config.data)
-    # Any folder will do: what is embedded needs no classes.
-    plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
-    dataset = flat(path) if plain else open_dataset(config.data)
-    images = decoded_for(embedder, dataset, skip_bad=config.skip_bad)
-    chosen = images.without_bad(np.arange(len(dataset)))
-    with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
-        vectors = vectors_of(embedder, images, chosen, batch_size=config.batch_size, on_progress=on_progress)
-    content = BytesIO()
-    labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
-    np.savez(content, vectors=vectors, labels=labels, paths=paths)
-    write_atomically(out, content.getvalue())
-    record = {"file": str(config.out), "images": len(vectors), "dim": vectors.shape[1], "skipped": len(images.bad)}
-    if config.json:
-        print_json(record)
-        return
-    skipped = f", {record['skipped']} unreadable left out" if record["skipped"] else ""
-    print(f"{len(vectors)} vectors of {vectors.shape[1]} dimensions in {config.out}{skipped}")
+    embedder = load(config.model, embedding=config.embedding).to(device(config.device))
+    return embed_images(embedder, config.data, out, batch_size=config.batch_size, skip_bad=config.skip_bad)

@@ -116,10 +116,10 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     else:
         photos = photos_to_check(run, config.data)
         if config.int8:
-            from tammes.cli.items import items_of, own_data
-            from tammes.cli.saved import saved_options
+            from tammes.run import items_of, own_data
+            from tammes.training.config import load_config
 
-            own = own_data(run, saved_options(run))
+            own = own_data(run, load_config(run), embedder)
             trial = Trial(own.images, own.split.train, items_of(run, on="cpu"))
         assert config.format != "hub"
         made = export_file(embedder, config.format, photos, trial)

@@ -24,7 +24,7 @@ GROUPS = {
 # What most people need of commands with many options; `--help-all` shows the others too.
 COMMON = {
     "train": (
-        *("data", "out", "backbone", "weights", "train", "epochs", "batch_size", "rate", "test_classes"),
+        *("data", "out", "backbone", "weights", "train", "epochs", "batch_size", "lr", "test_classes"),
         *("val_classes", "loss", "preset", "resume", "seed"),
     ),
 }

@@ -181,7 +181,7 @@ def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store"
     from os import cpu_count
     from time import perf_counter
 
-    from tammes.cli.job import stop_on_signal
+    from tammes.training.train import stop_on_signal
     from tammes.gallery.indexing import Indexed, difference, index
 
     with working("looking for what has changed"):

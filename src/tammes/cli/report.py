@@ -8,9 +8,9 @@ import tyro
 
 from tammes.cli.console import default, optional, said
 from tammes.cli.outputs import place_for
-from tammes.cli.train import of_vectors
 from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
+from tammes.io.files import is_vector_file
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _write(out: Path, content: str) -> int:
 
 
 def _of_run(config: Report, run: Any) -> str:
-    from tammes.cli.items import items_of
+    from tammes.run import items_of
     from tammes.report import look, run_page
 
     _check_run(config, run)
@@ -127,7 +127,7 @@ def _check_run(config: Report, run: Any) -> None:
     data = run.read("config", needs=OPTIONS).get("data", "")
     if run.read("results", needs=("trained",))["trained"] is None:
         return
-    if not of_vectors(data):
+    if not is_vector_file(data):
         check_place(data)
     elif config.skip_bad:
         raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")

@@ -65,7 +65,7 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from tammes.metrics import TITLES
-    from tammes.training.verdict import in_words
+    from tammes.training.verdict import describe
 
     table = Table(title=escape(printable(f"runs in {folder}")))
     for column in ("run", "state", "data", "loss", "centroids", "epochs"):
@@ -80,8 +80,8 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
         table.add_row(*(escape(printable(str(each))) for each in told), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
     for record in records:
-        if in_words(record):
-            print(f"{printable(str(Path(record['run']).relative_to(folder)))}: {in_words(record)}")
+        if describe(record):
+            print(f"{printable(str(Path(record['run']).relative_to(folder)))}: {describe(record)}")
 
 
 def _remove(config: Runs, folder: Path) -> None:

@@ -15,11 +15,6 @@ _BLOCK = 1 << 22  # numbers that are looked at together
 _EXPECTED = "Expected a .npz or .parquet file with `vectors` and `labels`."
 
 
-def of_vectors(data: str | Path) -> bool:
-    """Whether data is a file of vectors, by its name."""
-    return Path(data).suffix.lower() in (".npz", ".parquet") and not Path(data).is_dir()
-
-
 @dataclass(frozen=True)
 class Vectors:
     """Vectors, the class of each, and what else a file says of them.

@@ -24,7 +24,7 @@ from tammes.io.schema import read_json
 from tammes.metrics import TITLES
 from tammes.models.embedder import Embedder, load
 from tammes.training.run_folder import Run
-from tammes.training.verdict import PRETRAINED, WHITENED, in_words
+from tammes.training.verdict import PRETRAINED, WHITENED, describe
 
 LIBRARY = "tammes"
 LICENCES = {"apache-2.0": Path(__file__).with_name("apache-2.0.txt")}  # texts that are here, by the hub's names
@@ -263,8 +263,8 @@ def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
             cells = ["" if row.get(name) is None else f"{100 * row[name]:.2f}" for name in names]
             lines += [f"| {what} | " + " | ".join(cells) + " |"] if row else []
         lines += [""]
-    if card.results is not None and in_words(card.results):
-        lines += [in_words(card.results), ""]
+    if card.results is not None and describe(card.results):
+        lines += [describe(card.results), ""]
     if card.threshold is not None:
         lines += [f"Two images up to {card.threshold:.4f} apart (Euclidean) are taken for the same class.", ""]
     side, size = embedder.shorter_side, embedder.size

@@ -91,5 +91,3 @@ def format_bytes(num_bytes: int | float) -> str:
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
 
-
-in_words = format_bytes  # the name that cli/feeding.py still imports

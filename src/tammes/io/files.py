@@ -185,3 +185,8 @@ def synchronise(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+def is_vector_file(data: str | Path) -> bool:
+    """Whether data is a file of vectors, by its name."""
+    return Path(data).suffix.lower() in (".npz", ".parquet") and not Path(data).is_dir()

@@ -89,7 +89,7 @@ class Method:
     def defaults(self) -> Mapping[str, Any]:
         """The options that a person may set, with their defaults; the others follow from the data."""
         kinds = get_type_hints(self.loss.__init__)
-        return {name: each.default for name, each in self.options.items() if _in_words(kinds[name]) != _NOT_TYPED}
+        return {name: each.default for name, each in self.options.items() if _describe_kind(kinds[name]) != _NOT_TYPED}
 
     @property
     def mines(self) -> bool:
@@ -127,7 +127,9 @@ class Method:
             try:
                 found[name] = _typed(value.strip(), kinds[name])
             except ValueError:
-                raise UserError(f"{name} of {self.title} must be {_in_words(kinds[name])}, got {value!r}.") from None
+                raise UserError(
+                    f"{name} of {self.title} must be {_describe_kind(kinds[name])}, got {value!r}."
+                ) from None
         return found
 
     def built_on(self, base: str | None) -> "Method":
@@ -173,9 +175,9 @@ def _typed(text: str, kind: Any) -> Any:
     raise ValueError
 
 
-def _in_words(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
-        return next(_in_words(each) for each in get_args(kind) if each is not NoneType)
+        return next(_describe_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is Literal:
         return " or ".join(str(each) for each in get_args(kind))
     words = {int: "a whole number", float: "a finite number", bool: "True or False"}

@@ -22,7 +22,7 @@ from tammes.report.projection import Way, flat, shown_items
 from tammes.report.thumbnails import Album, sheets
 from tammes.training.embedding import Items
 from tammes.training.run_folder import Run, centroids_of
-from tammes.training.verdict import PRETRAINED, in_words, measured_rows
+from tammes.training.verdict import PRETRAINED, describe, measured_rows
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 # What a page cannot do without.
@@ -183,7 +183,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
         rows=cells,
         titles=[TITLES[name] for name in names],
         test=f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen",
-        verdict=in_words(results),
+        verdict=describe(results),
         remark=remark,
         chart=bar_chart(bars, title="Before and after", unit="%") if bars else Markup(""),
         facts=_facts(run, results, config),

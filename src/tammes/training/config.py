@@ -156,18 +156,23 @@ class TrainConfig:
 
     def command(self) -> str:
         """The command that repeats this run."""
-        words = ["tammes", "train", self.data]
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if name == "data" or value is None or value == () or (name == "init" and self.source is not None):
-                continue
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                if name in ("mirror", "keep_init") or value != _USUAL[name]:
-                    words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
-        return shlex.join(words)
+        saved = {name: value for name, value in vars(self).items() if name in _NAMES and value is not None}
+        if self.source is not None:
+            del saved["init"]
+        usual = [name for name, value in _USUAL.items() if isinstance(value, bool) and saved[name] == value]
+        return command_of(saved.pop("data"), {name: value for name, value in saved.items() if name not in usual})
+
+
+def command_of(data: str, options: Mapping[str, Any]) -> str:
+    """The command that trains with these options."""
+    words = ["tammes", "train", data]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value != ():
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
 
 
 def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainConfig:

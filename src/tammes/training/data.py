@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from tammes.data import Dataset, of_classes, open_dataset
 from tammes.data.batches import Batches, batches
-from tammes.data.image_cache import Decoded, check_there, decode
+from tammes.data.image_cache import Decoded, check_there
 from tammes.data.samplers import check_sampler
 from tammes.data.splits import Split, relabel, split
 from tammes.errors import UserError
-from tammes.io.cache import in_words
-from tammes.io.console import CONTINUE, KEPT, duration, progress, say
+from tammes.io.cache import format_bytes
+from tammes.io.console import CONTINUE, duration, progress, say
 from tammes.io.machine import images_at_once
 from tammes.losses.mining import random_triplets
 from tammes.models.backbones import Backbone
@@ -25,6 +25,7 @@ from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
 from tammes.training.config import TrainConfig, number_or_file
 from tammes.training.distributed import number, rank
+from tammes.training.embedding import decode_for
 from tammes.training.run_folder import Run, open_finished
 from tammes.training.verdict import FEWEST_TRAINING, SHARE
 
@@ -173,18 +174,6 @@ def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> 
     return data.with_split(left)
 
 
-def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
-    """The images of a data set as a network wants them."""
-    with progress("decoding images", KEPT) as on_progress:
-        return decode(
-            dataset,
-            mode=wants.mode,
-            shorter_side=wants.shorter_side,
-            on_progress=on_progress,
-            skip_bad=skip_bad,
-        )
-
-
 def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None) -> Split:
     """Which images train, validate and test; where it is not said, enough training classes hold out some of them.
 
@@ -305,7 +294,7 @@ def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> 
             how = f"{views} views of each" if views else "centre crops"
             say(
                 f"{config.train}: computing the activations of {len(indices)} {what} images, {how}, once:"
-                f" {in_words(num_bytes)} in the cache, about {duration(seconds)}"
+                f" {format_bytes(num_bytes)} in the cache, about {duration(seconds)}"
             )
 
         computing = f"computing the activations of the {what} images"

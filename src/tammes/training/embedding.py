@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from tammes.data import READERS, Dataset, flat, open_dataset
 from tammes.data.batches import Batch, batches
-from tammes.data.image_cache import Decoded
+from tammes.data.image_cache import Decoded, decode
 from tammes.geometry import normalise
+from tammes.io.console import KEPT, progress
+from tammes.io.files import write_atomically
+from tammes.models.backbones import Backbone
 from tammes.models.embedder import Embedder
 from tammes.training.distributed import by_place
 
@@ -39,6 +46,18 @@ class Items:
     images: Decoded | None
     masks: dict[str, np.ndarray]
     what: str
+
+
+def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
+    """The images of a data set as a network wants them."""
+    with progress("decoding images", KEPT) as on_progress:
+        return decode(
+            dataset,
+            mode=wants.mode,
+            shorter_side=wants.shorter_side,
+            on_progress=on_progress,
+            skip_bad=skip_bad,
+        )
 
 
 def embed(
@@ -93,3 +112,26 @@ def vectors(
             on_progress(done, number)
     embedder.train(was_training)
     return by_place(rows, at, number).numpy()
+
+
+def embed_images(
+    embedder: Embedder, data: str, out: Path, *, batch_size: int | None = None, skip_bad: bool = False
+) -> dict[str, Any]:
+    """Write a .npz file with the vectors of images, their labels and paths; what was written.
+
+    Args:
+        data: any folder of images, with sub-folders or without, or any other data.
+    """
+    path = Path(data)
+    # Any folder will do: what is embedded needs no classes.
+    plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
+    dataset = flat(path) if plain else open_dataset(data)
+    images = decode_for(embedder, dataset, skip_bad=skip_bad)
+    chosen = images.without_bad(np.arange(len(dataset)))
+    with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
+        found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
+    content = BytesIO()
+    labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
+    np.savez(content, vectors=found, labels=labels, paths=paths)
+    write_atomically(out, content.getvalue())
+    return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}

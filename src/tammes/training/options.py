@@ -1,4 +1,4 @@
-"""The options of a training on images: what `tammes.train` and `tammes train` take. All may be left out."""
+"""The options of a training, on images and on vectors, as `tammes train` takes them. All may be left out."""
 
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
@@ -17,10 +17,11 @@ Init = Literal["random", "pca", "whiten"]
 Sampler = Literal["shuffled", "balanced", "pk"]
 Device = Literal["auto", "cpu"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
+VectorMethod = Literal["gradient", "ridge"]
 
 
 class TrainOptions(TypedDict, total=False):
-    """The options that were given; `resolve` fills in all others."""
+    """The options of a training on images that were given; `resolve` fills in all others."""
 
     preset: Annotated[
         Preset,
@@ -252,3 +253,43 @@ class TrainOptions(TypedDict, total=False):
         ),
     ]
     tensorboard: Annotated[bool, Doc("Write curves for TensorBoard into the run folder.")]
+
+
+class VectorOptions(TypedDict, total=False):
+    """The options that were given; the estimator has defaults for the others."""
+
+    method: Annotated[
+        VectorMethod,
+        Doc("gradient, or ridge: the regression onto the centroids in closed form, in seconds. (default: gradient)"),
+    ]
+    loss: Annotated[str, Doc("discriminative (the paper's), hard-discriminative or softmax. (default: discriminative)")]
+    loss_options: Annotated[
+        tuple[str, ...], Doc("Options of the loss, such as push=0.2; `tammes losses NAME` lists them.")
+    ]
+    centroids: Annotated[str, Doc("The class centroids: place, one-hot, kmeans, simplex, … (default: place)")]
+    push: Annotated[float, Doc("Weight of the term that pushes a vector from the other classes' centroids.")]
+    weighting: Annotated[Weighting, Doc("For classes of different size (discriminative only). (default: none)")]
+    temperature: Annotated[float, Doc("How soft the hard negatives are chosen (hard-discriminative only).")]
+    dim: Annotated[int, Doc("Dimension of an embedding. (default: as the vectors have, up to 256)")]
+    hidden: Annotated[
+        tuple[int, ...],
+        Doc("Widths of hidden layers between vectors and embedding; without them the map is linear."),
+    ]
+    class_layer: Annotated[bool, Doc("A layer on top of the embedding, in which the centroids are.")]
+    centroid_dim: Annotated[int, Doc("Outputs of the class layer. (default: one per class, at most 512)")]
+    epochs: Annotated[int, Doc("Passes over the training vectors. (default: as many as make 500 steps)")]
+    batch_size: Annotated[int, Doc("Vectors in a batch. (default: 256)")]
+    lr: Annotated[float, Doc("Learning rate. (default: 0.003)")]
+    weight_decay: Annotated[float, Doc("Of weights; biases have none. (default: 0.0005)")]
+    test_classes: Annotated[
+        str,
+        Doc(
+            "Classes to test on: a fraction, a number, or a file with one class name a line; 0 trains on everything."
+            " (default: the second half)"
+        ),
+    ]
+    val_classes: Annotated[
+        str,
+        Doc("Training classes to hold out, a fraction or a number; 0 for none. (default: a fifth of 20 or more)"),
+    ]
+    seed: Annotated[int, Doc("Of everything that is random. (default: 0)")]

@@ -117,7 +117,7 @@ def by_class(
     return np.bincount(codes).tolist(), right.round(6).tolist()
 
 
-def in_words(results: Mapping[str, Any]) -> str:
+def describe(results: Mapping[str, Any]) -> str:
     """The verdict of results.json in one or two sentences; "" of a run that has none."""
     found = results.get("verdict")
     if found is None:

@@ -1,62 +1,18 @@
 """The options of a training on vectors, and the configuration that they come to."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
-from typing_extensions import Doc
 
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, unknown_name
 from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
-from tammes.training.config import check_values, read_config
-from tammes.training.options import Weighting
+from tammes.training.config import check_values, command_of, read_config
+from tammes.training.options import VectorMethod, VectorOptions, Weighting
 from tammes.training.run_folder import Run
-
-VectorMethod = Literal["gradient", "ridge"]
-
-
-class VectorOptions(TypedDict, total=False):
-    """The options that were given; the estimator has defaults for the others."""
-
-    method: Annotated[
-        VectorMethod,
-        Doc("gradient, or ridge: the regression onto the centroids in closed form, in seconds. (default: gradient)"),
-    ]
-    loss: Annotated[str, Doc("discriminative (the paper's), hard-discriminative or softmax. (default: discriminative)")]
-    loss_options: Annotated[
-        tuple[str, ...], Doc("Options of the loss, such as push=0.2; `tammes losses NAME` lists them.")
-    ]
-    centroids: Annotated[str, Doc("The class centroids: place, one-hot, kmeans, simplex, … (default: place)")]
-    push: Annotated[float, Doc("Weight of the term that pushes a vector from the other classes' centroids.")]
-    weighting: Annotated[Weighting, Doc("For classes of different size (discriminative only). (default: none)")]
-    temperature: Annotated[float, Doc("How soft the hard negatives are chosen (hard-discriminative only).")]
-    dim: Annotated[int, Doc("Dimension of an embedding. (default: as the vectors have, up to 256)")]
-    hidden: Annotated[
-        tuple[int, ...],
-        Doc("Widths of hidden layers between vectors and embedding; without them the map is linear."),
-    ]
-    class_layer: Annotated[bool, Doc("A layer on top of the embedding, in which the centroids are.")]
-    centroid_dim: Annotated[int, Doc("Outputs of the class layer. (default: one per class, at most 512)")]
-    epochs: Annotated[int, Doc("Passes over the training vectors. (default: as many as make 500 steps)")]
-    batch_size: Annotated[int, Doc("Vectors in a batch. (default: 256)")]
-    lr: Annotated[float, Doc("Learning rate. (default: 0.003)")]
-    weight_decay: Annotated[float, Doc("Of weights; biases have none. (default: 0.0005)")]
-    test_classes: Annotated[
-        str,
-        Doc(
-            "Classes to test on: a fraction, a number, or a file with one class name a line; 0 trains on everything."
-            " (default: the second half)"
-        ),
-    ]
-    val_classes: Annotated[
-        str,
-        Doc("Training classes to hold out, a fraction or a number; 0 for none. (default: a fifth of 20 or more)"),
-    ]
-    seed: Annotated[int, Doc("Of everything that is random. (default: 0)")]
 
 
 @dataclass(frozen=True)
@@ -88,16 +44,11 @@ class VectorConfig:
 
     def command(self) -> str:
         """The command that repeats this run."""
-        words = ["tammes", "train", self.data]
-        for field in fields(self):
-            value, flag = getattr(self, field.name), field.name.replace("_", "-")
-            if field.name == "data" or value is None or value in (True, (), "none"):
-                continue
-            if field.name in ONLY_GRADIENT and self.method == "ridge":
-                continue
-            words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
-            words += [] if value is False else map(str, value if isinstance(value, tuple) else (value,))
-        return shlex.join(words)
+        ridge = ONLY_GRADIENT if self.method == "ridge" else ()
+        saved = {name: value for name, value in vars(self).items() if value is not None and name not in ridge}
+        if self.class_layer:
+            saved.pop("class_layer", None)
+        return command_of(saved.pop("data"), saved)
 
 
 ONLY_GRADIENT = (

@@ -36,7 +36,7 @@ def write_learner(learner: "MetricLearner", folder: Path) -> None:
         "format": FORMAT,
         "version": __version__,
         "options": {name: _plain(name, value) for name, value in learner.get_params(deep=False).items()},
-        "classes": _classes_in_words(learner.classes_),
+        "classes": _classes_as_json(learner.classes_),
         "held_out": np.flatnonzero(np.isin(learner.classes_, learner.held_out_classes_)).tolist(),
         "columns": list(getattr(learner, "feature_names_in_", ())) or None,
         "epochs": int(learner.n_iter_),
@@ -153,7 +153,7 @@ def _plain(option: str, value: Any) -> Any:
     raise UserError(f"{option}={value!r} cannot be saved. Give a number or a text first: set_params({option}=…).")
 
 
-def _classes_in_words(classes: ndarray) -> dict[str, Any]:
+def _classes_as_json(classes: ndarray) -> dict[str, Any]:
     kind = "text" if classes.dtype.kind == "U" else str(classes.dtype)
     values = classes.tolist()
     if kind not in ("text", "object", *_KINDS) or (kind == "object" and not all(isinstance(v, str) for v in values)):

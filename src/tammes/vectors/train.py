@@ -15,22 +15,23 @@ from numpy import ndarray
 
 from tammes.data import Dataset, Vectors
 from tammes.data.splits import Split, split
-from tammes.data.vectors import of_vectors, vectors
+from tammes.data.vectors import vectors
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import if_stopped, progress, say, working
+from tammes.io.files import is_vector_file
 from tammes.io.machine import environment
 from tammes.losses import WITH_CENTROIDS
 from tammes.metrics import evaluate
 from tammes.training.config import number_or_file
 from tammes.training.data import started_with
 from tammes.training.evaluation import RESTARTS, protocol
+from tammes.training.options import VectorOptions
 from tammes.training.run_folder import Run, check_new, create, held, open_run
 from tammes.training.train import OnEpoch, stop_on_signal, stopped_run, take_over, to_resume
 from tammes.vectors.config import (
     USUAL,
     VectorConfig,
-    VectorOptions,
     check_options,
     load_vector_config,
     options_of_loss,
@@ -190,7 +191,7 @@ def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
 
 def other_vectors(learner: MetricLearner, run: Run, file: str) -> Vectors:
     """The vectors of another file, for a learner of these many columns."""
-    if not of_vectors(file):
+    if not is_vector_file(file):
         raise UserError(f"{run.folder} was trained on vectors: give it a .npz or .parquet file of them, not {file}.")
     found = vectors(Path(file))
     if found.vectors.shape[1] != learner.n_features_in_:
@@ -353,9 +354,7 @@ def _loop(
             epoch.save(run)
             say(_describe(line), log)
             if on_epoch is not None and on_epoch(run, line):
-                raise UserError(
-                    "on_epoch cannot stop a training on vectors, which chooses its last epoch. Set epochs."
-                )
+                raise UserError("on_epoch cannot stop a training on vectors, which chooses its last epoch. Set epochs.")
             watch.steps = 0
 
 

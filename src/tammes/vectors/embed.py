@@ -1,38 +1,24 @@
-"""`tammes embed` of vectors: a block at a time, from a file that is mapped into one that is whole or not there."""
+"""Vectors through a learner, a block at a time: from a file that is mapped into one that is whole or not there."""
 
-from dataclasses import fields
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 from numpy import ndarray
 
-from tammes.cli.embed import Embed
-from tammes.cli.vectors_job import other_vectors, output_dtype
 from tammes.data import Vectors
-from tammes.errors import UserError
-from tammes.io.console import print_json, progress
+from tammes.io.console import progress
 from tammes.io.files import written_whole
-from tammes.training.run_folder import open_run
-from tammes.vectors import MetricLearner
+from tammes.training.run_folder import Run
+from tammes.vectors.learner import MetricLearner
+from tammes.vectors.train import other_vectors, output_dtype
 
 
-def embed_vectors(config: Embed, out: Path) -> None:
-    """Read, transform, write; in bounded memory where the file is mapped."""
-    known = {field.name: field.default for field in fields(Embed)}
-    for option in ("embedding", "batch_size", "skip_bad", "device"):
-        if getattr(config, option) != known[option]:
-            flag = "--" + option.replace("_", "-")
-            raise UserError(f"{flag} is for images, and {config.model} was trained on vectors: leave it out.")
-    run = open_run(config.model)
+def embed_vectors(run: Run, file: str, out: Path) -> tuple[int, int]:
+    """Write what the learner of a run makes of the vectors of a file; how many there are, and their dimension."""
     learner = MetricLearner.load(run.folder)
-    found = other_vectors(learner, run, config.data)
-    dim = _written(learner, found, out)
-    record = {"file": str(config.out), "vectors": len(found), "dim": dim}
-    if config.json:
-        print_json(record)
-    else:
-        print(f"{len(found)} vectors of {dim} dimensions in {config.out}")
+    found = other_vectors(learner, run, file)
+    return len(found), _written(learner, found, out)
 
 
 def _written(learner: MetricLearner, found: Vectors, out: Path) -> int:

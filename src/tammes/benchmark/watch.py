@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tammes.benchmark.cells import DONE, FAILED, RUNNING, Cell
 from tammes.benchmark.plan import Method, Plan
-from tammes.cli.benchmark_job import seconds_left
+from tammes.benchmark.runner import seconds_left
 from tammes.io.console import duration, say
 from tammes.training.run_folder import Run, is_run
 

@@ -1,4 +1,4 @@
-"""What `tammes benchmark` does with a cell: the very job of `tammes train`, measured in every layer; or timed."""
+"""Runs the cells of a benchmark: each is a training like any other, measured in every layer; or timed."""
 
 import os
 import shutil
@@ -17,30 +17,26 @@ from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, SCHEMA, WAITI
 from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
-from tammes.cli.checks import check
-from tammes.cli.feeding import VIEWS, Data, keep, load_data, training_batches
-from tammes.cli.job import DataOf, run_job
-from tammes.cli.making import make_loss
-from tammes.cli.measuring import evaluated, measured
-from tammes.cli.networks import freeze, make_embedder
-from tammes.cli.options import DIM, recipe, resolved
-from tammes.cli.saved import saved_options
-from tammes.cli.train import Train
-from tammes.data.splits import relabel
 from tammes.errors import UserError
 from tammes.io.machine import device, environment
 from tammes.models.embedder import load
 from tammes.models.feature_cache import Frozen, file_of
+from tammes.training.build import build_backbone, build_embedder, build_loss, cut_of, freeze
+from tammes.training.config import TrainConfig, load_config, resolve
+from tammes.training.data import Data, keep_activations, load_data, training_batches
+from tammes.training.evaluation import evaluate_images, measure
 from tammes.training.objectives import Objective
+from tammes.training.options import TrainOptions
 from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.train import resume_images, train_images
 from tammes.training.verdict import EPOCH, is_epoch, not_judged
 
 POLL = 1.0  # seconds between looks at what other processes do
 TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them
 # What of a run's options a table says of itself.
-SAID = (
+SHOWN = (
     *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
-    *("mirror", "shift", "start", "keep_start"),
+    *("mirror", "shift", "init", "keep_init"),
 )
 
 
@@ -58,7 +54,7 @@ def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
         if cell.method.missing is None:
             try:
                 with _silenced():
-                    check(options_of(plan, cell, data, cell.changes))
+                    config_of(plan, cell, data, cell.changes)
             except UserError as error:
                 raise UserError(f"{plan.file}: method {cell.method.name!r}: {error}") from None
 
@@ -134,7 +130,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the table, and measure on the test classes in every layer."""
     best = chosen(plan, cell.out, cell.preset, cell.method)
     assert best is not None, "a cell is run when its search is done"
-    _train(options_of(plan, cell, data, best), cell.folder, untrained=_untrained(plan, cell))
+    _train(config_of(plan, cell, data, best), pretrained=_pretrained(plan, cell))
     run = Run(cell.folder)
     if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
@@ -153,7 +149,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
         "chosen": best,
         "training_seconds": round(results["seconds"], 2),
         "command": results["command"],
-        "config": _said(run.read("config")),
+        "config": _shown(run.read("config")),
     }
     if compares_centroids(plan):
         found["distances"] = centroid_distances(run)
@@ -164,17 +160,16 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     return found
 
 
-def _said(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that a table speaks of; a file of weights by its name, views as they are by default."""
-    views = VIEWS.get(config["train"]) if config["views"] is None else config["views"]
-    return {name: config[name] for name in SAID} | {"weights": Path(config["weights"]).name, "views": views}
+def _shown(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that a table speaks of; a file of weights by its name."""
+    return {name: config[name] for name in SHOWN} | {"weights": Path(config["weights"]).name}
 
 
 def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """Train for the search and measure on the quarter that did not train."""
     assert cell.quarter is not None
-    options = replace(options_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
-    _train(options, cell.folder, lambda config, classes, _: without_quarter(config, cell.quarter or 0, classes))
+    config = replace(config_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
+    _train(config, quarter=cell.quarter)
     lines = Run(cell.folder).epochs()
     return {
         "changes": cell.changes,
@@ -184,8 +179,8 @@ def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     }
 
 
-def _untrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
-    """What a cell that is done has measured of the same untrained backbone: half of an evaluation is spared.
+def _pretrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
+    """What a cell that is done has measured of the same pretrained backbone: half of an evaluation is spared.
 
     Network, weights and classes are the same for all methods of a preset; without weights, and with classes held out by
     the seed, also the seed must be.
@@ -201,47 +196,39 @@ def _untrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
     return None
 
 
-def _train(
-    config: Train,
-    folder: Path,
-    data_of: DataOf = load_data,
-    untrained: dict[str, Any] | None = None,
-) -> None:
+def _train(config: TrainConfig, *, quarter: int | None = None, pretrained: dict[str, Any] | None = None) -> None:
     """Train into a run folder, from where it stopped if it did."""
-    state = Run(folder).state if is_run(folder) else None
+
+    def select(data: Data) -> Data:
+        return data if quarter is None else held_out_quarter(data, quarter)
+
+    state = Run(config.out).state if is_run(config.out) else None
     if state == "finished":
         return
     if state == "interrupted":
-        run_job(Train(resume=folder), data_of, untrained)
+        resume_images(config.out, select=select, pretrained=pretrained)
         return
-    if folder.exists():  # killed before its first checkpoint: nothing is lost
-        shutil.rmtree(folder)
-    run_job(config, data_of, untrained)
+    if config.out.exists():  # killed before its first checkpoint: nothing is lost
+        shutil.rmtree(config.out)
+    train_images(config, select=select, pretrained=pretrained)
 
 
-def options_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> Train:
-    """The options of `tammes train` for a cell; the learning rate of the backbone goes with that of the new layers."""
+def config_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> TrainConfig:
+    """The configuration of a cell; the learning rate of the backbone goes with that of the new layers."""
     # Nothing is held out of what trains for a table unless the plan says so.
-    options: dict[str, Any] = {"val_classes": "0"} | plan.options(cell.method)
+    given: dict[str, Any] = {"val_classes": "0"} | plan.options(cell.method)
+    given |= {"preset": cell.preset, "seed": cell.seed}
     if cell.quarter is not None and plan.search is not None:
-        options |= plan.search.train
-    config = Train(data=data, out=cell.folder, preset=cell.preset, seed=cell.seed, **options)  # type: ignore[arg-type]
-    if "rate" in changes:
-        whole = resolved(config)
-        usual = recipe(whole)
-        if whole.train != "head":  # where there is none
-            changes = changes | {"backbone_rate": changes["rate"] * usual["backbone_rate"] / usual["rate"]}
-    own = tuple(f"{name}={value}" for name, value in changes.items() if not hasattr(config, name))
-    changes = {name: value for name, value in changes.items() if hasattr(config, name)}
-    return replace(config, **changes, loss_options=(*config.loss_options, *own))
-
-
-def without_quarter(config: Train, quarter: int, classes: dict[str, list[str]] | None = None) -> Data:
-    """The images of a trial; an error if their classes are no longer those that the search was begun with."""
-    data = held_out_quarter(load_data(config), quarter)
-    if classes is not None and classes != data.classes():
-        raise UserError(f"the classes in {config.data} are no longer those that the search was started with.")
-    return data
+        given |= plan.search.train
+    if "lr" in changes:
+        usual = resolve(data, given, cell.folder)  # type: ignore[arg-type]
+        if usual.train != "head":  # where there is none
+            changes = changes | {"backbone_lr": changes["lr"] * usual.backbone_lr / usual.lr}
+    own = tuple(f"{name}={value}" for name, value in changes.items() if name not in TrainOptions.__annotations__)
+    given |= {name: value for name, value in changes.items() if name in TrainOptions.__annotations__}
+    if own:
+        given["loss_options"] = (*given.get("loss_options", ()), *own)
+    return resolve(data, given, cell.folder)  # type: ignore[arg-type]
 
 
 def held_out_quarter(data: Data, quarter: int) -> Data:
@@ -253,18 +240,16 @@ def held_out_quarter(data: Data, quarter: int) -> Data:
         data.split, train=train, val=val, test=nothing, val_classes=held_out, test_classes=nothing,
         train_classes=np.setdiff1d(data.split.train_classes, held_out),
     )  # fmt: skip
-    relabelled, numbers = relabel(labels, train)
-    names = tuple(data.dataset.class_names[number] for number in numbers)
-    return replace(data, split=parts, labels=relabelled, class_names=names)
+    return data.with_split(parts)
 
 
 def _in_layer(run: Run, layer: str) -> dict[str, Any]:
     """A trained network measured in another layer than its own, from what is kept of the images if anything is."""
-    config = saved_options(run)
+    config = load_config(run)
     embedder = load(run.folder / LAST, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
-    data = load_data(config, run.read("classes"))
-    data = replace(data, kept=keep(config, data, freeze(config, embedder)))
-    return evaluated(embedder, data, data.split.test)
+    data = load_data(config, embedder, run.read("classes"))
+    data = replace(data, kept=keep_activations(config, data, freeze(config, embedder)))
+    return evaluate_images(embedder, data, data.split.test)
 
 
 def _small(measures: dict[str, Any]) -> dict[str, float]:
@@ -278,30 +263,29 @@ def timed(plan: Plan, cell: Cell, data: str) -> tuple[float, float]:
     """
     first = next(iter(combinations(plan, cell.out, cell.preset, cell.method)), {})
     with _silenced():
-        config = resolved(options_of(plan, cell, data, first))
-        images = load_data(config)
-    embedder = make_embedder(config, images.num_classes).to(device(config.device))
-    config = replace(config, cut=(config.cut or embedder.default_cut) if config.train == "top" else None)
-    options, loss = recipe(config), make_loss(config, images, embedder).to(embedder.mean.device)
+        config = config_of(plan, cell, data, first)
+        made = build_backbone(config)
+        images = load_data(config, made)
+    embedder = build_embedder(config, made, images.num_classes).to(device(config.device))
+    loss = build_loss(config, images, embedder).to(embedder.mean.device)
     given, labels, _ = next(iter(training_batches(config, images, 1)))
     inputs, labels = given[:TIMED].to(embedder.mean.device), labels[:TIMED].to(embedder.mean.device)
     frozen, once = None, 0.0
     if config.train != "all":
-        frozen = Frozen(embedder.eval(), config.cut)
+        frozen = Frozen(embedder.eval(), cut_of(config, embedder))
         with torch.no_grad():
             each = _seconds(lambda: frozen.below(inputs)) / len(labels)
             inputs = frozen.below(inputs)
-        views = VIEWS[str(config.train)] if config.views is None else config.views
-        how: dict[str, Any] = {"crop": images.size, "mirror": options["mirror"], "padding": options["shift"]}
+        how: dict[str, Any] = {"crop": images.size, "mirror": config.mirror, "padding": config.shift}
         parts = images.split
         learning = parts.train if parts.val is None else np.union1d(parts.train, parts.val)
-        for indices, number in ((learning, views), (parts.test, 0)):
+        for indices, number in ((learning, config.views or 0), (parts.test, 0)):
             if not file_of(frozen, images.images, indices, views=number, **how).exists():
                 once += each * len(indices) * max(1, number)
     objective = Objective(embedder, loss, features=None if frozen is None else frozen.above)
     step = _seconds(lambda: objective(inputs, labels)["loss"].backward())
-    training = step / len(labels) * training_batches(config, images, 1).num_images * options["epochs"]
-    return training + (1 + len(plan.layers)) * _to_measure(images, config.dim or DIM), once
+    training = step / len(labels) * training_batches(config, images, 1).num_images * config.epochs
+    return training + (1 + len(plan.layers)) * _to_measure(images, config.dim), once
 
 
 def _to_measure(images: Data, dim: int) -> float:
@@ -312,7 +296,7 @@ def _to_measure(images: Data, dim: int) -> float:
     vectors = np.random.default_rng(0).normal(size=(len(test), dim)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     started = perf_counter()
-    measured(vectors, images.dataset, test)
+    measure(vectors, images.dataset, test)
     return perf_counter() - started
 
 
