@@ -66,7 +66,7 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], Path, int], None]:
     """Train by a command into a folder, stop it after so many steps as Ctrl-C would, and go on to its end."""
-    from tammes.cli import job, main
+    from tammes.cli import main
 
     def run(command: list[str], out: Path, steps: int) -> None:
         left = [steps]
@@ -76,7 +76,7 @@ def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str],
             return left[0] == 0
 
         with monkeypatch.context() as patch:
-            patch.setattr(job, "stop_on_signal", lambda: nullcontext(stop))
+            patch.setattr("tammes.training.train.stop_on_signal", lambda: nullcontext(stop))
             with pytest.raises(SystemExit):
                 main([*command, "--out", str(out)])
         main(["train", "--resume", str(out)])
@@ -105,7 +105,7 @@ def started() -> Callable[[list[str], Path], BaseProcess]:
     are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.cli.job", "timm", "tests.conftest"])
+    context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest"])
 
     def start(arguments: list[str], said: Path) -> BaseProcess:
         process = context.Process(target=in_one_thread, args=(arguments, said, dict(os.environ)), daemon=True)

@@ -190,7 +190,7 @@ if __name__ == "__main__":
     else:
         import lancedb  # noqa: F401
 
-        import tammes.cli.job
+        import tammes.training.train
 
-        assert tammes.cli.job  # what they take is not what images take
+        assert tammes.training.train  # what they take is not what images take
         print(json.dumps(fuzzed(Path(sys.argv[2]), int(sys.argv[3]))))

@@ -63,11 +63,9 @@ def exit_code(*arguments: str) -> int:
 @contextmanager
 def without_batch_norm() -> Iterator[None]:
     """Networks made in here have none, and of images a few are evaluated at a time."""
-    from tammes.cli import feeding
-
     with (
         patch.object(nn, "BatchNorm2d", lambda _: nn.Identity()),
-        patch.object(feeding, "images_at_once", lambda *_: 5),
+        patch("tammes.training.data.images_at_once", lambda *_: 5),
     ):
         yield
 
@@ -75,15 +73,13 @@ def without_batch_norm() -> Iterator[None]:
 @contextmanager
 def stopped_after(steps: int, *, here: bool) -> Iterator[None]:
     """Commands in here are asked to stop after so many steps; here, or in another process."""
-    from tammes.cli import job
-
     count = iter(range(1, 10_000))
 
     @contextmanager
     def asked() -> Iterator[Callable[[], bool]]:
         yield lambda: next(count) == steps and here
 
-    with patch.object(job, "stop_on_signal", asked):
+    with patch("tammes.training.train.stop_on_signal", asked):
         yield
 
 
@@ -128,7 +124,7 @@ def trained(name: str) -> Mapping[str, Tensor]:
 
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
-    optimizer = torch.optim.SGD(objective.parameters(), lr=RATES.get(name, 0.01 * max(0.1, method.rate)), momentum=0.9)
+    optimizer = torch.optim.SGD(objective.parameters(), lr=RATES.get(name, 0.01 * max(0.1, method.lr)), momentum=0.9)
     epochs = 10 if method.each_on_its_own else 3  # a hinge makes more of a last digit with every step
     layer = embedder.new_layers()[0]
     begun = layer.weight.detach().clone()

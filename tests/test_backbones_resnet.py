@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tammes import UserError, evaluate
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import open_dataset
 from tammes.data.image_cache import decode
 from tammes.data.splits import split
@@ -22,6 +20,7 @@ from tammes.models.backbones.cuts import cut_points, default_cut, default_depths
 from tammes.models.backbones.resnet import KINDS, ResNet
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.training.embedding import embed
+from tests.configs import config_of
 
 
 def torchvisions(name: str) -> nn.Module:
@@ -141,9 +140,9 @@ def test_a_saved_model_keeps_its_form_and_is_not_turned_again(tmp_path: Path) ->
 
 def test_a_training_finds_the_form_in_the_file_or_is_told(tmp_path: Path) -> None:
     file = str(file_of_weights(tmp_path, "keras"))
-    assert resolved(Train("photos", backbone="resnet50", weights=file)).weights_form == "keras"
-    assert resolved(Train("photos", backbone="resnet50", weights="none")).weights_form == "torchvision"
-    assert resolved(Train("photos", backbone="googlenet", weights="none")).weights_form is None
+    assert config_of("photos", backbone="resnet50", weights=file).weights_form == "keras"
+    assert config_of("photos", backbone="resnet50", weights="none").weights_form == "torchvision"
+    assert config_of("photos", backbone="googlenet", weights="none").weights_form is None
 
 
 @pytest.mark.data

@@ -11,12 +11,11 @@ import torch
 
 import tammes
 from tammes.cli import main
-from tammes.cli.making import make_optimizer
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.losses import DiscriminativeLoss
 from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.build import build_optimizer
 from tammes.training.objectives import DAML, MORE_THAN_LOSSES, Base, ClassLayer, Objective
+from tests.configs import config_of
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 BUILT = [(name, base) for name, method in MORE_THAN_LOSSES.items() for base in method.bases]
@@ -67,7 +66,7 @@ def test_each_goes_on_to_the_very_same_weights(
 def test_hdc_trains_on_activations_that_are_kept(
     part: str, base: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--loss", "hdc", "--base", base, "--train", part, "--start", "pca", "--out", str(tmp_path / "run")]
+    given = ["--loss", "hdc", "--base", base, "--train", part, "--init", "pca", "--out", str(tmp_path / "run")]
     main(["train", str(waves), *SMALL, *given, "--json"])
     kept = json.loads(capsys.readouterr().out)["trained"]["recall_at_1"]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -80,7 +79,7 @@ def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, t
     """A run of another method must not find the features of three depths in the cache, nor the other way round."""
     for loss in ("hdc", "discriminative", "hdc"):
         main(["train", str(waves), *SMALL, "--loss", loss, "--train", "head", "--out", str(tmp_path / "run"),
-              "--start", "pca", "--keep-start", "False", "--overwrite"])  # fmt: skip
+              "--init", "pca", "--no-keep-init", "--overwrite"])  # fmt: skip
     assert tammes.load(tmp_path / "run").penultimate.features == (64, 64, 64)
 
 
@@ -112,9 +111,9 @@ def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, t
         ),
         (["--loss", "hdc", "--dim", "2"], "HDC has 3 heads: --dim must be at least 3, got 2."),
         (
-            ["--loss", "bier", "--train", "top", "--start", "pca", "--keep-start", "True", "--loss-options",
+            ["--loss", "bier", "--train", "top", "--init", "pca", "--keep-init", "--loss-options",
              "diversity=1"],
-            "diversity trains the penultimate layer, which --keep-start True keeps as it is: drop one.",
+            "diversity trains the penultimate layer, which --keep-init keeps as it is: drop one.",
         ),
         (["--loss", "hcd"], "unknown loss 'hcd'. Did you mean 'hdc'? Known: "),
     ],
@@ -129,14 +128,14 @@ def test_what_cannot_be_is_said(
 
 
 def test_an_embedding_has_the_length_that_the_paper_has() -> None:
-    lengths = {loss: resolved(Train(data="glyphs", loss=loss)).dim for loss in ("hdc", "bier", "daml", "triplet")}
+    lengths = {loss: config_of("glyphs", loss=loss).dim for loss in ("hdc", "bier", "daml", "triplet")}
     assert lengths == {"hdc": 384, "bier": 512, "daml": 256, "triplet": 256}
-    assert resolved(Train(data="glyphs", loss="hdc", dim=30)).dim == 30
+    assert config_of("glyphs", loss="hdc", dim=30).dim == 30
 
 
 def test_a_run_is_named_after_its_base() -> None:
     named = {
-        loss: resolved(Train(data="glyphs", loss=loss, base=base, centroids=centroids)).out
+        loss: config_of("glyphs", loss=loss, base=base, centroids=centroids).out
         for loss, base, centroids in (
             ("hdc", None, None),
             ("bier", "discriminative", "one-hot"),
@@ -164,12 +163,12 @@ def test_layers_of_a_base_have_one_output_for_each_class_or_none(waves: Path, tm
 
 
 def test_class_layers_of_a_base_train_as_new_layers_and_what_else_is_learned_at_its_own_rate() -> None:
-    config = resolved(Train(data="glyphs", loss="daml", base="discriminative", optimizer="sgd", rate=0.5, dim=8))
+    config = config_of("glyphs", loss="daml", base="discriminative", optimizer="sgd", rate=0.5, dim=8)
     embedder = Embedder(EmbedderConfig("conv4", 8))
     base = Base("discriminative", lambda dim: ClassLayer(dim, DiscriminativeLoss(4)))
     loss = DAML(base, 64, 8)
     objective = Objective(embedder, loss, on_features=True)
-    groups = make_optimizer(config, objective).param_groups
+    groups = build_optimizer(config, objective).param_groups
 
     def group(weight: torch.Tensor) -> dict[str, Any]:
         return next(each for each in groups if any(weight is other for other in each["params"]))

@@ -21,17 +21,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tammes import DiscriminativeLoss
-from tammes.cli import main, measuring, telling
-from tammes.cli.making import at_once
-from tammes.cli.networks import make_embedder
-from tammes.cli.options import resolved
-from tammes.cli.saved import command, saved_options
-from tammes.cli.train import Train
+from tammes.cli import main
 from tammes.models.embedder import load
+from tammes.training.build import at_once
+from tammes.training.config import command_of
+from tammes.training.evaluation import evaluate_images
 from tammes.training.objectives import Objective
 from tammes.training.presets import RECIPES, recipe_of
 from tammes.training.run_folder import Run, open_run
 from tests.compared import same_end
+from tests.configs import config_of, embedder_of
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")
 
@@ -81,7 +80,7 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     assert {"config.json", "environment.json", "classes.json", "metrics.jsonl", "checkpoint.safetensors"} <= names
     assert {"embedder.safetensors", "embedder.json", "results.json", "neighbours.png", "last"} <= names
     config = json.loads((trained / "config.json").read_text())
-    assert (config["epochs"], config["backbone"], config["rate"]) == (4, "conv4", RECIPES["characters"].rate)
+    assert (config["epochs"], config["backbone"], config["lr"]) == (4, "conv4", RECIPES["characters"].lr)
     classes = json.loads((trained / "classes.json").read_text())
     assert [len(classes[use]) for use in ("train", "val", "test")] == [3, 1, 4]
     assert "epoch   4" in (trained / "log.txt").read_text()
@@ -150,7 +149,7 @@ def test_a_new_run_starts_from_the_weights_of_another(
     trained: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "next"
-    main(["train", str(photos), "--out", str(out), "--epochs", "1", "--rate", "0", "--backbone-rate", "0",
+    main(["train", str(photos), "--out", str(out), "--epochs", "1", "--lr", "0", "--backbone-lr", "0",
           "--init-from", str(trained), "--val-classes", "1", *SMALL])  # fmt: skip
     before, after = weights(trained), weights(out)
     moved = [name for name in before if name.endswith("weight") and not np.array_equal(before[name], after[name])]
@@ -181,7 +180,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
         (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),
         (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
-        (["--start", "pca", "--init-from", "x"], "--init-from says what the layers begin as: leave out --start."),
+        (["--init", "pca", "--init-from", "x"], "--init-from says what the layers begin as: leave out --init."),
         (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
         (["--views", "2"], "--views says of how many crops activations are kept: it is for --train top or head."),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
@@ -189,7 +188,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
         (["--val-classes", "many"], "--val-classes must be a fraction or a number of classes, got 'many'."),
         (["--accumulate", "0"], "--accumulate must be at least 1, got 0."),
-        (["--rate", "-1"], "--rate must not be negative, got -1.0."),
+        (["--lr", "-1"], "--lr must not be negative, got -1.0."),
         (["--no-class-layer", "--centroid-dim", "7"], "--centroid-dim is the size of the class layer, which"),
         (["--centroids", "one-hot", "--centroid-dim", "3"], "--centroids one-hot with --centroid-dim 3: one-hot"),
     ],
@@ -204,7 +203,7 @@ def test_errors_say_what_to_type(
 
 def test_the_paper_preset_is_the_paper_to_the_letter() -> None:
     paper = RECIPES["paper"]
-    assert (paper.optimizer, paper.rate, paper.backbone_rate, paper.momentum) == ("sgd", 0.1, 0.01, 0.9)
+    assert (paper.optimizer, paper.lr, paper.backbone_lr, paper.momentum) == ("sgd", 0.1, 0.01, 0.9)
     assert (paper.schedule, paper.halve_every, paper.weight_decay) == ("halve", 5, 5e-4)
     assert (paper.batch_size, paper.epochs, paper.mirror, paper.centroids) == (128, 40, True, "one-hot")
 
@@ -235,8 +234,8 @@ def test_options_that_change_the_way_of_training_are_honoured(
 def test_batches_are_computed_in_pieces_where_that_is_the_same(
     backbone: str, changes: dict[str, Any], number: int | None
 ) -> None:
-    config = resolved(Train(backbone=backbone, weights="none", device="cpu"))
-    objective = Objective(make_embedder(config, 4), DiscriminativeLoss(4))
+    config = config_of(backbone=backbone, weights="none", device="cpu")
+    objective = Objective(embedder_of(config, 4), DiscriminativeLoss(4))
     assert at_once(replace(config, **changes), objective) == number
 
 
@@ -310,15 +309,15 @@ def test_a_run_begins_with_the_pooling_of_another(
 
 def test_layers_may_start_from_the_features(photos: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    still = ["--rate", "0", "--backbone-rate", "0", "--epochs", "1", "--start", "pca"]
+    still = ["--lr", "0", "--backbone-lr", "0", "--epochs", "1", "--init", "pca"]
     main(["train", str(photos), "--out", str(out), "--weights", str(trained / "embedder.safetensors"), *still, *SMALL])
     weight = weights(out)["penultimate.weight"]
     np.testing.assert_allclose(weight @ weight.T, np.eye(16), atol=1e-5)
 
 
 def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> None:
-    from_features = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--start", "whiten"]
-    from_features += ["--keep-start", "True"]
+    from_features = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--init", "whiten"]
+    from_features += ["--keep-init"]
     short, long = tmp_path / "short", tmp_path / "long"
     for out, epochs in ((short, "1"), (long, "3")):
         main(["train", str(photos), "--out", str(out), "--epochs", epochs, *from_features, *SMALL])
@@ -327,46 +326,35 @@ def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> Non
     assert np.array_equal(one["penultimate.bias"], three["penultimate.bias"])
     assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
     assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
-    assert "--start whiten --keep-start True" in json.loads((long / "results.json").read_text())["command"]
+    assert "--init whiten --keep-init" in json.loads((long / "results.json").read_text())["command"]
     assert "all of it but the embedding layer" in (long / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--start", "random"], "--keep-start True keeps what --start finds: give --start pca or --start whiten."),
+        (["--init", "random"], "--keep-init keeps what --init finds: give --init pca or --init whiten."),
         (
-            ["--start", "pca", "--train", "head", "--no-class-layer"],
-            "--keep-start True, --train head and --no-class-layer leave nothing to train: leave one out.",
+            ["--init", "pca", "--train", "head", "--no-class-layer"],
+            "--keep-init, --train head and --no-class-layer leave nothing to train: leave one out.",
         ),
     ],
 )
 def test_what_would_not_train_is_refused(
     options: list[str], complaint: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(
-        capsys, "train", str(photos), "--out", str(tmp_path / "run"), "--keep-start", "True", *options, *SMALL
-    )
+    said = refused(capsys, "train", str(photos), "--out", str(tmp_path / "run"), "--keep-init", *options, *SMALL)
     assert complaint in said
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_chosen_for_photographs() -> None:
     head, top = (recipe_of("default", "googlenet", train) for train in ("head", "top"))
-    assert (head.pool, head.start, head.keep_start) == ("max", "whiten", False)
-    assert (top.pool, top.start, top.keep_start) == ("max", "whiten", True)
+    assert (head.pool, head.init, head.keep_init) == ("max", "whiten", False)
+    assert (top.pool, top.init, top.keep_init) == ("max", "whiten", True)
     assert recipe_of("default", "resnet18", "top").pool == "published"
     for everything in (recipe_of("default", "googlenet", "all"), recipe_of("paper", "googlenet", "head")):
-        assert (everything.pool, everything.keep_start) == ("published", False)
-
-
-def test_a_run_of_before_poolings_could_be_chosen_keeps_its_own(trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained, tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    del config["pool"], config["keep_start"]
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"backbone": "googlenet", "train": "head"}))
-    options = saved_options(Run(tmp_path / "run"))
-    assert (options.pool, options.keep_start) == ("published", False)
+        assert (everything.pool, everything.keep_init) == ("published", False)
 
 
 def test_softmax_trains_the_same_network(photos: Path, tmp_path: Path) -> None:
@@ -598,9 +586,9 @@ def test_the_command_of_a_run_repeats_it(waves: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_run_is_what_a_shell_takes() -> None:
-    config = Train(data="My birds", out=Path("sp ace"), loss="triplet", loss_options=("margin=0.2",))
+    given = {"out": Path("sp ace"), "loss": "triplet", "loss_options": ("margin=0.2",)}
     words = ["tammes", "train", "My birds", "--out", "sp ace", "--loss", "triplet", "--loss-options", "margin=0.2"]
-    assert shlex.split(command(config)) == words
+    assert shlex.split(command_of("My birds", given)) == words
 
 
 def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_resumes(
@@ -612,7 +600,7 @@ def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_
     assert whole[0] is not None
     assert whole[1] is not None
     assert whole[2] is None  # after the last epoch the results have it
-    measure, calls = measuring.evaluated, 0
+    measure, calls = evaluate_images, 0
 
     def interrupted(*given: Any, **options: Any) -> dict[str, Any]:
         nonlocal calls
@@ -621,7 +609,7 @@ def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_
             signal.raise_signal(signal.SIGTERM)
         return measure(*given, **options)
 
-    monkeypatch.setattr(telling, "evaluated", interrupted)
+    monkeypatch.setattr("tammes.training.train.evaluate_images", interrupted)
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--out", str(tmp_path / "run")])
     assert stopped.value.code == 130

@@ -18,12 +18,13 @@ from safetensors.numpy import load_file
 
 import tammes
 from tammes import MetricLearner
-from tammes.cli import main, vectors_job
+from tammes.cli import main
 from tammes.data.vectors import vectors as read
 from tammes.errors import UserError
 from tammes.training.checkpoints import save_checkpoint
-from tammes.training.verdict import in_words
+from tammes.training.verdict import describe
 from tammes.vectors import statistics
+from tammes.vectors import train as vectors_train
 from tests.test_cli_train import printed, refused
 from tests.test_learner import blobs, brute_recall, unit
 
@@ -53,7 +54,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     run = tmp_path_factory.mktemp("runs") / "blobs"
-    main(["train", str(file), "--out", str(run), "--epochs", "6", "--rate", "0.01", "--seed", "2"])
+    main(["train", str(file), "--out", str(run), "--epochs", "6", "--lr", "0.01", "--seed", "2"])
     return run
 
 
@@ -185,7 +186,7 @@ def test_parquet_is_the_same(file: Path, trained: Path, tmp_path: Path) -> None:
     found = read(file)
     table = pyarrow.table({"vectors": list(np.asarray(found.vectors)), "labels": found.labels.tolist()})
     parquet.write_table(table, tmp_path / "blobs.PARQUET")
-    options = ["--epochs", "6", "--rate", "0.01", "--seed", "2"]
+    options = ["--epochs", "6", "--lr", "0.01", "--seed", "2"]
     main(["train", str(tmp_path / "blobs.PARQUET"), "--out", str(tmp_path / "run"), *options])
     ours, theirs = (load_file(run / "learner.safetensors") for run in (trained, tmp_path / "run"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
@@ -217,7 +218,7 @@ def test_a_run_folder_holds_what_everything_after_it_needs(trained: Path) -> Non
     assert "blobs.npz: 200 training vectors of 25 classes," in log
     assert "held out  5 of the training classes, to choose the epoch" in log
     assert found["verdict"]["judged"]
-    assert f"{in_words(found)}\n" in log
+    assert f"{describe(found)}\n" in log
     assert log.count("again, on all training classes") == learner.n_iter_
 
 
@@ -307,16 +308,16 @@ def test_queries_gallery_and_sequence_are_honoured(tmp_path: Path, capsys: pytes
 def test_what_does_not_fit_into_memory_is_measured_from_a_file(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vectors_job, "MOST_IN_MEMORY", 100)
+    monkeypatch.setattr("tammes.vectors.train.MOST_IN_MEMORY", 100)
     kinds = []
-    original = vectors_job._gathered
+    original = vectors_train._gathered
 
     def seen(*arguments: Any) -> Any:
         found = original(*arguments)
         kinds.append(type(found))
         return found
 
-    monkeypatch.setattr(vectors_job, "_gathered", seen)
+    monkeypatch.setattr("tammes.vectors.train._gathered", seen)
     before = sorted(trained.iterdir())
     rows = json.loads(printed(capsys, "evaluate", str(trained), "--json"))
     assert len(kinds) == 2
@@ -422,14 +423,14 @@ IMAGES_ONLY: list[list[str]] = [
     *(
         ["--views", "2"],
         ["--pool", "max"],
-        ["--keep-start", "True"],
+        ["--keep-init"],
         ["--embedding", "last"],
         ["--optimizer", "sgd"],
-        ["--backbone-rate", "0.1"],
+        ["--backbone-lr", "0.1"],
     ),
-    *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror", "True"], ["--shift", "1"]),
-    *(["--start", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
-    *(["--images-per-class", "4"], ["--proxy-rate", "1"]),
+    *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror"], ["--shift", "1"]),
+    *(["--init", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
+    *(["--images-per-class", "4"], ["--proxy-lr", "1"]),
     *(["--miner", "pml:HDCMiner"], ["--miner-options", "a=1"]),
     *(["--base", "discriminative"], ["--sync-batch-norm"], ["--reserve-classes", "2"]),
     *(["--continue-from", "x"], ["--compatible", "1"]),
@@ -448,12 +449,10 @@ def test_options_for_images_are_refused(
 
 
 def test_every_option_is_for_vectors_or_refused() -> None:
-    from dataclasses import fields
-
-    from tammes.cli.train import Train
+    from tammes.cli.train import Train, TrainVectors
 
     refused_here = {arguments[0].removeprefix("--").replace("-", "_") for arguments in IMAGES_ONLY}
-    assert {field.name for field in fields(Train)} == vectors_job.FOR_VECTORS | refused_here
+    assert set(Train.__annotations__) - set(TrainVectors.__annotations__) <= refused_here
 
 
 @pytest.mark.parametrize(
@@ -482,9 +481,9 @@ def test_every_option_is_for_vectors_or_refused() -> None:
         (["--centroids", "simplex", "--centroid-dim", "3"], "centroids='simplex' for 25 classes in 3 dimensions: "),
         (["--push", "2.0"], "push"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0."),
-        (["--rate", "0"], "--rate must be above 0, got 0.0."),
-        (["--rate", "1e30", "--loss", "softmax"], "the loss is not a finite number."),
-        (["--rate", "1e300"], "(now 1e+300): try a tenth, by learning_rate in Python or --rate of tammes train"),
+        (["--lr", "0"], "--lr must be above 0, got 0.0."),
+        (["--lr", "1e30", "--loss", "softmax"], "the loss is not a finite number."),
+        (["--lr", "1e300"], "(now 1e+300): try a tenth, by learning_rate in Python or --lr of tammes train"),
         (["--dim", str(10**13)], "is more than this machine has memory for. Lower dim, hidden or centroid_dim."),
         (["--weight-decay", "-1"], "--weight-decay must not be negative, got -1.0."),
         (["--seed", "4294967296"], "--seed must be a whole number from 0 to 4294967295, got 4294967296."),
@@ -501,7 +500,7 @@ def test_every_option_is_for_vectors_or_refused() -> None:
             for more in (
                 *(["--loss", "softmax"], ["--push", "0.1"], ["--weighting", "balanced"], ["--temperature", "1"]),
                 *(["--hidden", "3"], ["--centroid-dim", "3"], ["--epochs", "3"], ["--batch-size", "3"]),
-                *(["--rate", "0.1"], ["--weight-decay", "0.1"], ["--no-class-layer"]),
+                *(["--lr", "0.1"], ["--weight-decay", "0.1"], ["--no-class-layer"]),
             )
         ),
     ],
@@ -511,7 +510,7 @@ def test_errors_say_what_to_type(
     arguments: list[str], text: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in refused(capsys, "train", str(file), "--out", str(tmp_path / "run"), *arguments)
-    assert not (tmp_path / "run").exists() or "--rate" in arguments  # only training shows that
+    assert not (tmp_path / "run").exists() or "--lr" in arguments  # only training shows that
 
 
 def test_vectors_that_cannot_be_learned_from_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -659,7 +658,7 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
         if len(saved) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("tammes.cli.vectors_job.save_checkpoint", interrupted)
+    monkeypatch.setattr("tammes.vectors.training.save_checkpoint", interrupted)
     with pytest.raises(SystemExit) as stopped:
         main(["train", str(file), "--out", str(run), *options])
     assert stopped.value.code == 130
@@ -670,14 +669,14 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
     (record,) = json.loads(printed(capsys, "runs", str(run), "--json"))
     assert (record["state"], record["epochs"]) == ("interrupted", "2/4")
     assert "learner.json is missing" in refused(capsys, "evaluate", str(run))
-    monkeypatch.setattr("tammes.cli.vectors_job.save_checkpoint", save_checkpoint)
+    monkeypatch.setattr("tammes.vectors.training.save_checkpoint", save_checkpoint)
     monkeypatch.chdir(tmp_path)
     rows = json.loads(printed(capsys, "train", "--resume", "run", "--json"))
     ours, theirs = (load_file(folder / "learner.safetensors") for folder in (whole, run))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert rows["trained"] == results(whole)["trained"]
     for one, other in zip(metrics(run), metrics(whole), strict=True):
-        assert (one["epoch"], one["loss"], one["rate"]) == (other["epoch"], other["loss"], other["rate"])
+        assert (one["epoch"], one["loss"], one["lr"]) == (other["epoch"], other["loss"], other["lr"])
 
 
 COMMAND = [sys.executable, "-c", "from tammes.cli import main; main()", "train"]

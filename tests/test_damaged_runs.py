@@ -16,17 +16,17 @@ from torch import nn
 
 from tammes import UserError
 from tammes.cli import main
-from tammes.cli.feeding import load_data
-from tammes.cli.items import items_of
-from tammes.cli.saved import saved_options
 from tammes.gallery.gallery import Opened
 from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.models.embedder import load
 from tammes.report import compare_page, look, run_page
 from tammes.report.run import Looked
+from tammes.run import items_of
 from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
+from tammes.training.config import load_config
 from tammes.training.loop import Position
 from tammes.training.run_folder import Run
+from tests.configs import data_of
 from tests.test_errors import SMALL, ended, small_set
 from tests.test_untrusted import plain_values, refusal
 
@@ -384,8 +384,8 @@ def test_runs_of_any_content(made: Path, looked: Looked, name: str, data: st.Dat
         readers: dict[str, Callable[[], object]] = {
             "results": lambda: compare_page([run, Run(made / "runs" / "sound")], made / "report.html"),
             "embedder": lambda: load(run.folder),
-            "config": lambda: load_data(saved_options(run), run.read("classes")),
-            "classes": lambda: load_data(saved_options(run), run.read("classes")),
+            "config": lambda: data_of(load_config(run), run.read("classes")),
+            "classes": lambda: data_of(load_config(run), run.read("classes")),
             "calibration": lambda: Opened(str(made / "g"), run.folder).threshold,
         }
         refusal(readers.get(name, lambda: run.read(name)))

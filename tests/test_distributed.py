@@ -39,7 +39,7 @@ from tests.several_processes import (
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-SMALL = ("--backbone", "conv4", "--dim", "16", "--shift", "2", "--rate", "0.005", "--backbone-rate", "0.005")
+SMALL = ("--backbone", "conv4", "--dim", "16", "--shift", "2", "--lr", "0.005", "--backbone-lr", "0.005")
 # 18 training images: of the last batch, one image, the second process has nothing.
 WHOLE = ("--epochs", "10", "--batch-size", "17", "--val-classes", "1", *SMALL)
 
@@ -53,7 +53,7 @@ def a_free_port() -> int:
 def start(number: int, folder: Path, work: Any, *given: Any) -> list[Any]:
     """Processes as a launcher starts them; forks of one that has imported what they need."""
     context, port = multiprocessing.get_context("forkserver"), a_free_port()
-    context.set_forkserver_preload(["tammes.cli.job", "tests.several_processes"])
+    context.set_forkserver_preload(["tammes.training.train", "tests.several_processes"])
     found = [
         context.Process(target=process, args=(rank, number, port, folder / f"said {rank}", work, *given), daemon=True)
         for rank in range(number)
@@ -93,7 +93,7 @@ def two(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "15",
             *SMALL[:-3],
             "0.001",
-            "--backbone-rate",
+            "--backbone-lr",
             "0.001",
         )
         main(["train", str(waves), "--out", str(folder / "smart alone"), *smart])
@@ -101,7 +101,7 @@ def two(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train": ("train", str(waves), "--out", str(folder / "together"), *WHOLE),
         "again": ("train", str(waves), "--out", str(folder / "together"), *WHOLE),
         "smart": ("train", str(waves), "--out", str(folder / "smart"), *smart),
-        "broken": ("train", str(waves), "--out", str(folder / "broken"), *WHOLE, "--rate", "1e30"),
+        "broken": ("train", str(waves), "--out", str(folder / "broken"), *WHOLE, "--lr", "1e30"),
         "no data": ("train", str(folder / "nowhere")),
         "vectors": ("train", str(folder / "vectors.npz")),
     }

@@ -14,9 +14,6 @@ from PIL import Image
 
 from tammes.cli import main
 from tammes.cli.doctor import _told
-from tammes.cli.feeding import load_data
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import TEST, TRAIN, Dataset, doctor, folder, open_dataset
 from tammes.data.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
 from tammes.data.files import of_files
@@ -24,6 +21,7 @@ from tammes.data.image_cache import decode
 from tammes.data.images import ACCEPTED
 from tammes.errors import UserError
 from tammes.models.backbones import backbone
+from tests.configs import config_of, data_of
 
 
 def picture(seed: int, height: int = 40, width: int = 40, channels: int = 3) -> Image.Image:
@@ -281,7 +279,7 @@ def test_images_are_judged_in_the_size_that_training_scales_them_to(
     monkeypatch.setattr("tammes.data.glyphs", lambda: folder(root))
     monkeypatch.setattr("tammes.data.doctor.examine", look)
     chosen = str(root) if data == "photos" else data
-    assert resolved(Train(data=chosen)).backbone == network
+    assert config_of(chosen).backbone == network
     main(["doctor", chosen])
     assert asked == [backbone(network).shorter_side]
 
@@ -346,7 +344,7 @@ def test_the_exit_code_is_1_exactly_when_training_would_fail(
     make, expected, text = SETS[name]
     make(tmp_path / "photos")
     try:
-        load_data(resolved(Train(data=str(tmp_path / "photos"), device="cpu")))
+        data_of(config_of(str(tmp_path / "photos"), device="cpu"))
         fails = 0
     except UserError:
         fails = 1

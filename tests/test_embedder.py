@@ -61,14 +61,14 @@ def test_started_from_features_it_keeps_what_spreads_them_most() -> None:
     spread = torch.diag(torch.tensor([9.0, 8, 7, 6, 5] + [0.01] * 59))
     turn = torch.linalg.qr(torch.randn(64, 64, generator=seeded(1)))[0]
     features = torch.randn(500, 64, generator=seeded(0)) @ spread @ turn
-    embedder.start_from(features)
+    embedder.init_from(features)
     weight = embedder.new_layers()[0].weight.detach()
     torch.testing.assert_close(weight @ weight.T, torch.eye(5), atol=1e-5, rtol=0)
     torch.testing.assert_close(weight.T @ weight, turn[:5].T @ turn[:5], atol=1e-2, rtol=0)
     assert embedder.new_layers()[0].bias.eq(0).all()
     random = made(dim=5).new_layers()[0].weight.detach()
     embedder = made(dim=5)
-    embedder.start_from(features[:4])  # four images spread in three directions
+    embedder.init_from(features[:4])  # four images spread in three directions
     weight = embedder.new_layers()[0].weight.detach()
     torch.testing.assert_close(weight[:3] @ weight[:3].T, torch.eye(3), atol=1e-5, rtol=0)
     assert torch.equal(weight[3:], random[3:])
@@ -80,9 +80,9 @@ def test_started_from_labelled_features_it_makes_short_what_differs_within_class
     features = torch.randn(480, 64, generator=seeded(0)) * 0.01
     features[:, 0] += labels  # tells the classes apart
     features[:, 1] += torch.randn(480, generator=seeded(1)) * 4  # differs most, but within classes
-    embedder.start_from(features)
+    embedder.init_from(features)
     assert embedder.new_layers()[0].weight[0, 1].abs() > 0.99
-    embedder.start_from(features, labels)
+    embedder.init_from(features, labels)
     weight = embedder.new_layers()[0].weight.detach()
     assert weight[0, 0].abs() > 5 * weight[0, 1].abs()
 

@@ -55,10 +55,10 @@ def small_set(root: Path, names: list[str] | list[bytes], images: int = 2) -> Pa
 
 
 TRAIN = [
-    ("--rate -1", "--rate must not be negative, got -1.0."),
-    ("--rate nan", "--rate must be a finite number, got nan."),
-    ("--rate inf", "--rate must be a finite number, got inf."),
-    ("--backbone-rate -0.5", "--backbone-rate must not be negative, got -0.5."),
+    ("--lr -1", "--lr must not be negative, got -1.0."),
+    ("--lr nan", "--lr must be a finite number, got nan."),
+    ("--lr inf", "--lr must be a finite number, got inf."),
+    ("--backbone-lr -0.5", "--backbone-lr must not be negative, got -0.5."),
     ("--weight-decay inf", "--weight-decay must be a finite number, got inf."),
     ("--momentum 1.5", "--momentum must be below 1, got 1.5: steps would grow without end."),
     ("--seed -1", "--seed must be a whole number from 0 to 18446744073709551615, got -1."),
@@ -68,9 +68,9 @@ TRAIN = [
     ("--batch-size -8", "--batch-size must be at least 1, got -8."),
     ("--momentum 0.5", "--momentum is for --optimizer sgd, and this trains with adam: leave it out, or add"),
     ("--halve-every 3", "--halve-every is for --schedule halve, and this has cosine: leave it out, or add --schedule"),
-    ("--train head --backbone-rate 1", "--backbone-rate is for what trains of the backbone, which --train head keeps"),
+    ("--train head --backbone-lr 1", "--backbone-lr is for what trains of the backbone, which --train head keeps"),
     ("--train head", "--shift is for random crops, and --train head keeps the one in the centre of each image: leave"),
-    ("--train top --views 0 --shift 0 --mirror True", "--mirror is for random crops, and --train top keeps the one in"),
+    ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top keeps the one in"),
     ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or "),
     ("--shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image. Use 28 or fewer.\n"),
     ("--train top --shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image."),
@@ -301,7 +301,7 @@ def test_an_option_that_is_not_known_is_wrong_use(command: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "images"),
     [
-        (["--rate", "0", "--backbone-rate", "0"], 3),  # nothing moves
+        (["--lr", "0", "--backbone-lr", "0"], 3),  # nothing moves
         (["--dim", "1"], 3),
         (["--batch-size", "100000"], 3),  # larger than the data
         (["--batch-size", "1"], 2),
@@ -323,10 +323,10 @@ def test_a_rate_that_is_too_high_is_said_and_no_such_weights_are_saved(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("train", "photos", *SMALL)
-    code, said = ended(capsys, *given, "--out", "other", "--rate", "1e30", "--backbone-rate", "1e30")
+    code, said = ended(capsys, *given, "--out", "other", "--lr", "1e30", "--backbone-lr", "1e30")
     assert code == 2
     assert "the network gives numbers that are not finite: its learning rate was too high. Try a tenth.\n" in said
-    code, said = ended(capsys, *given, "--out", "run", "--rate", "1e39", "--backbone-rate", "1e39")
+    code, said = ended(capsys, *given, "--out", "run", "--lr", "1e39", "--backbone-lr", "1e39")
     assert code == 2
     assert "a weight is not a finite number at epoch 1, step 1. The likely cause is a learning rate that is too" in said
     assert "try a tenth. No epoch had ended, so nothing is lost.\n" in said

@@ -162,22 +162,21 @@ def test_a_backbone_that_gives_maps() -> None:
     )
 
 
-def test_a_backbone_that_cannot_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backbone_that_cannot_be_cut() -> None:
     """None that comes with us; one that somebody adds may be a single layer."""
-    from tammes.cli import job, networks
-    from tammes.cli.train import Train
     from tammes.models.backbones import backbone
     from tammes.models.embedder import Embedder, EmbedderConfig
+    from tammes.training.build import build_embedder, cut_of
+    from tests.configs import config_of
 
     embedder = Embedder(EmbedderConfig("conv4", 8))
     embedder.default_cut = None
-    config = Train(backbone="conv4", train="top")
-    assert refused(lambda: job._cut(config, embedder)) == (
+    config = config_of(backbone="conv4", train="top")
+    assert refused(lambda: cut_of(config, embedder)) == (
         "conv4 has no usual place to cut: name a module of it with --cut, or --train all."
     )
-    made = backbone("conv4")
-    monkeypatch.setattr(networks, "backbone", lambda _: replace(made, depths=()))
-    assert refused(lambda: networks._depths(replace(config, loss="hdc"))) == (
+    made = replace(backbone("conv4"), depths=())
+    assert refused(lambda: build_embedder(config_of(loss="hdc"), made, 4)) == (
         "--loss hdc takes features from several depths, and conv4 cannot be cut at two places far apart."
         " Use another backbone: googlenet, resnet18, …"
     )

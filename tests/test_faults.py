@@ -306,8 +306,6 @@ def test_images_that_change_while_a_run_trains_do_not_change_the_run(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: str
 ) -> None:
     """It goes on with what it has decoded, or with the activations of that; also in its evaluation."""
-    from tammes.cli import job
-
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
     photos, ends = tmp_path / "photos", []
     for disturbed in (False, True):
@@ -324,7 +322,7 @@ def test_images_that_change_while_a_run_trains_do_not_change_the_run(
                 changed_in_every_way(photos)
 
         with monkeypatch.context() as patch:
-            patch.setattr(job, "save_checkpoint", save)
+            patch.setattr("tammes.training.train.save_checkpoint", save)
             out = tmp_path / f"run {disturbed}"
             main(["train", str(photos), "--out", str(out), "--epochs", "2", "--train", trained, *SMALL])
         assert saved == 2

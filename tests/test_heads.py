@@ -127,7 +127,7 @@ def test_each_head_begins_as_the_principal_directions_of_its_own_features() -> N
     for begin, strong in ((0, 5), (64, 7), (128, 11)):
         features[:, begin + strong] = torch.randn(40, generator=seeded(begin)) * 10
     features += 0.01 * torch.randn(40, 192, generator=seeded(1))
-    made.start_from(features)
+    made.init_from(features)
     assert [int(layer.weight[0].abs().argmax()) for layer in made.new_layers()] == [5, 7, 11]
 
 

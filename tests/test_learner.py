@@ -197,11 +197,11 @@ def untrained(**options: Any) -> MetricLearner:
 
 def test_it_can_start_from_the_principal_directions() -> None:
     vectors, labels = blobs()
-    learner = untrained(start="pca", dim=3).fit(vectors, labels)
+    learner = untrained(init="pca", dim=3).fit(vectors, labels)
     expected = unit(PCA(3, svd_solver="full").fit_transform(standardised(vectors)))
     found = learner.transform(vectors)
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-5)
-    wide = untrained(start="pca", dim=11).fit(vectors, labels).transform(vectors)
+    wide = untrained(init="pca", dim=11).fit(vectors, labels).transform(vectors)
     np.testing.assert_allclose(wide @ wide.T, unit(standardised(vectors)) @ unit(standardised(vectors)).T, atol=1e-5)
     assert np.abs(wide[:, 8:]).max() < 1e-20
 
@@ -217,7 +217,7 @@ def test_it_can_start_with_short_directions_in_which_a_class_varies() -> None:
     products = inputs @ metric @ inputs.T
     lengths = np.sqrt(np.diag(products))
     for start in ("whiten", "auto"):  # with few classes the same
-        learner = untrained(start=start).fit(vectors, labels)
+        learner = untrained(init=start).fit(vectors, labels)
         found = learner.transform(vectors)
         np.testing.assert_allclose(found @ found.T, products / np.outer(lengths, lengths), atol=1e-5)
     mapped = inputs @ learner.network_.first.weight.detach().numpy().T
@@ -228,7 +228,7 @@ def test_where_no_class_has_two_vectors_whiten_is_pca() -> None:
     vectors, _ = blobs(classes=3, each=4)
     one_each = np.arange(len(vectors))
     for start in ("whiten", "pca"):
-        found = untrained(start=start).fit(vectors, one_each).transform(vectors)
+        found = untrained(init=start).fit(vectors, one_each).transform(vectors)
         np.testing.assert_allclose(
             found @ found.T, unit(standardised(vectors)) @ unit(standardised(vectors)).T, atol=1e-5
         )
@@ -252,12 +252,12 @@ def test_auto_takes_the_start_that_held_out_classes_like_best() -> None:
         begun: dict[str, MetricLearner] = {}
         # In few dimensions its centroids are drawn: to place them takes long.
         kind = "place" if len(np.unique(own)) <= 2 * dim else "random"
-        begun["ridge"] = untrained(start="ridge", centroids=kind, **options).fit(given, own)
+        begun["ridge"] = untrained(init="ridge", centroids=kind, **options).fit(given, own)
         for start, centre in product(("pca", "whiten"), (True, False)):
-            begun[f"{start} {centre}"] = untrained(start=start, centre=centre, **options).fit(given, own)
+            begun[f"{start} {centre}"] = untrained(init=start, centre=centre, **options).fit(given, own)
         firsts = {name: learner.history_[0]["recall_at_1"] for name, learner in begun.items()}
         best = max(firsts, key=lambda name: firsts[name])
-        auto = untrained(start="auto", **options).fit(given, own)
+        auto = untrained(init="auto", **options).fit(given, own)
         assert auto.history_[0]["recall_at_1"] == firsts[best]
         assert (auto.regularisation_ is None) == (best != "ridge")
         if list(firsts.values()).count(firsts[best]) == 1:
@@ -269,18 +269,18 @@ def test_auto_takes_the_start_that_held_out_classes_like_best() -> None:
 def test_auto_asks_for_no_centroids_that_there_are_not() -> None:
     vectors, labels = blobs(classes=25)
     options: dict[str, Any] = {"validation_classes": 0.3, "dim": 24, "centroids": "orthogonal-simplices"}
-    learner = untrained(start="auto", centroid_dim=13, **options).fit(vectors, labels)
+    learner = untrained(init="auto", centroid_dim=13, **options).fit(vectors, labels)
     assert learner.transform(vectors).shape == (len(vectors), 24)
     with pytest.raises(UserError, match="orthogonal simplices in dim 24 are for 26 to 48 classes, got 25"):
-        untrained(start="ridge", centroid_dim=13, **options).fit(vectors, labels)
+        untrained(init="ridge", centroid_dim=13, **options).fit(vectors, labels)
 
 
 def test_vectors_can_be_compared_from_their_own_zero() -> None:
     vectors, labels = blobs()
     vectors = vectors + 5
-    found = untrained(start="pca", centre=False).fit(vectors, labels).transform(vectors)
+    found = untrained(init="pca", centre=False).fit(vectors, labels).transform(vectors)
     np.testing.assert_allclose(found @ found.T, unit(vectors) @ unit(vectors).T, atol=1e-5)
-    centred = untrained(start="pca").fit(vectors, labels).transform(vectors)
+    centred = untrained(init="pca").fit(vectors, labels).transform(vectors)
     np.testing.assert_allclose(
         centred @ centred.T, unit(standardised(vectors)) @ unit(standardised(vectors)).T, atol=1e-5
     )
@@ -289,7 +289,7 @@ def test_vectors_can_be_compared_from_their_own_zero() -> None:
     labels = np.repeat(np.arange(30), 10)
     angle = labels * 0.05 + random.normal(scale=0.004, size=len(labels))
     rays = np.stack([np.cos(angle), np.sin(angle)], axis=1) * random.uniform(0.2, 5, size=(len(labels), 1))
-    options: dict[str, Any] = {"validation_classes": 0.3, "start": "pca"}
+    options: dict[str, Any] = {"validation_classes": 0.3, "init": "pca"}
     chosen = {centre: untrained(centre=centre, **options).fit(rays, labels) for centre in (None, True, False)}
     firsts = {centre: learner.history_[0]["recall_at_1"] for centre, learner in chosen.items()}
     assert firsts[None] == firsts[False] > firsts[True] + 0.2
@@ -300,7 +300,7 @@ def test_vectors_can_be_compared_from_their_own_zero() -> None:
     ("options", "complaint"),
     [
         ({"centre": 1}, "centre must be True, False or None, got 1."),
-        ({"centre": True, "start": "random"}, "centre is for the starts pca and whiten: leave it out."),
+        ({"centre": True, "init": "random"}, "centre is for the starts pca and whiten: leave it out."),
         ({"centre": False, "method": "ridge"}, "centre is for the starts pca and whiten: leave it out."),
     ],
 )
@@ -313,18 +313,18 @@ def test_centre_is_checked(options: dict[str, Any], complaint: str) -> None:
 def test_training_that_gains_less_than_chance_would_is_undone() -> None:
     # Labels that say nothing: no epoch is better than the start by more than luck.
     vectors, labels = blobs(classes=25)
-    learner = MetricLearner(7, start="pca", centre=True, random_state=0, validation_classes=0.3, epochs=4)
+    learner = MetricLearner(7, init="pca", centre=True, random_state=0, validation_classes=0.3, epochs=4)
     learner.fit(vectors, np.random.default_rng(0).permutation(labels))
     assert len(learner.history_) > 1
     assert learner.n_iter_ == 0
-    begun = untrained(dim=7, start="pca", validation_classes=0.0).fit(vectors, labels)
+    begun = untrained(dim=7, init="pca", validation_classes=0.0).fit(vectors, labels)
     np.testing.assert_allclose(np.abs(learner.transform(vectors)), np.abs(begun.transform(vectors)), atol=1e-5)
 
 
 def test_it_can_start_from_ridge() -> None:
     vectors, labels = blobs()
     ridge = MetricLearner(method="ridge", dim=5, regularisation=0.5).fit(vectors, labels)
-    started = untrained(start="ridge", dim=5, regularisation=0.5).fit(vectors, labels)
+    started = untrained(init="ridge", dim=5, regularisation=0.5).fit(vectors, labels)
     assert started.regularisation_ == 0.5
     np.testing.assert_allclose(started.transform(vectors), ridge.transform(vectors), atol=1e-5)
     # The class layer takes the regression's centroids to those of the loss.
@@ -332,7 +332,7 @@ def test_it_can_start_from_ridge() -> None:
     assert layer is not None
     mapped = centroids.place(6, 5) @ layer.weight.detach().T
     np.testing.assert_allclose(mapped, centroids.place(6, 6), atol=1e-5)
-    softmax = untrained(start="ridge", loss="softmax").fit(vectors, labels)
+    softmax = untrained(init="ridge", loss="softmax").fit(vectors, labels)
     assert softmax.regularisation_ in REGULARISATIONS
 
 
@@ -348,8 +348,8 @@ def test_unseen_digits_are_told_apart_better() -> None:
     after = learner.score(vectors[~seen], digits[~seen])
     assert before < 0.80
     assert after > before + 0.08
-    start = untrained(start="pca").fit(vectors[seen], digits[seen]).score(vectors[~seen], digits[~seen])
-    moved = MetricLearner(start="pca", random_state=0).fit(vectors[seen], digits[seen])
+    start = untrained(init="pca").fit(vectors[seen], digits[seen]).score(vectors[~seen], digits[~seen])
+    moved = MetricLearner(init="pca", random_state=0).fit(vectors[seen], digits[seen])
     assert moved.score(vectors[~seen], digits[~seen]) > start + 0.02  # training, not the start alone
     hidden = MetricLearner(hidden=(64, 32), epochs=30, random_state=0).fit(vectors[seen], digits[seen])
     assert hidden.score(vectors[seen], digits[seen]) > 0.97
@@ -360,7 +360,7 @@ def test_it_stops_early_on_held_out_classes_and_keeps_the_best_epoch(monkeypatch
     monkeypatch.setattr(training, "AGAIN_FROM", 1.0)
     monkeypatch.setattr(verdict, "SURE", 0.0)
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
-    options: dict[str, Any] = {"epochs": 60, "start": "pca", "learning_rate": 0.01, "random_state": 0}
+    options: dict[str, Any] = {"epochs": 60, "init": "pca", "learning_rate": 0.01, "random_state": 0}
     learner = MetricLearner(patience=3, **options).fit(vectors, labels)
     recalls = [each["recall_at_1"] for each in learner.history_]
     assert learner.n_iter_ > 0
@@ -379,7 +379,7 @@ def test_it_stops_early_on_held_out_classes_and_keeps_the_best_epoch(monkeypatch
 
 def test_where_training_only_hurts_the_start_is_kept() -> None:
     vectors, labels = blobs(classes=25)
-    options: dict[str, Any] = {"start": "pca", "random_state": 0, "validation_classes": 0.3, "dim": 9}
+    options: dict[str, Any] = {"init": "pca", "random_state": 0, "validation_classes": 0.3, "dim": 9}
     learner = MetricLearner(epochs=4, learning_rate=1e3, **options).fit(vectors, labels)
     assert learner.n_iter_ == 0
     expected = unit(standardised(vectors))
@@ -390,17 +390,17 @@ def test_where_training_only_hurts_the_start_is_kept() -> None:
 def test_the_held_out_classes_train_too_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "SURE", 0.0)
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
-    options: dict[str, Any] = {"epochs": 20, "start": "pca", "learning_rate": 0.01, "random_state": 0}
+    options: dict[str, Any] = {"epochs": 20, "init": "pca", "learning_rate": 0.01, "random_state": 0}
     learner = MetricLearner(**options).fit(vectors, labels)
     assert learner.n_iter_ > 0
     passes: list[int] = []
-    original = training.one_pass
+    original = training.batches
 
-    def counted(learner: Any, X: Any, codes: Any, rows: Array, *rest: Any) -> bool:  # noqa: N803
+    def counted(learner: Any, X: Any, codes: Any, rows: Array, seed: Any) -> Any:  # noqa: N803
         passes.append(len(rows))
-        return original(learner, X, codes, rows, *rest)
+        return original(learner, X, codes, rows, seed)
 
-    monkeypatch.setattr(training, "one_pass", counted)
+    monkeypatch.setattr(training, "batches", counted)
     again = MetricLearner(**options).fit(vectors, labels)
     assert passes == [200] * (len(again.history_) - 1) + [250] * again.n_iter_
     np.testing.assert_array_equal(again.transform(vectors), learner.transform(vectors))
@@ -434,7 +434,7 @@ def test_what_is_held_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_vectors_that_decide_the_start_are_spread_over_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.vectors.init.MOST_TO_START", 90)
+    monkeypatch.setattr("tammes.vectors.init.MOST_FOR_INIT", 90)
     random = np.random.default_rng(0)
     few = np.repeat(np.arange(3), [100, 200, 60])
     chosen = spread(few, np.arange(360), random)
@@ -526,10 +526,10 @@ def test_the_same_random_state_gives_the_same_and_torch_is_left_alone() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
-    learner = MetricLearner(learning_rate=1e30, epochs=20, random_state=0, loss="softmax", start="random")
+    learner = MetricLearner(learning_rate=1e30, epochs=20, random_state=0, loss="softmax", init="random")
     assert refused(learner) == (
         "the loss is not a finite number. The likely cause is a learning rate that is too high (now 1e+30):"
-        " try a tenth, by learning_rate in Python or --rate of tammes train; or a weight decay that is (now 0.0005)."
+        " try a tenth, by learning_rate in Python or --lr of tammes train; or a weight decay that is (now 0.0005)."
     )
 
 
@@ -742,7 +742,7 @@ def test_a_vector_does_not_depend_on_its_block(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("method", ["gradient", "ridge"])
 def test_a_mapped_file_is_never_copied_whole(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "BLOCK", 1 << 16)
-    monkeypatch.setattr("tammes.vectors.init.MOST_TO_START", 512)
+    monkeypatch.setattr("tammes.vectors.init.MOST_FOR_INIT", 512)
     monkeypatch.setattr("tammes.vectors.training.MOST_HELD_OUT", 100)
     file = tmp_path / "vectors.npy"
     stored = np.lib.format.open_memmap(file, "w+", np.float16, (50_000, 128))
@@ -770,7 +770,7 @@ def test_a_mapped_file_is_never_copied_whole(method: Any, tmp_path: Path, monkey
 def test_partial_fit_learns_a_part_at_a_time() -> None:
     vectors, labels = blobs(each=40, spread=0.7)
     order = np.random.default_rng(0).permutation(len(labels))
-    learner = MetricLearner(random_state=0, start="pca")
+    learner = MetricLearner(random_state=0, init="pca")
     learner.partial_fit(vectors[order[:60]], labels[order[:60]], classes=np.arange(6))
     mean = learner.mean_
     np.testing.assert_allclose(mean, vectors[order[:60]].mean(axis=0))
@@ -833,7 +833,7 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
             "Known: discriminative, hard-discriminative, softmax.",
         ),
         ({"method": "exact"}, "unknown method 'exact'. Known: gradient, ridge."),
-        ({"start": 3}, "unknown start '3'. Known: auto, pca, random, ridge, whiten."),
+        ({"init": 3}, "unknown start '3'. Known: auto, pca, random, ridge, whiten."),
         ({"scale": "column"}, "unknown scale 'column'. Did you mean 'columns'? Known: columns, common."),
         ({"dim": 0}, "dim must be a whole number from 1 up, or None, got 0."),
         ({"dim": True}, "dim must be a whole number from 1 up, or None, got True."),
@@ -853,8 +853,8 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
             "method='ridge' is a linear map and has no hidden layers. Leave hidden out.",
         ),
         (
-            {"hidden": [8], "start": "ridge"},
-            "start='ridge' is a linear map and has no hidden layers. Leave hidden out.",
+            {"hidden": [8], "init": "ridge"},
+            "init='ridge' is a linear map and has no hidden layers. Leave hidden out.",
         ),
         ({"loss_options": [1]}, "loss_options must be a dictionary, such as {'push': 0.2}, got [1]."),
         ({"class_layer": "no"}, "class_layer must be True or False, got 'no'."),
@@ -862,7 +862,7 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
             {"class_layer": False, "centroid_dim": 4},
             "centroid_dim is the size of the class layer, which class_layer=False leaves out.",
         ),
-        ({"regularisation": 1.0}, "regularisation is for method='ridge' or start='ridge': leave it out."),
+        ({"regularisation": 1.0}, "regularisation is for method='ridge' or init='ridge': leave it out."),
         ({"random_state": -1}, "random_state must be a whole number from 0 to 4294967295, got -1."),
         (
             {"loss": "softmax", "centroid_dim": 3},

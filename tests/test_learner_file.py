@@ -14,7 +14,6 @@ from sklearn.exceptions import NotFittedError
 
 from tammes import MetricLearner, UserError
 from tammes.training import verdict
-from tammes.training.checkpoints import save_checkpoint
 from tammes.training.run_folder import Run
 from tammes.vectors.statistics import Rows
 from tammes.vectors.training import epochs
@@ -228,7 +227,7 @@ def _any_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "SURE", 0.0)
 
 
-OPTIONS: dict[str, Any] = {"epochs": 8, "start": "pca", "learning_rate": 0.01, "batch_size": 64, "random_state": 0}
+OPTIONS: dict[str, Any] = {"epochs": 8, "init": "pca", "learning_rate": 0.01, "batch_size": 64, "random_state": 0}
 
 
 def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops: list[int]) -> list[bool]:
@@ -246,7 +245,7 @@ def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops
         steps = 0
         for passed in epochs(learner, vectors, labels, stop=stop, resumed=going_on):
             if not passed.complete:
-                save_checkpoint(run, passed.weights, passed.optimizer, passed.position)
+                passed.save(run)
                 break
         else:
             return phases
@@ -304,7 +303,7 @@ def test_an_epoch_at_a_time_is_reported_and_saved(tmp_path: Path) -> None:
     for passed in epochs(learner, vectors, labels):
         lines.append((passed.number, passed.again, passed.loss, passed.recall, passed.vectors))
         if passed.number == 3:
-            save_checkpoint(run, passed.weights, passed.optimizer, passed.position)
+            passed.save(run)
     first, kept = len(learner.history_) - 1, learner.n_iter_
     assert 0 < kept <= first <= 8
     assert lines[0] == (0, False, None, learner.history_[0]["recall_at_1"], 0)
@@ -321,13 +320,13 @@ def test_an_epoch_at_a_time_is_reported_and_saved(tmp_path: Path) -> None:
 def test_other_vectors_or_labels_are_not_gone_on_with(tmp_path: Path) -> None:
     vectors, labels = blobs(classes=25)
     for passed in epochs(MetricLearner(**OPTIONS), vectors, labels):
-        save_checkpoint(Run(tmp_path), passed.weights, passed.optimizer, passed.position)
+        passed.save(Run(tmp_path))
         break
     for other in ((vectors + 1e-3, labels), (vectors, labels[::-1].copy())):
         with pytest.raises(UserError) as refusal:
             next(epochs(MetricLearner(**OPTIONS), *other, resumed=Run(tmp_path)))
         assert str(refusal.value) == (
-            f"the vectors are no longer those that {tmp_path} was started with. Put them back, or train anew."
+            f"the vectors are no longer those that {tmp_path} was started with. Put them back, or train again."
         )
 
 

@@ -27,7 +27,7 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 import tammes.data.image_cache
-from tammes.cli import job, main
+from tammes.cli import main
 from tammes.data.batches import Batches, batches
 from tammes.data.dataset import Dataset
 from tammes.data.folder import folder
@@ -687,7 +687,7 @@ def test_an_error_in_the_thread_ends_the_command(
             ends.append(stopped)
 
     fail_at_the_third_batch(monkeypatch)
-    monkeypatch.setattr(job, "stop_on_signal", lambda: nullcontext(lambda: False))  # signals are for the first thread
+    monkeypatch.setattr("tammes.training.train.stop_on_signal", lambda: nullcontext(lambda: False))
     waiting = threading.Thread(target=command, daemon=True)  # one that waits for ever does not keep the tests waiting
     waiting.start()
     waiting.join(timeout=120)

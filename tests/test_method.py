@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.cli import feeding, main
-from tammes.cli.making import make_optimizer
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
+from tammes.cli import main
 from tammes.data.samplers import Turn, turns
 from tammes.losses import METHODS, Method
 from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.build import build_optimizer
+from tammes.training.config import TrainConfig
+from tammes.training.data import training_batches
 from tammes.training.loop import Batch, cosine, fit
 from tammes.training.objectives import METHODS as ALL
 from tammes.training.objectives import Objective
+from tests.configs import config_of
 
 
 class Made(nn.Module):
@@ -206,19 +207,15 @@ def test_smart_mining_takes_negatives_from_the_whole_training_set(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of three images: a negative cannot come from anywhere else."""
-    from tammes.cli import job
-
     seen: list[tuple[np.ndarray, np.ndarray]] = []
-    served = feeding.training_batches
+    served = training_batches
 
     def watched(*given: Any) -> Any:
         found = served(*given)
-        if not given[1].images.digest:  # checked before images are decoded
-            return found
         seen.extend((labels.numpy(), indices.numpy()) for _, labels, indices in found)
         return found
 
-    monkeypatch.setattr(job, "training_batches", watched)
+    monkeypatch.setattr("tammes.training.train.training_batches", watched)
     main(["train", str(waves), *SMALL, "--loss", "triplet-smart", "--batch-size", "3", "--out", str(tmp_path / "run")])
     mined = [(labels, indices) for labels, indices in seen if len(labels) == 3]
     assert len(mined) > 20
@@ -232,18 +229,18 @@ def test_the_record_of_smart_mining_says_how_many_images_a_batch_of_whole_triple
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for asked, held in ((128, 126), (127, 126), (126, 126), (4, 3), (3, 3)):
-        assert resolved(Train(data="glyphs", loss="triplet-smart", batch_size=asked)).batch_size == held
+        assert config_of("glyphs", loss="triplet-smart", batch_size=asked).batch_size == held
         said = capsys.readouterr().err
         assert (f"takes whole triplets: batches of {held} images" in said) == (asked != held)
-    assert resolved(Train(data="glyphs", loss="triplet", batch_size=128)).batch_size == 128
+    assert config_of("glyphs", loss="triplet", batch_size=128).batch_size == 128
 
 
 def test_proxies_have_a_learning_rate_of_their_own() -> None:
-    config = resolved(Train(data="glyphs", loss="proxy-nca", rate=0.5, weight_decay=0.1, optimizer="sgd"))
+    config = config_of("glyphs", loss="proxy-nca", lr=0.5, weight_decay=0.1, optimizer="sgd")
     loss = METHODS["proxy-nca"].make({"num_classes": 4, "dim": 8}, {})
     objective = Objective(Embedder(EmbedderConfig("conv4", 8)), loss)
-    for asked, wanted in ((None, 0.5 * METHODS["proxy-nca"].proxy_rate), (3.0, 3.0)):
-        groups = make_optimizer(replace(config, proxy_rate=asked), objective).param_groups
+    for asked, wanted in ((None, 0.5 * METHODS["proxy-nca"].proxy_lr), (3.0, 3.0)):
+        groups = build_optimizer(replace(config, proxy_lr=asked), objective).param_groups
         own = next(group for group in groups if any(each is next(loss.parameters()) for each in group["params"]))
         assert own["lr"] == pytest.approx(wanted)
         assert own["weight_decay"] == 0
@@ -252,22 +249,21 @@ def test_proxies_have_a_learning_rate_of_their_own() -> None:
 
 def test_a_loss_on_the_embedding_has_something_to_train_with_head() -> None:
     pairs, ours = (
-        resolved(Train(data="photos", backbone="googlenet", weights="none", train="head", loss=loss))
+        config_of("photos", backbone="googlenet", weights="none", train="head", loss=loss)
         for loss in ("triplet", "discriminative")
     )
-    assert (pairs.keep_start, pairs.start, ours.keep_start, ours.start) == (False, "pca", False, "whiten")
+    assert (pairs.keep_init, pairs.init, ours.keep_init, ours.init) == (False, "pca", False, "whiten")
     assert (pairs.sampler, pairs.images_per_class, ours.sampler, ours.images_per_class) == ("pk", 4, "shuffled", None)
 
 
 def test_the_rate_that_suits_a_loss_is_its_default() -> None:
-    photos = Train(data="photos", backbone="resnet18", weights="none")  # by sgd
-    assert len({method.rate for method in METHODS.values()}) > 2
+    photos = {"data": "photos", "backbone": "resnet18", "weights": "none"}  # by sgd
+    assert len({method.lr for method in METHODS.values()}) > 2
     for name, method in METHODS.items():
-        config = replace(photos, loss=name)
-        assert resolved(config).rate == pytest.approx(float(resolved(photos).rate or 0) * method.rate)
-        assert resolved(replace(config, preset="paper")).rate == pytest.approx(0.1 * method.rate), "any preset"
-        assert resolved(replace(config, rate=0.7)).rate == 0.7
-        assert resolved(Train(data="glyphs", loss=name)).rate == 1e-3, "Adam needs no other"
+        assert config_of(**photos, loss=name).lr == pytest.approx(config_of(**photos).lr * method.lr)
+        assert config_of(**photos, loss=name, preset="paper").lr == pytest.approx(0.1 * method.lr), "any preset"
+        assert config_of(**photos, loss=name, lr=0.7).lr == 0.7
+        assert config_of("glyphs", loss=name).lr == 1e-3, "Adam needs no other"
 
 
 @pytest.mark.parametrize(
@@ -303,15 +299,15 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
         ),
         (["--loss", "triplet", "--images-per-class", "1"], "needs 2 images or more of each class in a batch, not 1."),
         (
-            ["--loss", "triplet", "--proxy-rate", "1"],
-            "--proxy-rate is for what a loss learns itself, and triplet learns",
+            ["--loss", "triplet", "--proxy-lr", "1"],
+            "--proxy-lr is for what a loss learns itself, and triplet learns",
         ),
         (["--loss", "triplet-smart", "--images-per-class", "4"], "mines its batches itself: drop --images-per-class."),
         (
-            ["--loss", "lifted", "--train", "head", "--start", "pca", "--keep-start", "True"],
-            "--keep-start True and --train head leave no layer to train: --loss lifted is computed on the embedding",
+            ["--loss", "lifted", "--train", "head", "--init", "pca", "--keep-init"],
+            "--keep-init and --train head leave no layer to train: --loss lifted is computed on the embedding",
         ),
-        (["--proxy-rate", "-1"], "--proxy-rate must not be negative, got -1.0."),
+        (["--proxy-lr", "-1"], "--proxy-lr must not be negative, got -1.0."),
     ],
 )
 def test_what_a_loss_cannot_use_is_refused(
@@ -350,16 +346,16 @@ def test_batches_that_cannot_be_are_said_before_a_run_is_replaced(
 
 
 def test_a_learned_scale_trains_as_the_new_layers_do() -> None:
-    config = resolved(Train(data="photos", backbone="conv4", weights="none", loss="normface", optimizer="sgd"))
+    config = config_of("photos", backbone="conv4", weights="none", loss="normface", optimizer="sgd")
     loss = METHODS["normface"].make({"num_classes": 4, "dim": 8}, {})
     objective = Objective(Embedder(EmbedderConfig("conv4", 8)), loss)
 
-    def rate(config: Train, parameter: object) -> float:
-        groups = make_optimizer(config, objective).param_groups
+    def rate(config: TrainConfig, parameter: object) -> float:
+        groups = build_optimizer(config, objective).param_groups
         return float(next(g["lr"] for g in groups if any(each is parameter for each in g["params"])))
 
-    usual = float(config.rate or 0)
-    assert rate(config, loss.proxies) == pytest.approx(usual * METHODS["normface"].proxy_rate)
+    usual = config.lr
+    assert rate(config, loss.proxies) == pytest.approx(usual * METHODS["normface"].proxy_lr)
     assert rate(config, loss.raw_scale) == pytest.approx(usual)
     assert rate(replace(config, preset="paper"), loss.proxies) == pytest.approx(rate(config, loss.proxies))
     assert rate(replace(config, optimizer="adam"), loss.proxies) == pytest.approx(usual), "both multiples or neither"
@@ -414,12 +410,12 @@ def test_training_knows_no_loss_by_its_name() -> None:
     """What a method needs it declares."""
     source = Path(__file__).parents[1] / "src" / "tammes"
     for file in (
-        "training.py",
-        "objectives/plain.py",
-        "cli/job.py",
-        "cli/making.py",
-        "cli/feeding.py",
-        "cli/options.py",
+        "training/loop.py",
+        "training/objectives/objective.py",
+        "training/train.py",
+        "training/build.py",
+        "training/data.py",
+        "training/config.py",
     ):
         text = (source / file).read_text()
         assert not re.search(r"loss (==|!=|in \()", text), file

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tammes.cli import job, main
-from tammes.cli.making import make_loss
+from tammes.cli import main
 from tammes.data import open_dataset
 from tammes.errors import UserError
 from tammes.models.embedder import load
+from tammes.training.build import build_loss
 from tammes.training.objectives import Hold
 from tammes.training.run_folder import Run, centroids_of
 from tests.several_processes import exit_code, stopped_after
@@ -69,13 +69,13 @@ def test_free_centroids_count_as_no_images(
     losses: list[Any] = []
 
     def noted(*given: Any) -> Any:
-        losses.append(make_loss(*given))
+        losses.append(build_loss(*given))
         return losses[-1]
 
-    monkeypatch.setattr(job, "make_loss", noted)
+    monkeypatch.setattr("tammes.training.train.build_loss", noted)
     options = ("--loss", "hard-discriminative", "--reserve-classes", "2", "--sampler", sampler, "--epochs", "1")
     main(["train", str(folders[0]), "--out", str(tmp_path / "run"), *options, *SMALL])
-    loss = losses[-1]  # the first was made to see whether it can be
+    loss = losses[-1]
     assert loss.class_sizes.tolist() == [6, 6, 6, 6, 0, 0]
     at_the_least = loss(loss.centroids[:4], torch.arange(4))
     assert loss.minimum == pytest.approx(at_the_least.item(), abs=1e-6)
@@ -116,7 +116,7 @@ def test_a_run_begins_with_the_weights_of_the_one_that_it_goes_on_from(
     first: Path, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "second"
-    still = ("--rate", "0", "--backbone-rate", "0", "--epochs", "1", "--compatible", "1")
+    still = ("--lr", "0", "--backbone-lr", "0", "--epochs", "1", "--compatible", "1")
     main(["train", str(folders[1]), "--continue-from", str(first), "--out", str(run), *still])
     before, after = (load_file(folder / "embedder.safetensors") for folder in (first, run))
     assert all(
@@ -135,7 +135,7 @@ def test_only_old_classes_are_held() -> None:
     ("options", "text"),
     [
         (("--init-from", "x"), "--continue-from says what the network begins as: leave out --init-from."),
-        (("--start", "pca"), "--continue-from says what the network begins as: leave out --start."),
+        (("--init", "pca"), "--continue-from says what the network begins as: leave out --init."),
         (("--dim", "8"), "--continue-from keeps the network and the centroids of {first}, which has --dim 16: leave"),
         (("--backbone", "resnet18"), "which has --backbone conv4: leave out --backbone."),
         (("--seed", "0"), "which has --seed 5: leave out --seed."),
@@ -190,7 +190,7 @@ def test_an_old_gallery_keeps_answering_and_new_classes_gain(tmp_path: Path) -> 
             (tmp_path / name / f"{number:04d}").mkdir(parents=True)
             for place, picture in enumerate(pictures[number][:10]):
                 picture.save(tmp_path / name / f"{number:04d}" / f"{place}.png")
-    options = ("--backbone", "conv4", "--dim", "64", "--test-classes", "0", "--mirror", "False", "--epochs", "12")
+    options = ("--backbone", "conv4", "--dim", "64", "--test-classes", "0", "--no-mirror", "--epochs", "12")
     first, second = tmp_path / "first", tmp_path / "second"
     reserved = ("--reserve-classes", "40", "--val-classes", "0")
     main(["train", str(tmp_path / "few"), "--out", str(first), *reserved, *options])

@@ -22,13 +22,12 @@ import tammes
 from tammes import UserError
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.cli import main
-from tammes.cli.making import make_optimizer
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.losses import METHODS, find_method, find_miner, from_pml
 from tammes.losses.to_pml import DiscriminativeLoss
 from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.build import build_optimizer
 from tammes.training.objectives import Objective
+from tests.configs import config_of
 from tests.pml_processes import CORNERS, a_network, eight, in_two_processes
 
 ROOT = Path(__file__).parents[1]
@@ -380,7 +379,7 @@ def test_a_run_of_their_loss_and_miner_is_stopped_and_gone_on_with(
 
 def test_batches_and_folder_of_their_losses() -> None:
     pairs, proxies, mined, asked = (
-        resolved(Train(loss=loss, **given))
+        config_of(loss=loss, **given)
         for loss, given in (
             ("pml:TripletMarginLoss", {}),
             ("pml:ArcFaceLoss", {}),
@@ -394,11 +393,11 @@ def test_batches_and_folder_of_their_losses() -> None:
 
 
 def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
-    config = resolved(Train(loss="pml:ArcFaceLoss", rate=0.5, weight_decay=0.1, optimizer="sgd"))
+    config = config_of(loss="pml:ArcFaceLoss", rate=0.5, weight_decay=0.1, optimizer="sgd")
     loss = made("pml:ArcFaceLoss")
     objective = Objective(Embedder(EmbedderConfig("conv4", DIM)), loss)
-    for asked, wanted in ((None, 0.5 * from_pml.PROXY_RATE), (3.0, 3.0)):
-        groups = make_optimizer(replace(config, proxy_rate=asked), objective).param_groups
+    for asked, wanted in ((None, 0.5 * from_pml.PROXY_LR), (3.0, 3.0)):
+        groups = build_optimizer(replace(config, proxy_lr=asked), objective).param_groups
         own = next(group for group in groups if any(each is loss.loss.W for each in group["params"]))
         assert (own["lr"], own["weight_decay"]) == (pytest.approx(wanted), 0)
 
@@ -444,7 +443,7 @@ def test_losses_are_explained_and_listed(capsys: pytest.CaptureFixture[str]) -> 
 def plan(folder: Path, method: str) -> Plan:
     file = folder / "plan.toml"
     file.write_text(f'data = "glyphs"\n[search]\nrate = [1]\n[[method]]\nname = "theirs"\n{method}\n')
-    return read_plan(file, Train)
+    return read_plan(file)
 
 
 def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from torch.nn.functional import cosine_similarity
 
 from tammes import DiscriminativeLoss
 from tammes.cli import main
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.training.objectives import Objective
+from tests.configs import config_of
 from tests.oracles import seeded
 
 
@@ -33,13 +32,13 @@ def test_auto_is_bfloat16_where_layers_of_a_backbone_train_on_a_processor_that_m
 ) -> None:
     monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: flags)
     given: dict[str, str] = {"backbone": "resnet18", "device": "cpu", **options}
-    assert resolved(Train("photos", **given)).precision == expected  # type: ignore[arg-type]
+    assert config_of("photos", **given).precision == expected  # type: ignore[arg-type]
 
 
 def test_auto_leaves_a_gpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"avx512_bf16"})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert resolved(Train("photos", backbone="resnet18", train="all")).precision == "no"
+    assert config_of("photos", backbone="resnet18", train="all").precision == "no"
 
 
 def test_a_run_remembers_what_auto_was(waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,23 @@ import torch
 from torch import Tensor
 
 from tammes import UserError
-from tammes.cli import feeding, job, main
-from tammes.cli.feeding import Data, load_data, training_batches
-from tammes.cli.making import make_optimizer, without_trace
-from tammes.cli.measuring import all_loss_inputs
-from tammes.cli.networks import make_embedder
-from tammes.cli.options import recipe, resolved
-from tammes.cli.train import Train
+from tammes.cli import main
 from tammes.data.batches import Batches
+from tammes.training.build import (
+    build_loss,
+    build_objective,
+    build_optimizer,
+    cut_of,
+    freeze,
+    init_layers,
+    leaving_no_trace,
+)
+from tammes.training.config import TrainConfig
+from tammes.training.data import Data, keep_activations, training_batches
+from tammes.training.evaluation import all_loss_inputs
 from tammes.training.loop import cosine, fit, halved_every
 from tammes.training.objectives import METHODS, Objective
+from tests.configs import config_of, data_of, embedder_of
 
 STEPS = 60
 EVERY = pytest.mark.parametrize(
@@ -36,28 +43,27 @@ PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
 
 
 def test_the_paper_is_the_paper_without_a_gpu() -> None:
-    config = resolved(Train(data="photos", preset="paper", device="cpu"))
+    config = config_of("photos", preset="paper", device="cpu")
     assert (config.backbone, config.weights, config.train, config.views) == ("googlenet", "imagenet", "all", None)
     assert (config.centroids, config.batch_size, config.epochs, config.dim) == ("one-hot", 128, 40, 256)
-    assert (config.optimizer, config.rate, config.backbone_rate, config.momentum) == ("sgd", 0.1, 0.01, 0.9)
+    assert (config.optimizer, config.lr, config.backbone_lr, config.momentum) == ("sgd", 0.1, 0.01, 0.9)
     assert (config.schedule, config.halve_every, config.weight_decay) == ("halve", 5, 5e-4)
-    assert (config.pool, config.start, config.keep_start) == ("published", "random", False)
+    assert (config.pool, config.init, config.keep_init) == ("published", "random", False)
     assert (config.mirror, config.shift, config.sampler) == (True, 0, "shuffled")
 
 
 def test_what_is_given_overrides_the_paper() -> None:
-    given = Train(data="photos", preset="paper", device="cpu", backbone="resnet18", train="top", epochs=3, rate=0.5)
-    config = resolved(given)
-    assert (config.backbone, config.train, config.epochs, config.rate) == ("resnet18", "top", 3, 0.5)
+    config = config_of("photos", preset="paper", device="cpu", backbone="resnet18", train="top", epochs=3, lr=0.5)
+    assert (config.backbone, config.train, config.epochs, config.lr) == ("resnet18", "top", 3, 0.5)
     assert (config.batch_size, config.centroids) == (128, "one-hot")
 
 
-@pytest.mark.parametrize("given", [Train(data="glyphs"), Train(data="photos", backbone="conv4")])
-def test_characters_have_the_papers_recipe_without_what_presumes_pretrained_photos(given: Train) -> None:
-    config = resolved(replace(given, preset="paper", device="cpu"))
+@pytest.mark.parametrize("given", [{"data": "glyphs"}, {"data": "photos", "backbone": "conv4"}])
+def test_characters_have_the_papers_recipe_without_what_presumes_pretrained_photos(given: dict[str, str]) -> None:
+    config = config_of(**given, preset="paper", device="cpu")
     assert (config.backbone, config.weights, config.train) == ("conv4", "none", "all")
-    assert (config.mirror, config.shift, config.backbone_rate) == (False, 2, config.rate)
-    assert (config.rate, config.batch_size, config.epochs, config.centroids) == (0.1, 128, 40, "one-hot")
+    assert (config.mirror, config.shift, config.backbone_lr) == (False, 2, config.lr)
+    assert (config.lr, config.batch_size, config.epochs, config.centroids) == (0.1, 128, 40, "one-hot")
 
 
 def test_the_time_is_said_before_any_image_is_decoded(
@@ -66,7 +72,7 @@ def test_the_time_is_said_before_any_image_is_decoded(
     def refuse(*_: object, **__: object) -> None:
         raise UserError("decoding begins")
 
-    monkeypatch.setattr(feeding, "decoded_for", refuse)
+    monkeypatch.setattr("tammes.training.data.decode_for", refuse)
     given = ["train", str(waves), "--backbone", "conv4", "--device", "cpu", "--out", str(tmp_path / "run")]
 
     def said(*more: str) -> str:
@@ -82,10 +88,16 @@ def test_the_time_is_said_before_any_image_is_decoded(
     assert "epochs of" not in said()
 
 
-def made(given: Train, data: Data) -> tuple[Train, Data, Objective]:
+def made(config: TrainConfig, data: Data) -> tuple[TrainConfig, Data, Objective]:
     """Network and loss as training begins, in full precision."""
-    config = resolved(replace(given, precision="no"))
-    return job._made(config, data, None, job._accelerator(config), begins=True)
+    config = replace(config, precision="no")
+    embedder = embedder_of(config, data.num_slots)
+    config = replace(config, cut=cut_of(config, embedder))
+    loss, frozen = build_loss(config, data, embedder), freeze(config, embedder)
+    objective = build_objective(config, embedder, loss, frozen)
+    data = replace(data, kept=keep_activations(config, data, frozen))
+    init_layers(config, data, objective)
+    return config, data, objective
 
 
 # ---- the norm that embeddings begin at
@@ -93,14 +105,14 @@ def made(given: Train, data: Data) -> tuple[Train, Data, Objective]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_embeddings_that_a_loss_does_not_normalise_begin_at_its_norm(optimizer: str) -> None:
-    given = Train(data="glyphs", device="cpu", loss="npair", optimizer=optimizer, rate=0.5, batch_size=32)  # type: ignore[arg-type]
+    given = config_of(device="cpu", loss="npair", optimizer=optimizer, lr=0.5, batch_size=32)
     config, data, objective = made(given, glyphs())
     inputs, _, _ = next(iter(training_batches(config, data, 1)))
-    with torch.no_grad(), without_trace(objective):
+    with torch.no_grad(), leaving_no_trace(objective):
         norms = objective.embedder.penultimate(objective.features(inputs)).norm(dim=1)
     assert norms.mean().item() == pytest.approx(3, rel=0.15)
     assert objective.gain < 0.5
-    groups = make_optimizer(config, objective).param_groups
+    groups = build_optimizer(config, objective).param_groups
     rates = {id(each): (group["lr"], group["weight_decay"]) for group in groups for each in group["params"]}
     layer, factor = objective.embedder.embedding_layers()[0], objective.gain ** (2 if optimizer == "sgd" else 1)
     assert rates[id(layer.weight)] == pytest.approx((0.5 * factor, 5e-4 / factor))
@@ -113,12 +125,12 @@ def test_a_loss_that_normalises_leaves_the_layer_as_it_was_initialised() -> None
         if method.built_on(None).initial_norm is None:
             continue
         assert name in ("softmax", "lifted", "npair", "center", "deepncm", "prototypical", "daml", "dvml")
-    given = Train(data="glyphs", device="cpu", preset="paper")
+    given = config_of(device="cpu", preset="paper")
     config, _, objective = made(given, glyphs())
-    fresh = make_embedder(config, 20)
+    fresh = embedder_of(config, 20)
     assert objective.gain == 1
     torch.testing.assert_close(objective.embedder.penultimate.weight, fresh.penultimate.weight)
-    assert {group["lr"] for group in make_optimizer(config, objective).param_groups} == {0.1}
+    assert {group["lr"] for group in build_optimizer(config, objective).param_groups} == {0.1}
 
 
 # ---- every method trains
@@ -127,17 +139,16 @@ def test_a_loss_that_normalises_leaves_the_layer_as_it_was_initialised() -> None
 @cache
 def glyphs() -> Data:
     """The embedded data set, of which 20 classes train."""
-    data = load_data(resolved(Train(data="glyphs", device="cpu")))
+    data = data_of(config_of("glyphs", device="cpu"))
     few = data.labels < 20
     parts = replace(data.split, train=data.split.train[few])
     return replace(data, split=parts, labels=data.labels[few], class_names=data.class_names[:20])
 
 
-def trained(given: Train, data: Data) -> tuple[list[float], float, float, Objective]:
+def trained(given: TrainConfig, data: Data) -> tuple[list[float], float, float, Objective]:
     """The losses of so many steps as the preset has them, and that of the same few batches before and after them."""
     config, data, objective = made(given, data)
-    options = recipe(config)
-    schedule = halved_every(options["halve_every"]) if options["schedule"] == "halve" else cosine(options["epochs"])
+    schedule = halved_every(config.halve_every) if config.schedule == "halve" else cosine(config.epochs)
     steps: list[float] = []
     some: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -146,7 +157,7 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
 
     @torch.no_grad()
     def on_the_same() -> float:
-        with without_trace(objective):
+        with leaving_no_trace(objective):
             return float(np.mean([total(inputs, labels) for inputs, labels, _ in some]))
 
     before: list[float] = []
@@ -164,7 +175,7 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
 
     objective.register_forward_hook(see)
     for _ in fit(
-        objective, batches, make_optimizer(config, objective), epochs=options["epochs"], schedule=schedule,
+        objective, batches, build_optimizer(config, objective), epochs=config.epochs, schedule=schedule,
         stop=lambda: len(steps) >= STEPS, everything=lambda: all_loss_inputs(data, objective),
     ):  # fmt: skip
         pass
@@ -175,7 +186,7 @@ def trained(given: Train, data: Data) -> tuple[list[float], float, float, Object
 @PRESETS
 @EVERY
 def test_sixty_steps_on_glyphs(name: str, base: str | None, preset: str) -> None:
-    given = Train(data="glyphs", device="cpu", loss=name, base=base, preset=preset, batch_size=16)  # type: ignore[arg-type]
+    given = config_of(device="cpu", loss=name, preset=preset, batch_size=16, **({} if base is None else {"base": base}))
     steps, before, after, _ = trained(given, glyphs())
     assert len(steps) == STEPS
     assert np.isfinite(steps).all()
@@ -183,7 +194,7 @@ def test_sixty_steps_on_glyphs(name: str, base: str | None, preset: str) -> None
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Train], Train]:
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainConfig]:
     """Options with a few classes of CUB and real weights; the features are kept in the cache."""
     place = Path(os.environ.get("TAMMES_DATA", ""))
     weights = place.parent / "weights" / "googlenet-bvlc-imagenet.fp16.safetensors"
@@ -195,17 +206,17 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Train], Train]:
     table = tmp_path_factory.mktemp("birds") / "birds.csv"
     table.write_text("\n".join(rows) + "\n")
     real: dict[str, Any] = {"data": str(table), "test_classes": "2", "backbone": "googlenet", "weights": str(weights)}
-    return lambda given: replace(given, **real, train="head", device="cpu")
+    return lambda **given: config_of(**real, **given, train="head", device="cpu")
 
 
 @pytest.mark.data
 @PRESETS
 @EVERY
 def test_sixty_steps_on_real_features(
-    birds: Callable[[Train], Train], name: str, base: str | None, preset: str
+    birds: Callable[..., TrainConfig], name: str, base: str | None, preset: str
 ) -> None:
-    given = birds(Train(loss=name, base=base, preset=preset))  # type: ignore[arg-type]
-    steps, before, after, objective = trained(given, load_data(resolved(given)))
+    given = birds(loss=name, preset=preset, **({} if base is None else {"base": base}))
+    steps, before, after, objective = trained(given, data_of(given))
     assert len(steps) == STEPS
     assert np.isfinite(steps).all()
     assert after < before

@@ -139,7 +139,7 @@ def test_nothing_is_below_the_minimum() -> None:
 def test_what_it_says_of_itself() -> None:
     assert repr(ProxyAnchorLoss(3, 2)) == "ProxyAnchorLoss(3 classes in 2 dimensions, scale=32, margin=0.1)"
     assert METHOD.batch == "any"
-    assert METHOD.proxy_rate == 100
+    assert METHOD.proxy_lr == 100
     assert not METHOD.each_on_its_own
     assert METHOD.source == "Kim et al. 2020"
 

@@ -76,7 +76,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_exists_is_refused_before_the_data_is_opened(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tammes.cli.feeding.open_dataset", forbidden)
+    monkeypatch.setattr("tammes.training.data.open_dataset", forbidden)
     command = ("train", "photos", "--weights", str(weights), *QUICK)
     code, said = ended(capsys, *command, "--out", "run")
     assert (code, "run is a run already" in said, "--overwrite" in said) == (2, True, True)
@@ -89,7 +89,7 @@ def test_a_run_that_exists_is_refused_before_the_data_is_opened(
 def test_a_run_of_vectors_that_exists_is_refused_before_they_are_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tammes.cli.vectors_job.vectors", forbidden)
+    monkeypatch.setattr("tammes.vectors.train.vectors", forbidden)
     code, said = ended(capsys, "train", "vectors.npz", "--out", "run")
     assert (code, "run is a run already" in said) == (2, True)
 
@@ -321,10 +321,10 @@ def interrupted(*_: Any, **__: Any) -> Any:
 TRAINING = [
     ("tammes.data.image_cache._in_turn", "decoding images", False),
     ("tammes.models.feature_cache.Frozen.below", "computing the activations of the training images", False),
-    ("tammes.cli.making.training_batches", "initialising the new layers", False),
-    ("tammes.cli.job.evaluated", "evaluating the network before training", True),
-    ("tammes.cli.job.fit", "training", True),
-    ("tammes.cli.job.results_of", "evaluating on the test classes", True),
+    ("tammes.training.build.training_batches", "initialising the new layers", False),
+    ("tammes.training.train.evaluate_images", "evaluating the network before training", True),
+    ("tammes.training.train.fit", "training", True),
+    ("tammes.training.train.measure", "evaluating on the test classes", True),
 ]
 
 
@@ -339,7 +339,7 @@ def test_ctrl_c_while_training_says_what_to_type_and_that_finishes_the_run(
     has_run: bool,
 ) -> None:
     monkeypatch.setenv("TAMMES_CACHE", str(here / "cache"))
-    command = ["train", "photos", "--out", "new", "--weights", str(weights), "--start", "pca", *QUICK]
+    command = ["train", "photos", "--out", "new", "--weights", str(weights), "--init", "pca", *QUICK]
     with monkeypatch.context() as patch:
         patch.setattr(inside, interrupted)
         code, said = ended(capsys, *command)
@@ -437,7 +437,7 @@ def test_phases_say_when_they_begin_and_how_long_they_took(
     here: Path, weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAMMES_CACHE", str(here / "cache"))
-    command = ["train", "photos", "--out", "new", "--weights", str(weights), "--start", "pca", *QUICK]
+    command = ["train", "photos", "--out", "new", "--weights", str(weights), "--init", "pca", *QUICK]
     code, said = ended(capsys, *command)
     assert code == 0
     for phase in ("decoding images", "initialising the new layers", "evaluating the network before training"):

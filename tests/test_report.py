@@ -122,8 +122,8 @@ def test_names_that_are_no_unicode_do_not_end_a_report(photos: Path, tmp_path: P
 def test_pairs_that_cannot_be_counted_are_said_and_stop_nothing(run: Path) -> None:
     from dataclasses import replace
 
-    from tammes.cli.items import items_of
     from tammes.report import look, run_page
+    from tammes.run import items_of
     from tammes.training.run_folder import open_run
 
     items = items_of(open_run(run))

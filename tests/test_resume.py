@@ -19,15 +19,13 @@ from torch import nn
 
 from tammes import UserError
 from tammes.cli import main
-from tammes.cli.checks import check_start
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.io.environment import cache_folder
 from tammes.models.backbones import backbone
 from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.training.loop import Position
 from tammes.training.run_folder import NEWEST, PREVIOUS, Run
 from tests.compared import differing
+from tests.configs import config_of
 from tests.several_processes import commands_resumed, exit_code, stopped_after, without_batch_norm
 from tests.test_distributed import ended, start
 
@@ -47,17 +45,17 @@ class Case(NamedTuple):
 
     train: str
     start: str
-    keep_start: bool
+    keep_init: bool
     batch_norm: bool
     precision: str
 
     def __str__(self) -> str:
-        kept = "kept" if self.keep_start else "trained"
+        kept = "kept" if self.keep_init else "trained"
         norm = "batch norm" if self.batch_norm else "no batch norm"
         return f"{self.train}, {self.start} {kept}, {norm}, {self.precision}"
 
     def flags(self) -> tuple[str, ...]:
-        words = ("--train", self.train, "--start", self.start, "--keep-start", str(self.keep_start))
+        words = ("--train", self.train, "--init", self.start, "--keep-init", str(self.keep_init))
         return (
             *words,
             "--precision",
@@ -76,7 +74,7 @@ def is_valid(case: Case) -> bool:
     """Whether the command takes it."""
     given: dict[str, Any] = {name: value for name, value in case._asdict().items() if name != "batch_norm"}
     try:
-        check_start(resolved(Train(backbone="conv4", **given)))
+        config_of(backbone="conv4", **given)
     except UserError:
         return False
     return True
@@ -211,7 +209,7 @@ def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
     words, whole = defaults(train, name)
     config = json.loads((whole / "config.json").read_text())
     kept = {"all": ("pca", False), "top": ("whiten", True), "head": ("whiten", False)}[train]
-    assert (config["train"], config["start"], config["keep_start"]) == (train, *kept)
+    assert (config["train"], config["start"], config["keep_init"]) == (train, *kept)
     kept_activations = set(cache_folder().glob("activations/*"))
     stopped_and_resumed(words, tmp_path / "part", 2)
     same_run(tmp_path / "part", whole)

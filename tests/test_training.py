@@ -174,7 +174,7 @@ def test_the_papers_schedule() -> None:
 
 def test_biases_and_normalisation_have_no_weight_decay_and_new_layers_their_own_rate() -> None:
     network = nn.ModuleDict({"old": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "new": nn.Linear(3, 4)})
-    groups = parameter_groups([network["new"]], network, rate=0.1, backbone_rate=0.01, weight_decay=5e-4)
+    groups = parameter_groups([network["new"]], network, lr=0.1, backbone_lr=0.01, weight_decay=5e-4)
     said = {(g["lr"], g["weight_decay"]): sum(p.numel() for p in g["params"]) for g in groups}
     assert said == {(0.1, 5e-4): 12, (0.1, 0.0): 4, (0.01, 5e-4): 6, (0.01, 0.0): 3 + 6}
 
@@ -183,6 +183,6 @@ def test_layers_of_a_loss_have_its_rate_with_their_biases_and_a_scale_that_of_th
     """A generator whose biases ran ahead of its weights diverged whatever its rate was."""
     loss = nn.Module()
     loss.generator, loss.scale = nn.Linear(2, 3), nn.Parameter(torch.ones(()))
-    groups = parameter_groups([], loss, rate=0.1, backbone_rate=0.01, weight_decay=0, proxies=loss, proxy_rate=0.001)
+    groups = parameter_groups([], loss, lr=0.1, backbone_lr=0.01, weight_decay=0, proxies=loss, proxy_lr=0.001)
     rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     assert rates == {id(loss.generator.weight): 0.001, id(loss.generator.bias): 0.001, id(loss.scale): 0.1}

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from tammes import bound
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.geometry import normalise
 from tammes.losses import METHODS, OF_CLASS_LAYER, DiscriminativeLoss, NaiveTripletLoss
+from tests.configs import config_of
 from tests.oracles import seeded, triplets
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, problem
 
@@ -64,6 +63,6 @@ def test_minimising_the_bound_minimises_it() -> None:
 
 
 def test_it_is_computed_on_the_layer_that_the_centroids_are_in() -> None:
-    config = resolved(Train(data="glyphs", loss="triplet-naive"))
+    config = config_of("glyphs", loss="triplet-naive")
     assert (METHODS["triplet-naive"].on, config.sampler, config.images_per_class) == ("class layer", "pk", 4)
     assert "triplet-naive" not in OF_CLASS_LAYER, "vectors come in any batch"

@@ -24,14 +24,13 @@ from pyarrow import parquet
 
 from tammes import UserError
 from tammes.benchmark.plan import read_plan
-from tammes.cli.saved import saved_options
-from tammes.cli.train import Train
 from tammes.data import open_dataset, vectors
 from tammes.data.images import _tiff_parts
 from tammes.gallery.store import About
 from tammes.io.tensor_files import read_tensors
 from tammes.models.backbones.caffemodel import read_caffemodel
 from tammes.models.embedder import load
+from tammes.training.config import TrainConfig, load_config
 from tammes.training.run_folder import Run
 from tests.test_architecture import ROOT
 
@@ -68,7 +67,7 @@ def reader_of(name: str) -> Callable[[Path], object]:
         ".csv": lambda file: open_dataset(str(file)),
         ".npz": vectors,
         ".parquet": vectors,
-        ".toml": lambda file: read_plan(file, Train),
+        ".toml": lambda file: read_plan(file),
         ".caffemodel": read_caffemodel,
         ".safetensors": read_tensors,
         ".tiff": lambda file: _tiff_parts(BytesIO(file.read_bytes())),  # the rest is Pillow's
@@ -179,14 +178,14 @@ def test_plans_of_any_values(key: str, value: Any) -> None:
 
 
 @settings(max_examples=100)
-@given(st.sampled_from([*Train.__dataclass_fields__, "other"]), plain_values)
+@given(st.sampled_from([*TrainConfig.__dataclass_fields__, "other"]), plain_values)
 def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "options"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"data": "glyphs", key: value}))
-    said = refusal(lambda: saved_options(Run(folder)))
+    said = refusal(lambda: load_config(Run(folder)))
     if said is None:
-        assert saved_options(Run(folder)).out == folder  # never where the file says
+        assert load_config(Run(folder)).out == folder  # never where the file says
     else:
         assert key in said
 
@@ -201,7 +200,7 @@ def test_what_a_gallery_or_a_run_says_of_itself(tmp_path_factory: pytest.TempPat
     readers: list[Callable[[], object]] = [
         lambda: About.from_json(content.decode(errors="replace"), "here"),
         lambda: load(folder),
-        lambda: saved_options(Run(folder)),
+        lambda: load_config(Run(folder)),
     ]
     for read in readers:
         refusal(read)

@@ -13,19 +13,19 @@ from PIL import Image
 
 from tammes import MetricLearner
 from tammes.cli import main
-from tammes.cli.feeding import load_data
-from tammes.cli.networks import trained_embedder
-from tammes.cli.saved import saved_options
 from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.training.build import trained_embedder
+from tammes.training.config import load_config
 from tammes.training.run_folder import Run, centroids_of
-from tammes.training.verdict import Candidates, by_class, candidates_again, in_words, not_judged
+from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged
 from tests.compared import same_end
+from tests.configs import data_of
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--test-classes", "4")
-HURTS = ("--optimizer", "sgd", "--rate", "10", "--backbone-rate", "1", "--epochs", "2")
+HURTS = ("--optimizer", "sgd", "--lr", "10", "--backbone-lr", "1", "--epochs", "2")
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +132,15 @@ def test_an_epoch_that_is_measured_again_is_not_taken_for_another() -> None:
 
 def test_the_sentence_says_what_was_kept_and_by_how_much() -> None:
     helped = {"verdict": candidates(pretrained=[5, 5, 5, 5], epoch_1=[6, 7, 6, 7]).verdict()}
-    assert "+15.0 points" in in_words(helped)
-    assert "epoch 1 is kept" in in_words(helped)
+    assert "+15.0 points" in describe(helped)
+    assert "epoch 1 is kept" in describe(helped)
     hurt = {"verdict": candidates(pretrained=[5, 5, 5, 5], epoch_1=[4, 4, 5, 5]).verdict()}
-    assert "did not help" in in_words(hurt)
-    assert "-5.0 points" in in_words(hurt)
-    assert "the pretrained embedding is kept" in in_words(hurt)
+    assert "did not help" in describe(hurt)
+    assert "-5.0 points" in describe(hurt)
+    assert "the pretrained embedding is kept" in describe(hurt)
     between = candidates(pretrained=[5, 5, 5, 5], whitened=[6, 6, 6, 6], epoch_1=[5, 6, 5, 6]).verdict()
-    assert "the whitened embedding is kept" in in_words({"verdict": between})
-    assert in_words({}) == ""
+    assert "the whitened embedding is kept" in describe({"verdict": between})
+    assert describe({}) == ""
 
 
 def test_a_training_that_helped_keeps_its_best_epoch(helped: Path) -> None:
@@ -180,7 +180,7 @@ def test_what_comes_after_training_works_on_a_pretrained_embedding(
     rows = json.loads(printed(capsys, "evaluate", run, "--json"))
     assert rows["trained"]["mean_average_precision_at_r"] == found["trained"]["mean_average_precision_at_r"]
     assert json.loads(printed(capsys, "runs", str(hurt.parent), "--json"))[0]["verdict"] == found["verdict"]
-    assert f"hurt: {in_words(found)}" in printed(capsys, "runs", str(hurt.parent))
+    assert f"hurt: {describe(found)}" in printed(capsys, "runs", str(hurt.parent))
     printed(capsys, "report", run, "--map", "none", "--out", str(tmp_path / "report.html"))
     assert sentence in (tmp_path / "report.html").read_text()
     calibrated = json.loads(printed(capsys, "calibrate", run, "--fmr", "0.1", "--json"))
@@ -237,16 +237,16 @@ def test_without_validation_classes_the_last_epoch_is_kept_and_nothing_is_judged
 
 def test_an_unjudged_training_that_hurts_on_the_test_classes_says_so() -> None:
     measured = {"untrained": {"recall_at_1": 0.9911}, "trained": {"recall_at_1": 0.5725}}
-    assert "41.9 points below" in in_words({"verdict": not_judged("ridge"), **measured})
-    assert "below" not in in_words({"verdict": not_judged("ridge"), "trained": measured["untrained"]})
+    assert "41.9 points below" in describe({"verdict": not_judged("ridge"), **measured})
+    assert "below" not in describe({"verdict": not_judged("ridge"), "trained": measured["untrained"]})
 
 
 def test_a_run_of_before_there_were_verdicts_is_read_as_it_was_split(helped: Path) -> None:
     run = Run(helped)
     classes = run.read("classes")
     before = classes | {"train": sorted([*classes["train"], *classes["val"]]), "val": []}
-    assert load_data(saved_options(run), before).split.val is None
-    assert load_data(saved_options(run), classes).classes() == {use: classes[use] for use in ("train", "val", "test")}
+    assert data_of(load_config(run), before).split.val is None
+    assert data_of(load_config(run), classes).classes() == {use: classes[use] for use in ("train", "val", "test")}
 
 
 def test_head_trains_the_embedding(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +269,7 @@ def test_the_whitened_embedding_has_no_more_dimensions_than_directions() -> None
     found = embedder.closed_form(features, labels)
     assert found.config.dim == 11
     whole = Embedder(EmbedderConfig("conv4", dim=11))
-    whole.start_from(features, labels)
+    whole.init_from(features, labels)
     torch.testing.assert_close(found.embedding(features), whole.embedding(features))
 
 

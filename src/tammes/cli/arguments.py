@@ -148,7 +148,7 @@ def _texts_below(command: type) -> dict[str, str]:
 
 def for_tyro(command: type) -> Any:
     """The class as tyro should read it: --json without --no-json. In a TypedDict, without defaults, it needs both."""
-    return tyro.conf.FlagCreatePairsOff[command] if is_dataclass(command) else command  # type: ignore[valid-type]
+    return tyro.conf.FlagCreatePairsOff[command] if is_dataclass(command) else command  # type: ignore[misc,valid-type]
 
 
 def parse(name: str, command: type, words: Sequence[str]) -> Any:
@@ -176,7 +176,9 @@ def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iter
     flags |= {
         f"--no-{flag[2:]}": option for flag, option in flags.items() if option.kind is bool and option.default is None
     }
-    plain, given, place = [], set(), 0
+    plain: list[str] = []
+    given: set[str] = set()
+    place = 0
     while place < len(words):
         word, place = words[place], place + 1
         if word == "--":

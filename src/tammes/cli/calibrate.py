@@ -108,8 +108,8 @@ def _of_run(config: Calibrate) -> None:
         raise UserError("--on chooses among the run's own classes, and DATA is measured whole: give one of the two.")
     run = open_finished(Path(config.run))
     kind = check_for_images(run, skip_bad=config.skip_bad)
-    from tammes.run import items_of, say_known
     from tammes.report.calibration import FEW, calibrate_items, classes_to_measure
+    from tammes.run import items_of, say_known
 
     part = None if config.data is not None else classes_to_measure(run, config.on)
     items = items_of(run, config.data, part=part or "test", skip_bad=config.skip_bad, on=config.device)

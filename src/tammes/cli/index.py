@@ -181,8 +181,8 @@ def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store"
     from os import cpu_count
     from time import perf_counter
 
-    from tammes.training.train import stop_on_signal
     from tammes.gallery.indexing import Indexed, difference, index
+    from tammes.training.train import stop_on_signal
 
     with working("looking for what has changed"):
         roots = store.about.roots

@@ -104,8 +104,8 @@ def _write(out: Path, content: str) -> int:
 
 
 def _of_run(config: Report, run: Any) -> str:
-    from tammes.run import items_of
     from tammes.report import look, run_page
+    from tammes.run import items_of
 
     _check_run(config, run)
     if run.read("results", needs=("trained",))["trained"] is None:

@@ -86,7 +86,14 @@ class TrainVectors(VectorOptions, total=False):
 
 def options_for(words: Sequence[str]) -> type:
     """The options that these words are to be read with: those of vectors where a word names a file of them."""
-    return TrainVectors if any(not word.startswith("-") and is_vector_file(word) for word in words) else Train
+    file = next((word for word in words if not word.startswith("-") and is_vector_file(word)), None)
+    chosen, other, what = (Train, TrainVectors, "vectors") if file is None else (TrainVectors, Train, "images")
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_").removeprefix("no_")
+        if word.startswith("--") and name in set(other.__annotations__) - set(chosen.__annotations__):
+            holds = "this is not a .npz or .parquet file" if file is None else f"{Path(file).name} holds vectors"
+            raise UserError(f"{word} is for {what}, and {holds}: leave it out.")
+    return chosen
 
 
 def train(given: dict[str, Any]) -> None:

@@ -90,4 +90,3 @@ def format_bytes(num_bytes: int | float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
-

@@ -20,7 +20,7 @@ from tammes.models.feature_cache import Frozen
 from tammes.training.config import TrainConfig
 from tammes.training.data import Data, training_batches
 from tammes.training.loop import parameter_groups
-from tammes.training.objectives import METHODS, Base, ClassLayer, Objective
+from tammes.training.objectives import METHODS, Base, ClassLayer, Hold, Objective
 from tammes.training.run_folder import LAST, Run, is_run
 from tammes.training.verdict import is_epoch
 
@@ -263,6 +263,27 @@ def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
         return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
     except UserError as error:
         raise UserError(f"--centroids {kind} with --centroid-dim {dim}: {error}") from None
+
+
+def build_objective(
+    config: TrainConfig, embedder: Embedder, loss: nn.Module, frozen: Frozen | None, hold: Hold | None = None
+) -> Objective:
+    """The network and the loss that it is trained by.
+
+    Args:
+        frozen: the network in its two parts, where some layers of the backbone do not train.
+        hold: what keeps embeddings of old classes in place.
+    """
+    method = config.method
+    return Objective(
+        embedder,
+        loss,
+        features=None if frozen is None else frozen.above,
+        sees=method.sees,
+        on_features=method.on == "features",
+        gathers=not method.each_on_its_own,
+        hold=hold,
+    )
 
 
 def at_once(config: TrainConfig, objective: Objective) -> int | None:

@@ -28,6 +28,7 @@ from tammes.training.build import (
     build_backbone,
     build_embedder,
     build_loss,
+    build_objective,
     build_optimizer,
     cut_of,
     first_features,
@@ -255,15 +256,8 @@ def _build(
     if config.sync_batch_norm:
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)
     frozen = freeze(config, embedder)
-    objective = Objective(
-        embedder,
-        loss,
-        features=None if frozen is None else frozen.above,
-        sees=config.method.sees,
-        on_features=config.method.on == "features",
-        gathers=not config.method.each_on_its_own,
-        hold=None if config.compatible is None else _hold(config, data, frozen, device),
-    )
+    hold = None if config.compatible is None else _hold(config, data, frozen, device)
+    objective = build_objective(config, embedder, loss, frozen, hold)
     if not begins:
         assert resumed is not None
         load_weights(resumed, objective)
