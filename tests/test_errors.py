@@ -66,9 +66,9 @@ TRAIN = [
     ("--dim 0", "--dim must be at least 1, got 0."),
     ("--epochs 0", "--epochs must be at least 1, got 0."),
     ("--batch-size -8", "--batch-size must be at least 1, got -8."),
-    ("--momentum 0.5", "--momentum is for --optimizer sgd, and this trains with adam: leave it out, or add"),
+    ("--momentum 0.5", "--momentum is for --optimizer sgd, and this has adam: leave it out, or add"),
     ("--halve-every 3", "--halve-every is for --schedule halve, and this has cosine: leave it out, or add --schedule"),
-    ("--train head --backbone-lr 1", "--backbone-lr is for what trains of the backbone, which --train head keeps"),
+    ("--train head --backbone-lr 1", "--backbone-lr is for the layers of the backbone that train, and --train head"),
     ("--train head", "--shift is for random crops, and --train head keeps the one in the centre of each image: leave"),
     ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top keeps the one in"),
     ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or "),
@@ -94,7 +94,7 @@ TRAIN = [
     ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),
     ("--loss triplet --loss-options margin=nan", "margin of triplet must be a finite number, got 'nan'."),
     ("--loss pml:TripletMarginLoss --loss-options margin=inf", "margin of TripletMarginLoss must be a finite number, "),
-    ("--hidden 8", "--hidden is for vectors, and photos is no .npz or .parquet file: leave it out."),
+    ("--hidden 8", "--hidden is for vectors, and this is not a .npz or .parquet file: leave it out."),
     ("--dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller"
                            " --backbone, --dim or --centroid-dim.\n"),
     ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch."),
@@ -235,8 +235,8 @@ OF_WHAT_WAS_MADE = [
     ("train --resume odd", "odd/config.json: it must be an object, got []. Put back the file that training wrote, or"),
     ("evaluate v.npz photos", "vectors are measured as they are: give no DATA and no --embedding with v.npz.\n"),
     ("calibrate run v.npz", "run was trained on images, and v.npz holds vectors. Give it images.\n"),
-    ("train --resume run --seed 0", "--resume goes on with the run's own options: leave out --seed.\n"),
-    ("train glyphs --resume run", "--resume goes on with the run's own options: leave out DATA.\n"),
+    ("train --resume run --seed 0", "--resume takes the run's own options: leave out --seed.\n"),
+    ("train glyphs --resume run", "--resume takes the run's own options: leave out DATA.\n"),
     ("train --resume run", "run has finished: nothing is left to do. See it: tammes evaluate run\n"),
     ("train photos --continue-from softmax --out new", "softmax was trained with --loss softmax, which has no "),
     ("train photos --out run", "run is a run already. Continue it with --resume run, replace it with --overwrite, or"),
@@ -261,7 +261,7 @@ OF_WHAT_WAS_MADE = [
     ("export of_vectors", "of vectors was trained on vectors: only models of images are exported.\n"),
     ("export run --out empty", "--out empty is a folder. Give it a name: --out empty/model.onnx\n"),
     ("export run --out x.onnx --data broken", "none of the images to check with can be read. Give others: --data "),
-    ("export whole --int8 --out x.onnx", "whole was trained on all classes, so what 8 bits cost cannot be measured.\n"),
+    ("export whole --int8 --out x.onnx", "whole was trained on all classes, so the cost of 8 bits cannot be measured.\n"),
     ("export run --format hub --out hub", "hub exists. Pass --overwrite to replace it.\n"),
     ("label g photos -k 0", "-k must be at least 1, got 0.\n"),
     ("label g photos --out no/l.csv", "--out no/l.csv: there is no folder no. Make it first.\n"),
@@ -512,7 +512,7 @@ def test_a_process_that_was_forked_ends_by_the_signal() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["tammes.runtime", "tyro", "tammes.cli.train"])
+@pytest.mark.parametrize("module", ["tammes.io.machine", "tyro", "tammes.cli.train"])
 def test_an_interrupt_while_the_commands_are_imported_shows_no_traceback(number: signal.Signals, module: str) -> None:
     """The signal comes at the moment in which this module is looked for."""
     done = ended_by(
@@ -527,7 +527,7 @@ def test_an_interrupt_while_the_commands_are_imported_shows_no_traceback(number:
         "main()"
     )
     # A kill before there is anybody to hear it ends the process as it ends any.
-    code = -number if (number, module) == (signal.SIGTERM, "tammes.runtime") else 130
+    code = -number if (number, module) == (signal.SIGTERM, "tammes.io.machine") else 130
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 

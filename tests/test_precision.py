@@ -32,7 +32,7 @@ def test_auto_is_bfloat16_where_layers_of_a_backbone_train_on_a_processor_that_m
 ) -> None:
     monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: flags)
     given: dict[str, str] = {"backbone": "resnet18", "device": "cpu", **options}
-    assert config_of("photos", **given).precision == expected  # type: ignore[arg-type]
+    assert config_of("photos", **given).precision == expected
 
 
 def test_auto_leaves_a_gpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

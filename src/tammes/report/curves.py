@@ -28,9 +28,7 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
     recall = lines("val_recall_at_1", "R@1", 100.0)
     if recall:
         charts.append(line_chart(recall, title="R@1 on the validation classes", x_title="epoch", y_title="per cent"))
-    charts.append(
-        line_chart(lines("rate", "rate"), title="Learning rate", x_title="epoch", y_title="of the new layers")
-    )
+    charts.append(line_chart(lines("lr", "lr"), title="Learning rate", x_title="epoch", y_title="of the new layers"))
     charts.append(
         line_chart(lines("images_per_second", "speed"), title="Speed", x_title="epoch", y_title="items per second")
     )

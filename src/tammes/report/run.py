@@ -27,7 +27,7 @@ from tammes.training.verdict import PRETRAINED, describe, measured_rows
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 # What a page cannot do without.
 NEEDED = ("data", "command")
-OPTIONS = ("data", "preset", "loss", "seed", "dim", "batch_size", "weights", "train", "cut")
+OPTIONS = ("data", "loss", "seed", "dim")
 MOST_POINTS = 6000  # on the map
 MOST_PAIRED = 12_000  # items whose distances to each other are counted
 MOST_CLASSES = 1000  # rows of a table that a browser still sorts at once
@@ -117,7 +117,8 @@ def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         said = f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
     if {"test_images", "test_classes"} <= results.keys():
         said += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
-    return f"{said}. Preset {config['preset']}, seed {config['seed']}."
+    preset = f"preset {config['preset']}, " if config.get("preset") else ""
+    return f"{said}; {preset}seed {config['seed']}."
 
 
 def what_trains(config: Mapping[str, Any]) -> str:
@@ -203,9 +204,9 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
         facts["tested on"] = f"{results['test_images']:,} items of {results['test_classes']:,} other classes"
     if shape:
         pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
-        facts["network"] = f"{shape['backbone']}{pool}, from {config['weights']}; embedding {shape['dim']}"
+        facts["network"] = f"{shape['backbone']}{pool}, from {config.get('weights')}; embedding {shape['dim']}"
         facts["what trains"] = {"all": "everything", "head": "the new layers"}.get(
-            config["train"], f"from {config['cut']} up"
+            config.get("train"), f"from {config.get('cut')} up"
         )
     else:
         kept = (results.get("verdict") or {}).get("kept")
@@ -214,7 +215,7 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
     facts["learned by"] = what_trains(config) + (f", {_kind(config['centroids'])}" if config.get("centroids") else "")
     epochs = run.epochs()
     if epochs:
-        facts["epochs"] = f"{len(epochs)}, batches of {config['batch_size']}"
+        facts["epochs"] = f"{len(epochs)}, batches of {config.get('batch_size')}"
     facts["time"] = f"{results['seconds']:.0f} s of training" if results.get("seconds") is not None else "not known"
     facts["machine"] = f"{environment.get('processor', 'not known')}, {environment.get('cores', '?')} cores"
     versions = environment.get("versions", {})

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tammes.data import is_omniglot
 from tammes.errors import UserError, check_seed
 from tammes.io.console import say
+from tammes.io.files import opened
 from tammes.io.machine import has_gpu, multiplies_bfloat16
 from tammes.losses import WITH_CENTROIDS, Method, find_miner
 from tammes.models.backbones.weights import form_of
@@ -302,20 +303,21 @@ def _continued(given: TrainOptions) -> TrainOptions:
 
 
 _NAMES = {field.name for field in fields(TrainConfig)}
-_SAVED = TypeAdapter(TrainConfig)
 
 
 def load_config(run: Run) -> TrainConfig:
     """The configuration that a run of images was started with."""
-    found: TrainConfig = read_config(run, _SAVED)
+    found: TrainConfig = read_config(run, TrainConfig)
     return found
 
 
-def read_config(run: Run, kind: TypeAdapter[Any]) -> Any:
+def read_config(run: Run, kind: type) -> Any:
     """What config.json says, which may be untrusted, as a configuration of that kind."""
     file = run.folder / "config.json"
+    with opened(file) as source:
+        content = source.read()
     try:
-        found = kind.validate_json(file.read_bytes(), strict=True)
+        found = TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(each) for each in first["loc"][:1]) or "the file"

@@ -67,7 +67,7 @@ class Data:
         images: None before they are decoded.
         labels: of the training images: which centroid, or output, is that of their class.
         class_names: of the training classes.
-        size: height and width of what the network sees.
+        size: height and width of what the network sees, once it is known.
         kept: what stands for the images where a part of the network is frozen.
         slots: which class has which centroid, where some are free or an earlier run's classes were fewer.
     """
@@ -76,7 +76,7 @@ class Data:
     split: Split
     labels: np.ndarray
     class_names: tuple[str, ...]
-    size: int
+    size: int = 0
     decoded: Decoded | None = None
     kept: KeptActivations | None = None
     slots: CentroidSlots | None = None
@@ -122,14 +122,13 @@ class Data:
 
 def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str, Any] | None = None) -> Data:
     """The images of a training, listed, split and decoded; see `list_data`."""
-    return decode_data(config, list_data(config, wants, classes), wants)
+    return decode_data(config, list_data(config, classes), wants)
 
 
-def list_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str, Any] | None = None) -> Data:
+def list_data(config: TrainConfig, classes: dict[str, Any] | None = None) -> Data:
     """The images of a training and what each is for; none is decoded yet.
 
     Args:
-        wants: the network whose images they are to be.
         classes: those that a run was started with, as its folder has them. Others are ignored, with a note; an error if
             one is missing or has another use now.
     """
@@ -144,7 +143,7 @@ def list_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
     _, numbers = relabel(dataset.labels, chosen.train)
     names = tuple(dataset.class_names[number] for number in numbers)
     empty = np.empty(0, dtype=np.int64)
-    data = Data(dataset, chosen, empty, names, wants.size, slots=_slots(config, names, classes)).with_split(chosen)
+    data = Data(dataset, chosen, empty, names, slots=_slots(config, names, classes)).with_split(chosen)
     if classes is not None:
         _check_uses(config, data, classes)
     if data.slots is not None:
@@ -155,7 +154,7 @@ def list_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
 def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> Data:
     """The same with its images decoded; those that cannot be read are left out, where that was asked for."""
     images = decode_for(wants, data.dataset, skip_bad=config.skip_bad)
-    data = replace(data, decoded=images)
+    data = replace(data, decoded=images, size=wants.size)
     if not len(images.bad):
         return data
     say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
@@ -166,9 +165,10 @@ def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> 
         val=None if left.val is None else images.without_bad(left.val),
         test=images.without_bad(left.test),
     )
-    if len(np.unique(data.dataset.labels[left.train])) < 2:
+    classes = len(np.unique(data.dataset.labels[left.train]))
+    if classes < 2:
         raise UserError(
-            "fewer than 2 training classes are left without the images that cannot be read."
+            f"{classes} training classes are left without the images that cannot be read; at least 2 must train."
             f" `tammes doctor {config.data}` lists them."
         )
     return data.with_split(left)
@@ -319,12 +319,12 @@ def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> 
     return KeptActivations(frozen, to_train, tuple(centres))
 
 
-def check_batches(config: TrainConfig, data: Data) -> None:
-    """Refuse batches that cannot be made of the training images."""
-    if config.train == "all" and config.shift > data.size:
+def check_batches(config: TrainConfig, size: int) -> None:
+    """Refuse batches that cannot be made of the training images, of which the network sees so many pixels."""
+    if config.shift > size:
         raise UserError(
-            f"--shift {config.shift} is more than the {data.size} pixels that the network sees of an image. Use"
-            f" {data.size} or fewer."
+            f"--shift {config.shift} is more than the {size} pixels that the network sees of an image. Use {size} or"
+            " fewer."
         )
     if config.method.mines:
         check_sampler(config.batch_size, "triplets")

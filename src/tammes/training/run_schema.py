@@ -131,7 +131,7 @@ class Line(TypedDict):
     epoch: int
     loss: NotRequired[Real]
     above_minimum: NotRequired[Real]
-    rate: NotRequired[Real]
+    lr: NotRequired[Real]
     seconds: NotRequired[float]
     images_per_second: NotRequired[Real]
     val_recall_at_1: NotRequired[Real]

@@ -229,8 +229,8 @@ def _build(
     What is wrong with network, weights, loss or batches is refused before an image is decoded.
     """
     classes = None if resumed is None else resumed.read("classes")
+    data = select(list_data(config, classes))
     made = build_backbone(config, pretrained=begins and config.continue_from is None)
-    data = select(list_data(config, made, classes))
     embedder = build_embedder(config, made, data.num_slots)
     config = replace(config, cut=cut_of(config, embedder))
     if config.train == "top":
@@ -239,7 +239,7 @@ def _build(
     if config.source is not None and begins:
         embedder.load_state_dict(matching(trained_embedder(config.source), embedder))
     loss = build_loss(config, data, embedder)
-    check_batches(config, data)
+    check_batches(config, made.size)
     embedder = embedder.to(device)
     if resumed is None:
         say_expected(config, embedder, len(data.split.train))

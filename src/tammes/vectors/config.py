@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, unknown_name
@@ -64,12 +64,11 @@ USUAL: dict[str, Any] = {
     "class_layer": True,
     "seed": 0,
 }
-_SAVED = TypeAdapter(VectorConfig)
 
 
 def load_vector_config(run: Run) -> VectorConfig:
     """The configuration that a run of vectors was started with."""
-    found: VectorConfig = read_config(run, _SAVED)
+    found: VectorConfig = read_config(run, VectorConfig)
     return found
 
 
