@@ -261,7 +261,7 @@ OF_WHAT_WAS_MADE = [
     ("export of_vectors", "of vectors was trained on vectors: only models of images are exported.\n"),
     ("export run --out empty", "--out empty is a folder. Give it a name: --out empty/model.onnx\n"),
     ("export run --out x.onnx --data broken", "none of the images to check with can be read. Give others: --data "),
-    ("export whole --int8 --out x.onnx", "whole was trained on all classes, so the cost of 8 bits cannot be measured.\n"),
+    ("export whole --int8 --out x.onnx", "whole was trained on all classes, so the cost of 8 bits cannot"),
     ("export run --format hub --out hub", "hub exists. Pass --overwrite to replace it.\n"),
     ("label g photos -k 0", "-k must be at least 1, got 0.\n"),
     ("label g photos --out no/l.csv", "--out no/l.csv: there is no folder no. Make it first.\n"),

@@ -206,7 +206,7 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
         pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
         facts["network"] = f"{shape['backbone']}{pool}, from {config.get('weights')}; embedding {shape['dim']}"
         facts["what trains"] = {"all": "everything", "head": "the new layers"}.get(
-            config.get("train"), f"from {config.get('cut')} up"
+            str(config.get("train")), f"from {config.get('cut')} up"
         )
     else:
         kept = (results.get("verdict") or {}).get("kept")

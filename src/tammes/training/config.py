@@ -317,7 +317,7 @@ def read_config(run: Run, kind: type) -> Any:
     with opened(file) as source:
         content = source.read()
     try:
-        found = TypeAdapter(kind).validate_json(content, strict=True)
+        found: Any = TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(each) for each in first["loc"][:1]) or "the file"
