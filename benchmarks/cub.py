@@ -8,7 +8,7 @@ tables on test classes are made by `tammes benchmark benchmarks/plans/cub-….to
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal
@@ -17,11 +17,13 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import feeding, measuring
-from tammes.cli.benchmark_job import held_out_quarter
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
+from tammes.benchmark.cells import renamed
+from tammes.benchmark.runner import held_out_quarter
 from tammes.io.files import write_atomically
+from tammes.training.build import build_backbone
+from tammes.training.config import TrainConfig, resolve
+from tammes.training.data import load_data
+from tammes.training.evaluation import evaluate_images
 
 MEASURES = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r")
 Part = Literal["head", "top"]
@@ -47,122 +49,122 @@ class Options:
 
 
 # What is compared on validation classes: each changes the base of its part.
-_ADAM = {"optimizer": "adam", "rate": 1e-3, "backbone_rate": 1e-4, "start": "random", "centroids": "one-hot"}
-_ADAM |= {"pool": "published", "keep_start": False}
-_MAX = {"pool": "max", "optimizer": "sgd", "rate": 0.1, "epochs": 10}
-BASE: dict[Part, dict[str, Any]] = {"head": _ADAM | {"epochs": 30}, "top": _ADAM | {"epochs": 4}}
+_ADAM = {"optimizer": "adam", "lr": 1e-3, "init": "random", "keep_init": False}
+_ADAM |= {"centroids": "one-hot", "pool": "published"}
+_MAX = {"pool": "max", "optimizer": "sgd", "lr": 0.1, "epochs": 10}
+BASE: dict[Part, dict[str, Any]] = {"head": _ADAM | {"epochs": 30}, "top": _ADAM | {"backbone_lr": 1e-4, "epochs": 4}}
 VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
     "head": {
         "base": {},
         "10 epochs": {"epochs": 10},
-        "rate 3e-4": {"rate": 3e-4},
-        "rate 3e-3": {"rate": 3e-3},
-        "pca": {"start": "pca"},
-        "pca, rate 3e-4": {"start": "pca", "rate": 3e-4},
-        "pca, rate 3e-4, 10 epochs": {"start": "pca", "rate": 3e-4, "epochs": 10},
+        "rate 3e-4": {"lr": 3e-4},
+        "rate 3e-3": {"lr": 3e-3},
+        "pca": {"init": "pca"},
+        "pca, rate 3e-4": {"init": "pca", "lr": 3e-4},
+        "pca, rate 3e-4, 10 epochs": {"init": "pca", "lr": 3e-4, "epochs": 10},
         "pca, rate 3e-4, 10 epochs, hard": {
-            "start": "pca",
-            "rate": 3e-4,
+            "init": "pca",
+            "lr": 3e-4,
             "epochs": 10,
             "loss": "hard-discriminative",
         },
-        "pca, rate 3e-4, 10 epochs, simplex": {"start": "pca", "rate": 3e-4, "epochs": 10, "centroids": "simplex"},
-        "pca, rate 3e-4, 10 epochs, batch 128": {"start": "pca", "rate": 3e-4, "epochs": 10, "batch_size": 128},
+        "pca, rate 3e-4, 10 epochs, simplex": {"init": "pca", "lr": 3e-4, "epochs": 10, "centroids": "simplex"},
+        "pca, rate 3e-4, 10 epochs, batch 128": {"init": "pca", "lr": 3e-4, "epochs": 10, "batch_size": 128},
         "pca, rate 3e-4, 10 epochs, no class layer": {
-            "start": "pca",
-            "rate": 3e-4,
+            "init": "pca",
+            "lr": 3e-4,
             "epochs": 10,
             "class_layer": False,
             "centroids": "place",
         },
-        "pca, sgd 0.1, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "epochs": 10},
-        "sgd 0.1, 10 epochs": {"optimizer": "sgd", "rate": 0.1, "epochs": 10},
-        "pca, sgd 0.03, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.03, "epochs": 10},
-        "pca, sgd 0.3, 10 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.3, "epochs": 10},
-        "pca, sgd 0.1, 30 epochs": {"start": "pca", "optimizer": "sgd", "rate": 0.1},
+        "pca, sgd 0.1, 10 epochs": {"init": "pca", "optimizer": "sgd", "lr": 0.1, "epochs": 10},
+        "sgd 0.1, 10 epochs": {"optimizer": "sgd", "lr": 0.1, "epochs": 10},
+        "pca, sgd 0.03, 10 epochs": {"init": "pca", "optimizer": "sgd", "lr": 0.03, "epochs": 10},
+        "pca, sgd 0.3, 10 epochs": {"init": "pca", "optimizer": "sgd", "lr": 0.3, "epochs": 10},
+        "pca, sgd 0.1, 30 epochs": {"init": "pca", "optimizer": "sgd", "lr": 0.1},
         "pca, sgd 0.1, 10 epochs, hard": {
-            "start": "pca",
+            "init": "pca",
             "optimizer": "sgd",
-            "rate": 0.1,
+            "lr": 0.1,
             "epochs": 10,
             "loss": "hard-discriminative",
         },
         "pca, sgd 0.1, 10 epochs, batch 128": {
-            "start": "pca",
+            "init": "pca",
             "optimizer": "sgd",
-            "rate": 0.1,
+            "lr": 0.1,
             "epochs": 10,
             "batch_size": 128,
         },
-        "pca, sgd 0.1, 10 epochs, 512-d": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "epochs": 10, "dim": 512},
+        "pca, sgd 0.1, 10 epochs, 512-d": {"init": "pca", "optimizer": "sgd", "lr": 0.1, "epochs": 10, "dim": 512},
         **{
             f"softmax, pca, sgd {rate}, 10 epochs": {
                 "loss": "softmax",
                 "centroids": None,
-                "start": "pca",
+                "init": "pca",
                 "optimizer": "sgd",
-                "rate": rate,
+                "lr": rate,
                 "epochs": 10,
             }
             for rate in (0.003, 0.01, 0.03)
         },
         "the paper's: sgd 0.1, halved, batch 128": {
             "optimizer": "sgd",
-            "rate": 0.1,
+            "lr": 0.1,
             "schedule": "halve",
             "batch_size": 128,
         },
-        "whiten, sgd 0.1, 10 epochs": {"start": "whiten", "optimizer": "sgd", "rate": 0.1, "epochs": 10},
-        "whiten, kept": {"start": "whiten", "keep_start": True, "epochs": 1},
-        "max, pca, sgd 0.1, 10 epochs": _MAX | {"start": "pca"},
-        "max, whiten, sgd 0.1, 10 epochs": _MAX | {"start": "whiten"},
-        "max, whiten, sgd 0.01, 10 epochs": _MAX | {"start": "whiten", "rate": 0.01},
-        "max, whiten, kept": _MAX | {"start": "whiten", "keep_start": True, "epochs": 1},
+        "whiten, sgd 0.1, 10 epochs": {"init": "whiten", "optimizer": "sgd", "lr": 0.1, "epochs": 10},
+        "whiten, kept": {"init": "whiten", "keep_init": True, "epochs": 1},
+        "max, pca, sgd 0.1, 10 epochs": _MAX | {"init": "pca"},
+        "max, whiten, sgd 0.1, 10 epochs": _MAX | {"init": "whiten"},
+        "max, whiten, sgd 0.01, 10 epochs": _MAX | {"init": "whiten", "lr": 0.01},
+        "max, whiten, kept": _MAX | {"init": "whiten", "keep_init": True, "epochs": 1},
         **{
             f"max, whiten, placed, sgd {rate}, {epochs} epochs": _MAX
-            | {"start": "whiten", "centroids": "place", "rate": rate, "epochs": epochs}
+            | {"init": "whiten", "centroids": "place", "lr": rate, "epochs": epochs}
             for rate, epochs in ((0.01, 10), (0.01, 3), (0.003, 10), (0.001, 10))
         },
-        "max, pca, placed, sgd 0.1, 10 epochs": _MAX | {"start": "pca", "centroids": "place"},
+        "max, pca, placed, sgd 0.1, 10 epochs": _MAX | {"init": "pca", "centroids": "place"},
         "max, whiten, placed, no class layer, sgd 0.003, 10 epochs": _MAX
-        | {"start": "whiten", "centroids": "place", "rate": 0.003, "class_layer": False},
+        | {"init": "whiten", "centroids": "place", "lr": 0.003, "class_layer": False},
         "max, pca, placed, no class layer, sgd 0.1, 10 epochs": _MAX
-        | {"start": "pca", "centroids": "place", "class_layer": False},
+        | {"init": "pca", "centroids": "place", "class_layer": False},
         "softmax": {"loss": "softmax", "centroids": None},
         "softmax, pca, rate 3e-4, 10 epochs": {
             "loss": "softmax",
             "centroids": None,
-            "start": "pca",
-            "rate": 3e-4,
+            "init": "pca",
+            "lr": 3e-4,
             "epochs": 10,
         },
     },
     "top": {
         "base": {},
-        "rates 3e-4": {"rate": 3e-4, "backbone_rate": 3e-4},
-        "rates 3e-3 / 1e-4": {"rate": 3e-3},
-        "rates 1e-3 / 3e-4": {"backbone_rate": 3e-4},
-        "pca": {"start": "pca"},
+        "rates 3e-4": {"lr": 3e-4, "backbone_lr": 3e-4},
+        "rates 3e-3 / 1e-4": {"lr": 3e-3},
+        "rates 1e-3 / 3e-4": {"backbone_lr": 3e-4},
+        "pca": {"init": "pca"},
         "hard": {"loss": "hard-discriminative"},
         "the paper's: sgd 0.1 / 0.01, batch 128, halved": {
             "optimizer": "sgd",
-            "rate": 0.1,
-            "backbone_rate": 0.01,
+            "lr": 0.1,
+            "backbone_lr": 0.01,
             "schedule": "halve",
             "halve_every": 1,
             "batch_size": 128,
         },
-        "sgd 0.1 / 0.01, batch 32": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
-        "pca, sgd 0.1 / 0.01, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01},
-        "pca, sgd 0.1 / 0.001, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.001},
-        "pca, sgd 0.03 / 0.003, batch 32": {"start": "pca", "optimizer": "sgd", "rate": 0.03, "backbone_rate": 0.003},
+        "sgd 0.1 / 0.01, batch 32": {"optimizer": "sgd", "lr": 0.1, "backbone_lr": 0.01},
+        "pca, sgd 0.1 / 0.01, batch 32": {"init": "pca", "optimizer": "sgd", "lr": 0.1, "backbone_lr": 0.01},
+        "pca, sgd 0.1 / 0.001, batch 32": {"init": "pca", "optimizer": "sgd", "lr": 0.1, "backbone_lr": 0.001},
+        "pca, sgd 0.03 / 0.003, batch 32": {"init": "pca", "optimizer": "sgd", "lr": 0.03, "backbone_lr": 0.003},
         "max, whiten, kept, sgd 0.1 / 0.01, 2 epochs": _MAX
-        | {"start": "whiten", "keep_start": True, "backbone_rate": 0.01, "epochs": 2},
+        | {"init": "whiten", "keep_init": True, "backbone_lr": 0.01, "epochs": 2},
         "pca, sgd 0.1 / 0.01, batch 128": {
-            "start": "pca",
+            "init": "pca",
             "optimizer": "sgd",
-            "rate": 0.1,
-            "backbone_rate": 0.01,
+            "lr": 0.1,
+            "backbone_lr": 0.01,
             "batch_size": 128,
         },
     },
@@ -172,14 +174,14 @@ VARIATIONS: dict[Part, dict[str, dict[str, Any]]] = {
 def main(options: Options) -> None:
     if not options.search:
         raise SystemExit("Say --search. The tables are made by `tammes benchmark benchmarks/plans/cub-….toml`.")
-    base = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu", val_classes="0")
-    search(options, base)
+    search(options)
 
 
-def search(options: Options, base: Train) -> None:
+def search(options: Options) -> None:
     """Variations on validation classes: each quarter of the training classes in turn, while the others train."""
     stored = Stored(options.tried)
-    everything = feeding.load_data(resolved(base))
+    config = _config(options, {})
+    everything = load_data(config, build_backbone(config))
     for part in options.train:
         for name, changes in VARIATIONS[part].items():
             for quarter in options.seeds[:4]:
@@ -188,11 +190,16 @@ def search(options: Options, base: Train) -> None:
                     continue
                 data = held_out_quarter(everything, quarter)
                 started = perf_counter()
-                embedder, with_kept = trained(replace(base, train=part, **(BASE[part] | changes)), data)
+                embedder, with_kept = trained(_config(options, {"train": part} | BASE[part] | changes), data)
                 seconds = perf_counter() - started
                 assert data.split.val is not None
-                found = measuring.evaluated(embedder, with_kept, data.split.val, quick=True)
+                found = evaluate_images(embedder, with_kept, data.split.val, quick=True)
                 stored.add(cell, {name: found[name] for name in MEASURES}, seconds)
+
+
+def _config(options: Options, changes: dict[str, Any]) -> TrainConfig:
+    given = {"backbone": "googlenet", "weights": options.weights, "device": "cpu", "val_classes": "0"} | changes
+    return resolve(str(options.folder), {name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 class Stored:
@@ -203,7 +210,7 @@ class Stored:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return json.loads(self.file.read_text())["rows"] if self.file.exists() else []
+        return json.loads(self.file.read_text(), object_hook=renamed)["rows"] if self.file.exists() else []
 
     def has(self, **cell: Any) -> bool:
         return any(all(row.get(name) == value for name, value in cell.items()) for row in self.rows)

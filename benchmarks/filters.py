@@ -18,9 +18,6 @@ from numpy import ndarray
 from rich.progress import track
 
 from benchmarks.timing import save
-from tammes.cli.networks import make_embedder
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import open_dataset
 from tammes.data.image_cache import scaled
 from tammes.data.images import centre, in_mode, resized_size
@@ -28,6 +25,8 @@ from tammes.data.splits import split
 from tammes.geometry import normalise
 from tammes.metrics import evaluate
 from tammes.search.neighbours import search
+from tammes.training.build import build_backbone, build_embedder
+from tammes.training.config import resolve
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Options:
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     dataset = open_dataset(str(options.folder))
-    config = Train(data=str(options.folder), backbone="googlenet", weights=options.weights, device="cpu")
-    embedder = make_embedder(resolved(config), 2).eval()
+    config = resolve(str(options.folder), {"backbone": "googlenet", "weights": options.weights, "device": "cpu"})
+    embedder = build_embedder(config, build_backbone(config), 2).eval()
     test = split(dataset).test
     vectors: dict[str, list[torch.Tensor]] = {"PyTorch": [], "Pillow": []}
     differ, values = 0, 0

@@ -15,13 +15,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from tammes.benchmark.cells import renamed
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
 from tammes.cli.losses import explained
-from tammes.cli.saved import command
-from tammes.cli.train import Train
 from tammes.errors import UserError
+from tammes.training.config import command_of
 from tammes.training.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -135,7 +135,28 @@ def _if_stored(results: Path, name: str, section: Callable[[Mapping[str, Any]], 
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    return dict(json.loads(file.read_text())) if file.exists() else None
+    return dict(json.loads(file.read_text(), object_hook=_as_now)) if file.exists() else None
+
+
+def _as_now(stored: dict[str, Any]) -> dict[str, Any]:
+    """What was stored under the names that options had then, under those that they have now."""
+    found = renamed(stored)
+    if isinstance(found.get("chosen"), str):
+        found["chosen"] = re.sub(r"^rate ", "lr ", found["chosen"])
+    if isinstance(found.get("command"), str):
+        found["command"] = command_now(found["command"])
+    return found
+
+
+def command_now(command: str) -> str:
+    """A command of `tammes train` with the flags that it has now.
+
+    >>> command_now("tammes train birds --rate 0.1 --backbone-rate 0.01 --mirror True --start pca --keep-start False")
+    'tammes train birds --lr 0.1 --backbone-lr 0.01 --mirror --init pca --no-keep-init'
+    """
+    found = re.sub(r"--((?:backbone-|proxy-)?)rate\b", r"--\1lr", command)
+    found = re.sub(r"--((?:keep-)?)start\b", r"--\1init", found)
+    return re.sub(r"--([a-z-]+) (True|False)\b", lambda flag: f"--{'' if flag[2] == 'True' else 'no-'}{flag[1]}", found)
 
 
 # ---- plans
@@ -149,7 +170,7 @@ def _plan(name: str, results: Path, plans: Path) -> list[str]:
     file = plans / f"{name}.toml"
     if not file.exists():
         return []
-    plan = read_plan(file, Train)
+    plan = read_plan(file)
     return [] if plan.paper is None else not_run_section(plan)
 
 
@@ -236,7 +257,7 @@ def not_run_section(plan: Plan) -> list[str]:
 
 def _command(plan: Plan, preset: str, options: Mapping[str, Any], layer: str) -> str:
     given: dict[str, Any] = {"preset": preset, "seed": plan.seeds[0], **plan.train, **options, "embedding": layer}
-    return command(Train(data=plan.data, **given))
+    return command_of(plan.data, given)
 
 
 def _drawn(shown: Mapping[str, Sequence[str]]) -> list[str]:
@@ -258,7 +279,7 @@ def cub_all(stored: Mapping[str, Any]) -> list[str]:
     lines: list[Mapping[str, Any]] = stored["epochs"]
     epochs = {
         "epoch": [str(line["epoch"]) for line in lines],
-        "rate of the new layers": [f"{line['rate']:g}" for line in lines],
+        "learning rate of the new layers": [f"{line['lr']:g}" for line in lines],
         "loss": [f"{line['loss']:.4f}" for line in lines],
         "above its minimum": [f"{line['above_minimum']:.4f}" for line in lines],
         "images/s": [f"{line['images_per_second']:.1f}" for line in lines],

@@ -14,7 +14,7 @@ import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,16 +24,14 @@ from benchmarks.page import PLANS, RESULTS
 from tammes.benchmark.cells import DONE, FAILED, Cell, begin, table_cells
 from tammes.benchmark.choose import chosen
 from tammes.benchmark.plan import Plan, read_plan
+from tammes.benchmark.runner import all_cells, config_of
 from tammes.cli import main as tammes
 from tammes.cli.benchmark import place
-from tammes.cli.benchmark_job import all_cells, options_of
-from tammes.cli.networks import make_embedder
-from tammes.cli.options import resolved
-from tammes.cli.saved import saved_options
-from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.io.console import duration
 from tammes.io.environment import data_folder
+from tammes.training.build import build_backbone
+from tammes.training.config import load_config, resolve
 from tammes.training.presets import recipe_of
 from tammes.training.run_folder import Run, held, is_run, open_run
 
@@ -80,7 +78,7 @@ def main(options: Options) -> int:
 
 def planned(name: str, options: Options) -> Plan:
     """A plan with the weights that it is run with."""
-    plan = read_plan(PLANS / f"{name}.toml", Train)
+    plan = read_plan(PLANS / f"{name}.toml")
     return replace(plan, train=plan.train | {"weights": weights_of(plan, options.weights)})
 
 
@@ -120,7 +118,9 @@ def run(options: Options) -> int:
             plan = planned(name, options)
             folder = folder_of(plan, options)
             if not all(cell.state in (DONE, FAILED) for cell in all_cells(plan, options.out / name)):
-                make_embedder(Train(backbone=plan.train["backbone"], weights=plan.train["weights"], dim=2), 2)
+                build_backbone(
+                    resolve(plan.data, {"backbone": plan.train["backbone"], "weights": plan.train["weights"]})
+                )
         except UserError as error:
             missing[name] = str(error)
             continue
@@ -145,7 +145,7 @@ def run(options: Options) -> int:
 
 def status(options: Options) -> dict[str, Any]:
     """Of every plan what is done, and the seconds that the rest may take by the images/s that were measured."""
-    plans = {name: read_plan(PLANS / f"{name}.toml", Train) for name in ORDER}
+    plans = {name: read_plan(PLANS / f"{name}.toml") for name in ORDER}
     cells = {name: all_cells(plan, options.out / name) for name, plan in plans.items()}
     speeds = _speeds(plans, cells)
     found: dict[str, Any] = {}
@@ -250,22 +250,22 @@ def _speed(speeds: dict[tuple[tuple[str, str], str], float], plan: Plan, cell: C
 def take(plan: Plan, folder: Path, out: Path) -> None:
     """Move a run to where the cell of its seed expects it, if it was begun with the same options."""
     run = open_run(folder)
-    had, into = saved_options(run), out / plan.file.stem
+    had, into = load_config(run), out / plan.file.stem
     cell = next((cell for cell in table_cells(plan, into) if cell.seed == had.seed), None)
     if cell is None:
         raise UserError(f"{folder} has seed {had.seed}, and {plan.file} has not.")
     if cell.folder.exists():
         raise UserError(f"{cell.folder} is there already: remove it, or choose another --out.")
-    wanted = resolved(options_of(plan, cell, had.data, chosen(plan, into, cell.preset, cell.method) or {}))
-    free = ("out", "data", "weights", "curve", "log_bound", "skip_bad", "json", "resume")
-    for field in fields(Train):
-        ours, theirs = getattr(had, field.name), getattr(wanted, field.name)
-        if field.name == "val_classes" and had.preset == "paper":
+    wanted = config_of(plan, cell, had.data, chosen(plan, into, cell.preset, cell.method) or {})
+    free = ("out", "data", "weights", "curve", "log_bound", "skip_bad", "tensorboard")
+    for name, theirs in asdict(wanted).items():
+        ours = getattr(had, name)
+        if name == "val_classes" and had.preset == "paper":
             ours, theirs = ours or "0", theirs or "0"  # it holds none out
-        if field.name not in free and ours != theirs:
-            flag = "--" + field.name.replace("_", "-")
+        if name not in free and ours != theirs:
+            flag = "--" + name.replace("_", "-")
             raise UserError(f"{folder} was begun with {flag} {ours}, and {plan.file.name} has {theirs}.")
-    if Path(str(had.weights)).name != Path(str(wanted.weights)).name:
+    if Path(had.weights).name != Path(wanted.weights).name:
         raise UserError(f"{folder} was begun with --weights {had.weights}, not {wanted.weights}: add WEIGHTS.")
     begin(plan, into)
     cell.folder.parent.mkdir(parents=True, exist_ok=True)

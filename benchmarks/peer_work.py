@@ -419,33 +419,37 @@ def _head(given: Given) -> tuple[Any, Any, Any]:
     """`tammes train --train head`: its options, its data with GoogLeNet's features, its objective."""
     from dataclasses import replace
 
-    from tammes.cli import feeding, making, networks
-    from tammes.cli.options import resolved
-    from tammes.cli.train import Train
+    from tammes.training.build import build_backbone, build_embedder, build_loss, freeze
+    from tammes.training.config import resolve
+    from tammes.training.data import keep_activations, load_data
     from tammes.training.objectives import Objective
+    from tammes.training.options import TrainOptions
 
-    config = resolved(
-        Train(
-            data=given["folder"], backbone="googlenet", weights=given["weights"], device="cpu", train="head",
-            centroids="one-hot", start="random", keep_start=False,
-        )
-    )  # fmt: skip
-    data = feeding.load_data(config)
-    embedder = networks.make_embedder(config, data.num_classes)
-    data = replace(data, kept=feeding.keep(config, data, networks.freeze(config, embedder)))
-    objective = Objective(embedder, making.make_loss(config, data, embedder), features=data.kept.frozen.above)  # type: ignore[union-attr]
+    options: TrainOptions = {
+        "backbone": "googlenet", "weights": given["weights"], "device": "cpu", "train": "head",
+        "centroids": "one-hot", "init": "random", "keep_init": False,
+    }  # fmt: skip
+    config = resolve(given["folder"], options)
+    backbone = build_backbone(config)
+    data = load_data(config, backbone)
+    embedder = build_embedder(config, backbone, data.num_classes)
+    kept = keep_activations(config, data, freeze(config, embedder))
+    assert kept is not None, "head keeps features"
+    data = replace(data, kept=kept)
+    objective = Objective(embedder, build_loss(config, data, embedder), features=kept.frozen.above)
     return config, data, objective
 
 
 def head_tammes(given: Given) -> Work:
-    from tammes.cli import feeding, making
+    from tammes.training.build import build_optimizer
+    from tammes.training.data import training_batches
     from tammes.training.loop import fit
 
     config, data, objective = _head(given)
     epochs = fit(
         objective,
-        lambda number: feeding.training_batches(config, data, number),
-        making.make_optimizer(config, objective),
+        lambda number: training_batches(config, data, number),
+        build_optimizer(config, objective),
         epochs=1000,
         schedule=lambda _: 1.0,
     )
@@ -534,42 +538,46 @@ def _loop(batches: Any, network: torch.nn.Module, loss: Any, optimizer: torch.op
 
 def _drawings(given: Given, loss: str) -> tuple[Any, Any, Any]:
     """`tammes train` on Omniglot, a fifth of the training classes held out."""
-    from tammes.cli import feeding, making, networks
-    from tammes.cli.options import resolved
-    from tammes.cli.train import Train
+    from tammes.training.build import build_backbone, build_embedder, build_loss
+    from tammes.training.config import resolve
+    from tammes.training.data import load_data
     from tammes.training.objectives import Objective
+    from tammes.training.options import TrainOptions
 
-    config = resolved(
-        Train(
-            data=given["folder"], backbone="conv4", device="cpu", loss=loss, batch_size=64, epochs=given["epochs"],
-            val_classes="0.2", seed=given.get("seed", 0), rate=given.get("rate"), backbone_rate=given.get("rate"),
-        )
-    )  # fmt: skip
-    data = feeding.load_data(config)
-    embedder = networks.make_embedder(config, data.num_classes)
-    return config, data, Objective(embedder, making.make_loss(config, data, embedder))
+    options: TrainOptions = {
+        "backbone": "conv4", "device": "cpu", "loss": loss, "batch_size": 64, "epochs": given["epochs"],
+        "val_classes": "0.2", "seed": given.get("seed", 0),
+    }  # fmt: skip
+    if "lr" in given:
+        options |= {"lr": given["lr"], "backbone_lr": given["lr"]}
+    config = resolve(given["folder"], options)
+    backbone = build_backbone(config)
+    data = load_data(config, backbone)
+    embedder = build_embedder(config, backbone, data.num_classes)
+    return config, data, Objective(embedder, build_loss(config, data, embedder))
 
 
 def _watched(given: Given, epoch: Callable[[int], float], embedder: Any, data: Any) -> dict[str, Any]:
     """Seconds of training, and R@1 on the validation classes after each epoch."""
-    from tammes.cli import measuring
+    from tammes.training.evaluation import evaluate_images
 
     seconds, recalls = [], []
     for number in range(1, given["epochs"] + 1):
         seconds.append(epoch(number))
-        recalls.append(measuring.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"])
+        recalls.append(evaluate_images(embedder, data, data.split.val, quick=True)["recall_at_1"])
     return {"epoch_seconds": seconds, "recalls": recalls}
 
 
 def omniglot_tammes(given: Given) -> Work:
-    from tammes.cli import feeding, making
+    from tammes.training.build import build_optimizer
+    from tammes.training.data import training_batches
     from tammes.training.loop import cosine, fit
 
     config, data, objective = _drawings(given, given["loss"])
     epochs = fit(
         objective,
-        lambda number: feeding.training_batches(config, data, number, loss=objective.loss),
-        making.make_optimizer(config, objective),
+        lambda number: training_batches(config, data, number, loss=objective.loss),
+        build_optimizer(config, objective),
         epochs=given["epochs"],
         schedule=cosine(given["epochs"]),
         seed=config.seed,
@@ -614,12 +622,12 @@ def omniglot_pml(given: Given) -> Work:
     distance = LpDistance(power=2 if "margin" in given else 1)
     miner = TripletMarginMiner(margin=margin, type_of_triplets="semihard", distance=distance)
     loss = TripletMarginLoss(margin=margin, distance=distance)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.rate, weight_decay=5e-4, fused=True)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.lr, weight_decay=5e-4, fused=True)
 
     def epoch(number: int) -> float:
         network.train()
         for group in optimizer.param_groups:
-            group["lr"] = config.rate * cosine(given["epochs"])(number)
+            group["lr"] = config.lr * cosine(given["epochs"])(number)
         started = process_time()
         for pictures, own in loader:
             optimizer.zero_grad()
@@ -633,11 +641,12 @@ def omniglot_pml(given: Given) -> Work:
 
 def omniglot_network(given: Given) -> Work:
     """The steps of the same network over the same batches, without pictures to make or a loss."""
-    from tammes.cli import feeding, making
+    from tammes.training.build import build_optimizer
+    from tammes.training.data import training_batches
 
     config, data, objective = _drawings(given, "triplet-semihard")
-    each_epoch = list(feeding.training_batches(config, data, 1, loss=objective.loss))
-    optimizer = making.make_optimizer(config, objective)
+    each_epoch = list(training_batches(config, data, 1, loss=objective.loss))
+    optimizer = build_optimizer(config, objective)
     objective.train()
 
     def work() -> dict[str, int]:

@@ -7,25 +7,27 @@ Cells that are in the results file already are not run again.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.cli import feeding, measuring
-from tammes.cli.train import Train
+from tammes.training.build import build_backbone
+from tammes.training.config import resolve
+from tammes.training.data import load_data
+from tammes.training.evaluation import evaluate_images
+from tammes.training.options import TrainOptions
 
-VARIATIONS: dict[str, dict[str, Any]] = {
+VARIATIONS: dict[str, TrainOptions] = {
     "base": {},
-    "rate 3e-3": {"rate": 3e-3, "backbone_rate": 3e-3},
-    "rate 3e-4": {"rate": 3e-4, "backbone_rate": 3e-4},
-    "sgd 0.1, cosine": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.1},
-    "sgd 0.1 / 0.01, the paper's": {"optimizer": "sgd", "rate": 0.1, "backbone_rate": 0.01, "schedule": "halve"},
+    "rate 3e-3": {"lr": 3e-3, "backbone_lr": 3e-3},
+    "rate 3e-4": {"lr": 3e-4, "backbone_lr": 3e-4},
+    "sgd 0.1, cosine": {"optimizer": "sgd", "lr": 0.1, "backbone_lr": 0.1},
+    "sgd 0.1 / 0.01, the paper's": {"optimizer": "sgd", "lr": 0.1, "backbone_lr": 0.01, "schedule": "halve"},
     "one-hot": {"centroids": "one-hot"},
     "kmeans": {"centroids": "kmeans"},
     "no class layer, placed": {"class_layer": False, "centroids": "place"},
@@ -54,18 +56,25 @@ def main(options: Options) -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done = {(row["data"], row["variation"], row["seed"], row["epochs"]) for row in rows}
     for data_name in ["glyphs", *([] if options.omniglot is None else [str(options.omniglot)])]:
-        base = Train(data=data_name, epochs=options.epochs, val_classes="0.2", backbone="conv4", batch_size=64)
         for seed in options.seeds:
-            data = feeding.load_data(replace(base, seed=seed))
+            base: TrainOptions = {
+                "epochs": options.epochs,
+                "val_classes": "0.2",
+                "backbone": "conv4",
+                "batch_size": 64,
+                "seed": seed,
+            }
+            config = resolve(data_name, base)
+            data = load_data(config, build_backbone(config))
             for name, changes in VARIATIONS.items():
                 shown = Path(data_name).name
                 if (shown, name, seed, options.epochs) in done:
                     continue
                 torch.manual_seed(seed)
                 started = perf_counter()
-                embedder, _ = trained(replace(base, seed=seed, **changes), data)
+                embedder, _ = trained(resolve(data_name, {**base, **changes}), data)
                 assert data.split.val is not None
-                recall = measuring.evaluated(embedder, data, data.split.val, quick=True)["recall_at_1"]
+                recall = evaluate_images(embedder, data, data.split.val, quick=True)["recall_at_1"]
                 rows.append({"data": shown, "variation": name, "seed": seed, "epochs": options.epochs,
                              "val_recall_at_1": recall, "seconds": perf_counter() - started})  # fmt: skip
                 print(

@@ -48,7 +48,9 @@ def store(folder: Path, to: Path) -> Path:
         raise UserError(f"{folder} has no results.json: it is not the folder of a benchmark, or none of it has run.")
     results = json.loads(file.read_text())
     if "plan" not in results:
-        raise UserError(f"{file} does not say which plan it is of. The same `tammes benchmark` command writes it anew.")
+        raise UserError(
+            f"{file} does not say which plan it is of. The same `tammes benchmark` command writes it again."
+        )
     if not (PLANS / f"{results['plan']}.toml").exists():
         raise UserError(
             f"{file} is of a plan {results['plan']!r}, and there is no benchmarks/plans/{results['plan']}.toml: nobody"
@@ -125,8 +127,8 @@ def _machine(of: dict[str, Any]) -> str:
 def named_only(command: str) -> str:
     """A command of `tammes train` without the folders of a machine, and without where its run went.
 
-    >>> named_only("tammes train /data/My birds --out runs/x --weights /w/net.pt --rate 0.1")
-    "tammes train 'My birds' --weights net.pt --rate 0.1"
+    >>> named_only("tammes train /data/My birds --out runs/x --weights /w/net.pt --lr 0.1")
+    "tammes train 'My birds' --weights net.pt --lr 0.1"
     >>> named_only("tammes train '/data/My birds' --out 'runs/x y' --weights '/w/my net.pt'")
     "tammes train 'My birds' --weights 'my net.pt'"
     """

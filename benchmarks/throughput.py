@@ -43,14 +43,13 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.timing import machine, save
 from tammes import DiscriminativeLoss
-from tammes.cli.making import at_once
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import Dataset, open_dataset
 from tammes.data.batches import batches
 from tammes.data.image_cache import Decoded, decode
 from tammes.models.backbones.response_norm import ALPHA, BETA, SIZE, ResponseNorm
 from tammes.models.embedder import Embedder, EmbedderConfig
+from tammes.training.build import at_once
+from tammes.training.config import resolve
 from tammes.training.loop import fit, halved_every
 from tammes.training.objectives import Objective
 
@@ -139,7 +138,7 @@ def loop(objective: nn.Module, images: Tensor, labels: Tensor, *, piece: int, ha
 @contextmanager
 def fitted(name: str, batch_size: int, epochs: int) -> Iterator[Callable[[], object]]:
     """An epoch of one batch of `fit`, as `tammes train` calls it."""
-    config = resolved(Train("noise", backbone=name, weights="none", train="all", device="cpu"))
+    config = resolve("noise", {"backbone": name, "weights": "none", "train": "all", "device": "cpu"})
     objective = new_objective(name)
     embedder = objective.embedder
     optimizer = torch.optim.SGD(objective.parameters(), lr=1e-3, momentum=0.9, fused=True)

@@ -1,34 +1,34 @@
 """Sets of vectors with their classes, for what learns from vectors."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from tammes.cli import feeding, networks
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import Dataset, omniglot, open_dataset
+from tammes.training.build import build_backbone, build_embedder, freeze
+from tammes.training.config import resolve
+from tammes.training.data import keep_activations, load_data
+from tammes.training.options import TrainOptions
 
 Set = tuple[ndarray, ndarray, ndarray, ndarray]  # vectors and labels to learn from, and those of other classes
 
 
 def cub(folder: Path, weights: str) -> Set:
     """GoogLeNet's features (pool5, 1,024 numbers) of CUB-200-2011; computed once, then from the cache."""
-    config = Train(
-        data=str(folder),
-        backbone="googlenet",
-        weights=weights,
-        device="cpu",
-        train="head",
-        pool="published",
-        val_classes="0",
-    )
-    config = resolved(config)
-    data = feeding.load_data(config)
-    kept = feeding.keep(replace(config, views=0), data, networks.freeze(config, networks.make_embedder(config, 2)))
+    options: TrainOptions = {
+        "backbone": "googlenet",
+        "weights": weights,
+        "device": "cpu",
+        "train": "head",
+        "pool": "published",
+        "val_classes": "0",
+    }
+    config = resolve(str(folder), options)
+    backbone = build_backbone(config)
+    data, embedder = load_data(config, backbone), build_embedder(config, backbone, 2)
+    kept = keep_activations(config, data, freeze(config, embedder))
     assert kept is not None, "head keeps features"
     labels, (train, test) = data.dataset.labels, kept.centres
     return _of(train.values[0], labels[train.indices], test.values[0], labels[test.indices])

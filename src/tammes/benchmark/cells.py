@@ -15,11 +15,31 @@ from typing import Any, NotRequired, TypedDict
 from tammes.benchmark.plan import Method, Plan, describe_options, slug
 from tammes.errors import UserError
 from tammes.io.files import check_no_links, lock, open_inside, write_atomically
-from tammes.io.schema import Positive, Real, read_json
+from tammes.io.schema import Positive, Real, checked, read_json
 from tammes.training.run_schema import BesideRecall, Line, Measures
 
 SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
 WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
+
+
+# Options that older results have under another name.
+_RENAMED = {
+    "rate": "lr",
+    "backbone_rate": "backbone_lr",
+    "proxy_rate": "proxy_lr",
+    "start": "init",
+    "keep_start": "keep_init",
+}
+
+
+def renamed(options: dict[str, Any]) -> dict[str, Any]:
+    """Options, or what a result says of them, by the names that they have now.
+
+    >>> renamed({"rate": 0.1, "start": "pca", "push": 0.5})
+    {'lr': 0.1, 'init': 'pca', 'push': 0.5}
+    """
+    known = {name: value for name, value in options.items() if name not in _RENAMED}
+    return {_RENAMED.get(name, name): value for name, value in options.items()} | known
 
 
 class Failed(TypedDict):
@@ -48,7 +68,7 @@ class Options(TypedDict):
     batch_size: int | None
     mirror: bool | None
     shift: int | None
-    start: str | None
+    init: str | None
 
 
 class Machine(TypedDict, total=False):
@@ -155,13 +175,18 @@ class Cell:
             layers: that it must have been measured in, where it is of the table.
         """
         shape = Failed | (Tabled if self.quarter is None else Tried)
-        advice = f"Remove it to have it made anew: {self.name}."
-        found: dict[str, Any] | None = read_json(self.file, shape, advice)
-        if found is not None and found.get("schema", SCHEMA) > SCHEMA:
+        advice = f"Remove it, and it is trained again: {self.name}."
+        found: dict[str, Any] | None = read_json(self.file, dict[str, Any], advice)
+        if found is None:
+            return None
+        old = {name: found[name] for name in ("config", "chosen") if isinstance(found.get(name), dict)}
+        found |= {name: renamed(options) for name, options in old.items()}
+        checked(found, shape, str(self.file), advice)
+        if found.get("schema", SCHEMA) > SCHEMA:
             raise UserError(
                 f"{self.file}: schema {found['schema']} is of a newer version of tammes; {SCHEMA} is known."
             )
-        if found is not None and self.quarter is None and "error" not in found:
+        if self.quarter is None and "error" not in found:
             missing = next((layer for layer in layers or ("",) if layer not in found["layers"]), None)
             if missing or not found["layers"]:
                 raise UserError(f"{self.file}: layers has no {missing or 'layer'}. {advice}")

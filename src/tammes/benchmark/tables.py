@@ -296,7 +296,7 @@ def remarks(
             f"The same for all rows (preset {config['preset']}): {config['backbone']} from {config['weights']},"
             f" trained: {config['train']}, pool {config['pool']}, dim {config['dim']}, {crops}, mirror"
             f" {config['mirror']}, shift {config['shift']}, {config['epochs']} epochs, batches of"
-            f" {config['batch_size']} from {config['start']} new layers, unless said otherwise."
+            f" {config['batch_size']} from {config['init']} new layers, unless said otherwise."
         )
     if plan.rates_from is not None:
         other = plan.rates_from
