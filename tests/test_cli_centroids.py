@@ -154,14 +154,6 @@ def test_what_the_user_can_put_right_is_one_line(
     assert refused(capsys, "centroids", *arguments).splitlines()[-1] == f"tammes: {message}"
 
 
-@pytest.mark.parametrize("arguments", [["centroids", "ten", "4"], ["centroids", "3"], []])
-def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    assert "--help" in capsys.readouterr().err
-
-
 def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "centroid", "3", "4").startswith(
         "tammes: unknown command 'centroid'. Did you mean 'centroids'?"

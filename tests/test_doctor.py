@@ -13,9 +13,12 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.doctor import _told
+from tammes.cli.feeding import load_data
+from tammes.cli.options import resolved
+from tammes.cli.train import Train
 from tammes.data import TEST, TRAIN, Dataset, doctor, folder, open_dataset
 from tammes.data.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
+from tammes.data.doctor_text import describe
 from tammes.data.files import of_files
 from tammes.data.image_cache import decode
 from tammes.data.images import ACCEPTED
@@ -209,7 +212,7 @@ def test_duplicates_agree_with_a_comparison_of_every_pair(tmp_path: Path) -> Non
         assert group.leaks == bool(in_train and in_test)
 
 
-def test_a_suffix_that_belies_the_content_is_told(report: Report) -> None:
+def test_a_suffix_that_belies_the_content_isdescribe(report: Report) -> None:
     assert report.misnamed == {"WEBP named .jpg": ("c/named.jpg",)}
 
 
@@ -369,17 +372,17 @@ def test_the_text_has_the_worst_first(faults: Path, capsys: pytest.CaptureFixtur
         "    a/0.png = c/leak.png (same bytes)",
         "    a/1.png = b/other class.bmp (same pixels)",
         "  1 image is more than once in the same class:",
-        "  1 class has one image only, which no test can find: e",
-        "  1 image of more than 0.2 million pixels, slow to read, and scaled down all the same: b/huge.png",
+        "  1 class has only one image, so a test cannot find it: e",
+        "  1 image of more than 0.2 million pixels, slow to read and scaled down anyway: b/huge.png",
         "  1 image with a side below 32 pixels, enlarged, which adds nothing: b/tiny.png",
         "  1 image more than 4 times as long as wide, of which a test sees only the middle: b/long.png",
         "  faults: 29 images of 5 classes, 1 to 9 a class, the median 7",
         "  train: 19 images of 3 classes",
         "  test: 10 images of 2 classes",
-        "  1 image is in CMYK: made RGB",
-        "  1 image is of more than 8 bits a pixel: scaled to 8",
-        "  1 image is transparent: laid on white",
-        "  1 image is turned by an EXIF note: made upright",
+        "  1 image is in CMYK: converted to RGB",
+        "  1 image is of more than 8 bits per channel: scaled to 8",
+        "  1 image is transparent: put on white",
+        "  1 image is rotated by EXIF: turned upright",
         "  1 image is of more than one frame: the first is used",
         "  1 image is WEBP named .jpg: read by content",
         "  3 other files left alone: 1 .png, 1 .txt, 1 .heic",
@@ -461,7 +464,7 @@ def test_a_leak_within_one_class_is_told_once(tmp_path: Path) -> None:
     part = np.array([TRAIN, TRAIN, TRAIN, TEST, TRAIN, TEST, TEST], dtype=np.uint8)
     found = examine(of_files("own", plain.keys, plain.files, plain.labels, plain.class_names, part=part))
     assert [group.leaks for group in found.duplicates] == [True]
-    told = "\n".join(_told(found, "tammes train own"))
+    told = "\n".join(describe(found, "tammes train own"))
     assert told.count("class 0/0.png = class 0/3.png") == 1
     assert "1 image is both in training and in test" in told
 

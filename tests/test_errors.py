@@ -254,7 +254,7 @@ OF_WHAT_WAS_MADE = [
     ("report plan --map tsne", "--map is for the report of a run, and plan is a benchmark: leave it out.\n"),
     ("report plan --skip-bad", "--skip-bad is for the report of a run, and plan is a benchmark: leave it out.\n"),
     ("report plan --seed 5", "--seed is for the report of a run, and plan is a benchmark: leave it out.\n"),
-    ("doctor v.npz", "v.npz holds vectors, and doctor looks at images. `tammes train v.npz` says itself what is wrong"),
+    ("doctor v.npz", "v.npz holds vectors, and doctor checks images. `tammes train v.npz` says what is wrong"),
     ("evaluate run --restarts 0", "--restarts must be at least 1, and --seeds one number or more.\n"),
     ("evaluate folded", "cannot read folded/config.json: Is a directory.\n"),
     ("embed hollow some --out x.npz", "no trained model in hollow: embedder.safetensors is missing.\n"),

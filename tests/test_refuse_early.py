@@ -362,7 +362,7 @@ def test_ctrl_c_while_training_says_what_to_type_and_that_finishes_the_run(
         ("calibrate run", "tammes.metrics.verification.count_pairs", "counting pairs"),
         ("report run", "tammes.report.look", "looking at what it finds"),
         ("index run photos --gallery new", "tammes.gallery.indexing.difference", "looking for what has changed"),
-        ("doctor photos", "tammes.data.doctor._looks", "looking at images"),
+        ("doctor photos", "tammes.data.doctor._looks", "checking images"),
     ],
 )
 def test_ctrl_c_in_another_command_says_what_to_type(

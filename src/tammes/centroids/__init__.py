@@ -6,6 +6,7 @@ computed in float64 where it matters and the same for the same seed of the gener
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tammes.centroids.bounds import upper_bound
@@ -21,6 +22,7 @@ from tammes.centroids.random import random
 from tammes.centroids.shells import shells
 from tammes.centroids.simplex import simplex
 from tammes.centroids.solve import solve
+from tammes.errors import unknown_name
 
 CENTROIDS: dict[str, Callable[..., Tensor]] = {
     "place": place,
@@ -44,6 +46,7 @@ __all__ = [
     "kerdock",
     "kmeans",
     "layers",
+    "make_centroids",
     "one_hot",
     "orthogonal_simplices",
     "place",
@@ -55,3 +58,17 @@ __all__ = [
     "solve",
     "upper_bound",
 ]
+
+
+def make_centroids(kind: str, num_classes: int, dim: int, *, seed: int = 0, **options: float | int) -> Placement:
+    """The centroids of a generator by its name, and which generator made them: `place` picks another.
+
+    >>> make_centroids("place", 4, 3).kind
+    'simplex'
+    """
+    if kind not in CENTROIDS:
+        raise unknown_name("kind of centroids", kind, CENTROIDS)
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "place":
+        return placed(num_classes, dim, generator=generator)
+    return Placement(CENTROIDS[kind](num_classes, dim, generator=generator, **options), kind)

@@ -2,23 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import default, optional, said
+from tammes.cli.console import check_for_images, optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
 from tammes.io.files import is_vector_file
 
+if TYPE_CHECKING:
+    from tammes.training.run_folder import Run
+
+FMR = 1e-3  # the false match rate by default
+
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML file that shows a run, compares runs, or shows a benchmark: it opens from disk, without network.
+    """Write one HTML page about a run, several runs or a benchmark.
 
-    Of a run: results with intervals, curves, centroids, what it finds and what it mixes up with pictures, each class, a
-    map of the embeddings, distances and thresholds. Several runs: side by side, each with a link to its own report.
+    The page opens from disk and needs no network. Of a run it shows results with intervals, curves, centroids, what the
+    model finds and what it confuses, with images, each class, a map of the embeddings, distances and thresholds.
+    Several runs stand side by side, each with a link to its own report.
 
     For example:
 
@@ -34,117 +40,102 @@ class Report:
     what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN… | BENCHMARK")]
     """Run folders, or the folder of a benchmark."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """Where it goes; by default report.html in the folder, and of several runs in the current one."""
+    """The page to write; by default report.html in the folder, and for several runs in the current folder."""
     overwrite: bool = False
-    """Replace that file if it exists; the report in the folder of what it is about is replaced anyway."""
-    map: Literal["tsne", "pca", "none"] = default("tsne")
-    """How the map of a run's embeddings is made: t-SNE takes half a minute for 6,000 images, pca none."""
-    fmr: float = 1e-3
-    """The false match rate whose threshold is drawn, for a run that `tammes calibrate` has not calibrated."""
+    """Replace --out if it exists; the report inside a run or benchmark folder is always replaced."""
+    map: Annotated[Literal["tsne", "pca", "none"] | None, optional("{tsne,pca,none}")] = None
+    """How the map of the embeddings is made: tsne (the default) takes half a minute for 6,000 images, pca no time."""
+    fmr: Annotated[float | None, optional("FLOAT")] = None
+    """The false match rate whose threshold is drawn, for a run without `tammes calibrate` (default: 0.001)."""
     complexity: Annotated[Path | None, optional("FILE")] = None
-    """What `python -m benchmarks.complexity` has measured, to stand on the page of a benchmark."""
+    """What `python -m benchmarks.complexity` has measured, for the page of a benchmark."""
     skip_bad: bool = False
     """Leave out images that cannot be read."""
-    device: Literal["auto", "cpu"] = default("auto")
-    """auto takes a GPU if there is one."""
-    seed: int = default(0)
-    """Of what is drawn at random: queries, and the items of a map of very many."""
+    device: Annotated[Literal["auto", "cpu"] | None, optional("{auto,cpu}")] = None
+    """auto (the default) uses a GPU if there is one."""
+    seed: Annotated[int | None, optional("INT")] = None
+    """Random seed of the queries that are shown, and of the items of a very large map (default: 0)."""
     json: bool = False
-    """Print where it is and how large, as one JSON object."""
+    """Print where the page is and its size as one JSON object."""
 
 
 def report(config: Report) -> None:
-    """Look, write, say where it is."""
+    """Write the page, print where it is."""
     if not config.what:
-        raise UserError("which run? For example: tammes report runs/photos. `tammes runs` lists those that there are.")
+        raise UserError("which run? For example: tammes report runs/photos. `tammes runs` lists them.")
+    from tammes.report.page import write_page
     from tammes.training.run_folder import open_finished
 
-    benchmarks = [folder for folder in config.what if _is_benchmark(folder)]
-    if benchmarks and len(config.what) > 1:
-        raise UserError(f"{benchmarks[0]} is a benchmark, which has a report of its own: give it alone.")
-    if config.complexity is not None and not benchmarks:
-        raise UserError("--complexity is for the report of a benchmark.")
-    check_seed("--seed", config.seed)
-    for option in ("map", "fmr", "skip_bad", "device", "seed"):
-        if benchmarks and said(config, option):
-            flag = "--" + option.replace("_", "-")
-            raise UserError(f"{flag} is for the report of a run, and {benchmarks[0]} is a benchmark: leave it out.")
-    place = None
-    if config.out is not None or (len(config.what) > 1 and not benchmarks):
-        wanted = config.out or Path("report.html")
-        place = place_for("--out", wanted, name="report.html", suffixes=(".html", ".htm"), overwrite=config.overwrite)
-    if benchmarks:
-        out = config.out or benchmarks[0] / "report.html"
-        content = _of_benchmark(config, benchmarks[0], out)
-    elif len(config.what) == 1:
-        run = open_finished(config.what[0])
-        out = config.out or run.folder / "report.html"
-        content = _of_run(config, run)
+    benchmark = next((folder for folder in config.what if (folder / "plan.json").exists()), None)
+    _check(config, benchmark)
+    place, several = None, len(config.what) > 1
+    out = config.out or (Path() if several else config.what[0]) / "report.html"
+    if config.out is not None or several:
+        place = place_for("--out", out, name="report.html", suffixes=(".html", ".htm"), overwrite=config.overwrite)
+    if benchmark is not None:
+        content = _of_benchmark(config, benchmark, out)
     else:
-        out = config.out or Path("report.html")
-        content = _of_runs(config, out)
-    written = _write(place or out, content)
+        runs = [open_finished(folder) for folder in config.what]
+        content = _of_runs(config, runs, out) if several else _of_run(config, runs[0])
+    written = write_page(place or out, content)
     if config.json:
         print_json({"report": str(out), "bytes": written})
     else:
         print(f"report: {out} ({written / 1e6:.1f} MB)")
 
 
-def _is_benchmark(folder: Path) -> bool:
-    return (folder / "plan.json").exists()
+def _check(config: Report, benchmark: Path | None) -> None:
+    if benchmark is None:
+        if config.complexity is not None:
+            raise UserError("--complexity is for the report of a benchmark.")
+        check_seed("--seed", config.seed or 0)
+        return
+    if len(config.what) > 1:
+        raise UserError(f"{benchmark} is a benchmark, which has a report of its own: give it alone.")
+    for option in ("map", "fmr", "skip_bad", "device", "seed"):
+        if getattr(config, option) not in (None, False):
+            flag = "--" + option.replace("_", "-")
+            raise UserError(f"{flag} is for the report of a run, and {benchmark} is a benchmark: leave it out.")
 
 
-def _write(out: Path, content: str) -> int:
-    """The page as a file; how many bytes it has."""
-    from tammes.io.files import write_atomically
-
-    page = content.encode(errors="backslashreplace")  # a file's name may be no unicode
-    write_atomically(out, page)
-    return len(page)
-
-
-def _of_run(config: Report, run: Any) -> str:
+def _of_run(config: Report, run: "Run") -> str:
+    from tammes.cli.items import items_of
     from tammes.report import look, run_page
     from tammes.run import items_of
 
     _check_run(config, run)
     if run.read("results", needs=("trained",))["trained"] is None:
         return run_page(run, None)
-    items = items_of(run, skip_bad=config.skip_bad, on=config.device)
-    with working("looking at what it finds"):
-        looked = look(items, way=None if config.map == "none" else config.map, seed=config.seed)
+    items = items_of(run, skip_bad=config.skip_bad, on=config.device or "auto")
+    with working("finding neighbours and confusions"):
+        looked = look(items, way=None if config.map == "none" else config.map or "tsne", seed=config.seed or 0)
     with working("writing"):
-        return run_page(run, looked, fmr=config.fmr)
+        return run_page(run, looked, fmr=config.fmr or FMR)
 
 
-def _check_run(config: Report, run: Any) -> None:
+def _check_run(config: Report, run: "Run") -> None:
     """Refuse what the page cannot do without before anything is computed."""
-    from tammes.data import check_place
+    from tammes.data import check_data
     from tammes.metrics.verification import checked_fmr
     from tammes.report.run import OPTIONS
 
-    checked_fmr(config.fmr)
-    data = run.read("config", needs=OPTIONS).get("data", "")
-    if run.read("results", needs=("trained",))["trained"] is None:
-        return
-    if not is_vector_file(data):
-        check_place(data)
-    elif config.skip_bad:
-        raise UserError(f"--skip-bad is for images, and {run.folder} was trained on vectors: leave it out.")
+    checked_fmr(FMR if config.fmr is None else config.fmr)
+    data = run.read("config", needs=OPTIONS)["data"]
+    if run.read("results", needs=("trained",))["trained"] is not None:
+        check_for_images(run, skip_bad=config.skip_bad)
+        check_data(data)
 
 
-def _of_runs(config: Report, out: Path) -> str:
+def _of_runs(config: Report, runs: list["Run"], out: Path) -> str:
     from tammes.report import compare_page
-    from tammes.training.run_folder import open_finished
+    from tammes.report.page import write_page
 
-    runs = [open_finished(folder) for folder in config.what]
-    twice = {run.folder.resolve() for run in runs}
-    if len(twice) < len(runs):
+    if len({run.folder.resolve() for run in runs}) < len(runs):
         raise UserError("a run is given twice: name each once.")
     for run in runs:
         _check_run(config, run)
     for run in runs:
-        _write(run.folder / "report.html", _of_run(config, run))
+        write_page(run.folder / "report.html", _of_run(config, run))
     return compare_page(runs, out)
 
 
@@ -158,7 +149,7 @@ def _of_benchmark(config: Report, folder: Path, out: Path) -> str:
 
     results = read_results(folder)
     if results is None:
-        raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command goes on with it.")
+        raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command continues it.")
     complexity = None
     if config.complexity is not None:
         complexity = read_json(config.complexity, Complexity, "`python -m benchmarks.complexity` writes such a file.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional, said
+from tammes.cli.console import optional
 from tammes.errors import UserError
 from tammes.io.console import print_json, printable, say
 
@@ -25,12 +25,12 @@ class Runs:
     tammes runs --remove runs/photos
     """
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
-    """Where the runs are."""
+    folder: Annotated[Path | None, tyro.conf.Positional, optional("FOLDER")] = None
+    """Where the runs are; by default the folder runs."""
     remove: Annotated[Path | None, optional("RUN")] = None
-    """Remove this run, and nothing else."""
+    """Remove this run folder."""
     json: bool = False
-    """Print one JSON object for all."""
+    """Print a JSON list of all runs."""
 
 
 def runs(config: Runs) -> None:
@@ -38,20 +38,21 @@ def runs(config: Runs) -> None:
     from tammes.training.run_folder import listed
 
     if config.remove is not None:
-        if said(config, "folder"):
+        if config.folder is not None:
             raise UserError(
                 f"--remove takes the run folder itself: leave out {config.folder}, as in: tammes runs --remove"
                 f" {config.remove}"
             )
         _remove(config, config.remove)
         return
-    if not config.folder.is_dir():
-        raise UserError(f"no such folder: {config.folder}. Train something first: tammes train")
-    records = [_record_or_error(run) for run in listed(config.folder)]
+    folder = config.folder or Path("runs")
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder}. Train something first: tammes train")
+    records = [_record_or_error(run) for run in listed(folder)]
     if config.json:
         print_json(records)
     else:
-        _show(config.folder, [record for record in records if "error" not in record])
+        _show(folder, [record for record in records if "error" not in record])
         for record in records:
             if "error" in record:
                 print(f"left out: {printable(record['error'])}", file=sys.stderr)

@@ -11,6 +11,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from tammes.io.files import write_atomically
+
 _HERE = Path(__file__).parent
 
 
@@ -83,3 +85,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def write_page(file: Path, content: str) -> int:
+    """A page as a file, whole or not at all; how many bytes it has."""
+    encoded = content.encode(errors="backslashreplace")  # the name of a file may not be Unicode
+    write_atomically(file, encoded)
+    return len(encoded)
