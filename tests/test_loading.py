@@ -621,7 +621,8 @@ def test_a_fresh_process_makes_the_same_epoch(tmp_path: Path) -> None:
         picture(index, ragged=True).save(file)
     imports = (
         "import sys\nfrom hashlib import sha256\nfrom pathlib import Path\nfrom typing import Any\n"
-        "import numpy as np\nfrom tammes.data.folder import folder\nfrom tammes.data import batches, decode\n"
+        "import numpy as np\nfrom tammes.data.folder import folder\n"
+        "from tammes.data.batches import batches\nfrom tammes.data.image_cache import decode\n"
     )
     call = "print(digest_of_an_epoch(Path(sys.argv[1]), Path(sys.argv[2])))"
     code = f"{imports}{getsource(digest_of_an_epoch)}{call}"

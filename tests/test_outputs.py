@@ -182,5 +182,5 @@ def test_a_folder_that_is_no_more(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (
         2,
-        "tammes: the folder that this was started in is no more. Go to another one: cd FOLDER\n",
+        "tammes: the folder that this was started in no longer exists. Go to another: cd FOLDER\n",
     )

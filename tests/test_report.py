@@ -133,7 +133,7 @@ def test_pairs_that_cannot_be_counted_are_said_and_stop_nothing(run: Path) -> No
         items, masks={"query": np.arange(len(items.labels)) == 0, "gallery": items.labels == items.labels[0]}
     )
     text = run_page(open_run(run), look(broken, way=None))
-    assert "Not told: no two items of different classes" in text
+    assert "Not measured: no two items of different classes" in text
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

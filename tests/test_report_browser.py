@@ -108,7 +108,7 @@ def test_the_page_of_a_run_fits(run: Path, opened: Any, width: int, colours: str
     headings = page.locator("h2").all_inner_texts()
     assert headings == [
         "Result", "Training", "Centroids", "What it finds", "What it mixes up", "Class by class",
-        "Map of the embeddings", "The same or not",
+        "Map of the embeddings", "Same-class threshold",
     ]  # fmt: skip
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert dark == (colours == "dark")

@@ -9,16 +9,16 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tammes.data.images import resized, resized_size
-from tammes.data.transforms import Places, centre_places, crop_each, crop_stack, random_places
+from tammes.data.transforms import Crops, centre_crops, crop_each, crop_stack, random_crops
 
 
 def noise(*shape: int) -> ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def crop_oracle(image: ndarray, places: Places, number: int, crop: tuple[int, int], padding: int) -> ndarray:
+def crop_oracle(image: ndarray, crops: Crops, number: int, crop: tuple[int, int], padding: int) -> ndarray:
     """One image, pixel by pixel: outside it, the nearest pixel of its border."""
-    top, left, mirrored = places.tops[number], places.lefts[number], places.mirrored[number]
+    top, left, mirrored = crops.tops[number], crops.lefts[number], crops.mirrored[number]
     channels, height, width = image.shape
     out = np.empty((channels, *crop), dtype=np.uint8)
     for y in range(crop[0]):
@@ -29,10 +29,10 @@ def crop_oracle(image: ndarray, places: Places, number: int, crop: tuple[int, in
     return out
 
 
-def places_of(rooms: list[tuple[int, int]], **options: int) -> Places:
+def crops_of(rooms: list[tuple[int, int]], **options: int) -> Crops:
     count = len(rooms)
     settings = {"seed": 0, "epoch": 0, "mirror": True, **options}
-    return random_places(np.array(rooms), np.arange(count), np.zeros(count, dtype=np.int64), **settings)  # type: ignore[arg-type]
+    return random_crops(np.array(rooms), np.arange(count), np.zeros(count, dtype=np.int64), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("padding", [0, 2])
@@ -41,46 +41,46 @@ def test_crops_are_those_of_the_pixel_by_pixel_double(crop: tuple[int, int], pad
     stack = noise(6, 3, 7, 8)
     indices = np.array([4, 1, 1, 0, 5])
     room = (7 + 2 * padding - crop[0], 8 + 2 * padding - crop[1])
-    places = places_of([room] * 5)
-    expected = [crop_oracle(stack[index], places, number, crop, padding) for number, index in enumerate(indices)]
-    assert_array_equal(crop_stack(stack, indices, places, crop, padding).numpy(), expected)
-    assert_array_equal(crop_each([stack[index] for index in indices], places, crop, padding).numpy(), expected)
+    crops = crops_of([room] * 5)
+    expected = [crop_oracle(stack[index], crops, number, crop, padding) for number, index in enumerate(indices)]
+    assert_array_equal(crop_stack(stack, indices, crops, crop, padding).numpy(), expected)
+    assert_array_equal(crop_each([stack[index] for index in indices], crops, crop, padding).numpy(), expected)
 
 
 def test_images_of_different_sizes_and_large_enough_to_be_mirrored_one_by_one() -> None:
     images = [noise(3, 90, 100), noise(3, 120, 88), noise(3, 88, 91)]
     crop = (80, 85)
-    places = places_of([(image.shape[1] - 80, image.shape[2] - 85) for image in images], seed=2)
-    assert 0 < places.mirrored.sum() < 3
-    expected = [crop_oracle(image, places, number, crop, 0) for number, image in enumerate(images)]
-    assert_array_equal(crop_each(images, places, crop).numpy(), expected)
+    crops = crops_of([(image.shape[1] - 80, image.shape[2] - 85) for image in images], seed=2)
+    assert 0 < crops.mirrored.sum() < 3
+    expected = [crop_oracle(image, crops, number, crop, 0) for number, image in enumerate(images)]
+    assert_array_equal(crop_each(images, crops, crop).numpy(), expected)
 
 
 def test_a_crop_is_a_copy() -> None:
     stack = noise(2, 1, 4, 4)
     before = stack.copy()
-    crop_stack(stack, np.array([0, 1]), centre_places(np.zeros((2, 2), dtype=np.int64)), (4, 4)).zero_()
+    crop_stack(stack, np.array([0, 1]), centre_crops(np.zeros((2, 2), dtype=np.int64)), (4, 4)).zero_()
     assert_array_equal(stack, before)
 
 
 def test_the_centre() -> None:
-    places = centre_places(np.array([[0, 0], [4, 2], [5, 3]]))
-    assert (places.tops.tolist(), places.lefts.tolist()) == ([0, 2, 2], [0, 1, 1])
-    assert not places.mirrored.any()
+    crops = centre_crops(np.array([[0, 0], [4, 2], [5, 3]]))
+    assert (crops.tops.tolist(), crops.lefts.tolist()) == ([0, 2, 2], [0, 1, 1])
+    assert not crops.mirrored.any()
 
 
 @given(
     st.integers(0, 2**63), st.integers(0, 10_000), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1)
 )
-def test_random_places_fit(seed: int, epoch: int, rooms: list[tuple[int, int]]) -> None:
-    places = places_of(rooms, seed=seed, epoch=epoch)
-    assert all(0 <= top <= room[0] for top, room in zip(places.tops.tolist(), rooms, strict=True))
-    assert all(0 <= left <= room[1] for left, room in zip(places.lefts.tolist(), rooms, strict=True))
+def test_random_crops_fit(seed: int, epoch: int, rooms: list[tuple[int, int]]) -> None:
+    crops = crops_of(rooms, seed=seed, epoch=epoch)
+    assert all(0 <= top <= room[0] for top, room in zip(crops.tops.tolist(), rooms, strict=True))
+    assert all(0 <= left <= room[1] for left, room in zip(crops.lefts.tolist(), rooms, strict=True))
 
 
-def test_random_places_are_even_and_independent() -> None:
-    places = places_of([(4, 4)] * 100_000)
-    seen = np.bincount((places.tops * 5 + places.lefts) * 2 + places.mirrored, minlength=50)  # (50,)
+def test_random_crops_are_even_and_independent() -> None:
+    crops = crops_of([(4, 4)] * 100_000)
+    seen = np.bincount((crops.tops * 5 + crops.lefts) * 2 + crops.mirrored, minlength=50)  # (50,)
     expected = 100_000 / 50
     chi_square = ((seen - expected) ** 2 / expected).sum()
     assert chi_square < 95  # 49 degrees of freedom: exceeded once in ten thousand
@@ -91,8 +91,8 @@ def test_a_place_depends_on_seed_epoch_image_and_repeat_and_on_nothing_else() ->
     zeros = np.zeros(50, dtype=np.int64)
 
     def lefts(chosen: ndarray, repeats: ndarray, seed: int = 0, epoch: int = 0) -> list[int]:
-        places = random_places(rooms[: len(chosen)], chosen, repeats, seed=seed, epoch=epoch, mirror=True)
-        found: list[int] = places.lefts.tolist()
+        crops = random_crops(rooms[: len(chosen)], chosen, repeats, seed=seed, epoch=epoch, mirror=True)
+        found: list[int] = crops.lefts.tolist()
         return found
 
     first = lefts(indices, zeros)
@@ -106,8 +106,8 @@ def test_a_place_depends_on_seed_epoch_image_and_repeat_and_on_nothing_else() ->
 
 
 def test_without_mirror_nothing_is_mirrored() -> None:
-    assert not places_of([(1, 1)] * 100, mirror=False).mirrored.any()
-    assert places_of([(1, 1)] * 100).mirrored.any()
+    assert not crops_of([(1, 1)] * 100, mirror=False).mirrored.any()
+    assert crops_of([(1, 1)] * 100).mirrored.any()
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def options_of(command: type) -> tuple[Option, ...]:
             kind, choices = str, ("True", "False")
         default = defaults.get(name)
         default = None if default is MISSING else default
-        said = _last(marks, "name") or name.strip("_").replace("_", "-")
-        # As tyro has it: of what is on, or was never said and has one flag only, that flag turns it off.
+        typed = _last(marks, "name") or name.strip("_").replace("_", "-")
+        # As tyro has it: an option that is on by default has a flag that turns it off.
         off = default is True if is_dataclass(command) else tyro.conf.FlagCreatePairsOff in marks
         metavar = _last(marks, "metavar") or (f"{{{','.join(choices)}}}" if choices else _NAMES.get(kind, "TEXT"))
         positional = tyro.conf.Positional in marks
@@ -109,7 +109,7 @@ def options_of(command: type) -> tuple[Option, ...]:
         found.append(
             Option(
                 name=name,
-                flag=own if positional else f"--no-{said}" if kind is bool and off else f"--{said}",
+                flag=own if positional else f"--no-{typed}" if kind is bool and off else f"--{typed}",
                 kind=kind,
                 choices=choices,
                 many=many,
@@ -161,12 +161,12 @@ def parse(name: str, command: type, words: Sequence[str]) -> Any:
     for flag, equals, value in (word.partition("=") for word in takewhile(lambda word: word != "--", words)):
         if equals and flag in flags:  # tyro would take the value for a positional
             raise UserError(f"{flag} takes no value, got {value!r}.")
-    with redirect_stderr(StringIO()) as said:
+    with redirect_stderr(StringIO()) as printed:
         try:
             return tyro.cli(for_tyro(command), prog=f"tammes {name}", args=list(words), add_help=False)
         except SystemExit:
             pass
-    own_words = " ".join(re.sub("[─-╿]", " ", said.getvalue()).split())  # tyro's, without its box
+    own_words = " ".join(re.sub("[─-╿]", " ", printed.getvalue()).split())  # tyro's, without its box
     raise UserError(next(mistakes(name, options_of(command), words), own_words))
 
 

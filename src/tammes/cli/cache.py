@@ -45,11 +45,11 @@ def cache(config: Cache) -> None:
     entries = cached()
     total = sum(entry.num_bytes for entry in entries)
     if config.json:
-        said = [
+        listed = [
             {"kind": each.kind, "name": each.name, "bytes": each.num_bytes, "date": each.date.isoformat()}
             for each in entries
         ]
-        print_json({"folder": str(cache_folder()), "entries": said, "bytes": total})
+        print_json({"folder": str(cache_folder()), "entries": listed, "bytes": total})
         return
     for entry in entries:
         print(f"{format_bytes(entry.num_bytes):>10}  {entry.date:%Y-%m-%d %H:%M}  {entry.kind:<11}  {entry.name}")

@@ -57,8 +57,8 @@ def losses(config: Losses) -> None:
 
 def as_json(method: "Method") -> dict[str, Any]:
     """Everything that a method declares."""
-    said = ("title", "summary", "equation", "cost", "batch", "reference", "on", "images_per_class", "sees")
-    return {name: getattr(method, name) for name in said} | {
+    declared = ("title", "summary", "equation", "cost", "batch", "reference", "on", "images_per_class", "sees")
+    return {name: getattr(method, name) for name in declared} | {
         "bases": list(method.bases),
         "options": dict(method.defaults),
     }

@@ -77,8 +77,8 @@ def _show(folder: Path, records: list[dict[str, Any]]) -> None:
         measured = record["trained"] or {}
         cells = ["" if measured.get(name) is None else f"{100 * measured[name]:.2f}" for name in TITLES]
         place, data = Path(record["run"]).relative_to(folder), Path(record["data"] or "").name
-        told = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
-        table.add_row(*(escape(printable(str(each))) for each in told), *cells)
+        shown = (place, record["state"], data, record["loss"], record["centroids"], record["epochs"])
+        table.add_row(*(escape(printable(str(each))) for each in shown), *cells)
     Console(width=max(100, len(TITLES) * 9 + 90)).print(table)
     for record in records:
         if describe(record):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tammes.data.image_cache import Decoded
 from tammes.data.samplers import Sampler, Turn, turns
-from tammes.data.transforms import centre_places, crop_each, crop_stack, random_places
+from tammes.data.transforms import centre_crops, crop_each, crop_stack, random_crops
 from tammes.errors import UserError
 
 Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
@@ -89,12 +89,12 @@ def batches(
         if not len(chosen):  # this process has nothing of a small batch
             return torch.empty(0, decoded.channels, *window, dtype=torch.uint8)
         if train:
-            places = random_places(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
+            crops = random_crops(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
         else:
-            places = centre_places(rooms[turn.positions])
+            crops = centre_crops(rooms[turn.positions])
         if decoded.stack is not None:
-            return crop_stack(decoded.stack, chosen, places, window, padding)
-        return crop_each([decoded[index] for index in chosen.tolist()], places, window, padding)
+            return crop_stack(decoded.stack, chosen, crops, window, padding)
+        return crop_each([decoded[index] for index in chosen.tolist()], crops, window, padding)
 
     return Batches(turned, indices, labels, images)
 

@@ -76,14 +76,14 @@ def _list(root: Path) -> Path | None:
 def _listed(file: Path) -> list[list[str]]:
     """The image, garment and status of each line; above them stand the number of images and the header."""
     found = []
-    said = None
+    stated = None
     for line, fields in rows(file, 3, " ".join(_HEADER), also=1):
         if len(fields) == 1:
-            said = whole_number(fields[0], file, line)
+            stated = whole_number(fields[0], file, line)
         elif fields != _HEADER:
             if fields[2] not in _STATUSES:
                 raise UserError(f"{file}, line {line}: {fields[2]!r} is none of {', '.join(_STATUSES)}.")
             found.append(fields)
-    if not found or said not in (None, len(found)):
-        raise UserError(f"{file} names {len(found):,} images and should name {said or 52712:,}. Download it again.")
+    if not found or stated not in (None, len(found)):
+        raise UserError(f"{file} names {len(found):,} images and should name {stated or 52712:,}. Download it again.")
     return found

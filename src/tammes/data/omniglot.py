@@ -37,7 +37,7 @@ def omniglot(root: Path) -> Dataset:
     Args:
         root: the folder that holds the zip files or what they unpack to, or one of these.
     """
-    parts = _parts(root)
+    parts = _find_parts(root)
     if not parts:
         raise UserError(
             f"no Omniglot in {root}. Expected {', '.join(f'{part}.zip' for part in _PARTS)}, or some of them."
@@ -71,7 +71,7 @@ def omniglot(root: Path) -> Dataset:
 
 def is_omniglot(root: Path) -> bool:
     """Whether a path is one of Omniglot's zip files or folders, or holds one."""
-    return bool(_parts(root))
+    return bool(_find_parts(root))
 
 
 class _Drawing(NamedTuple):
@@ -83,7 +83,7 @@ class _Drawing(NamedTuple):
     file: Path | None = None  # None: it is in a zip file
 
 
-def _parts(root: Path) -> dict[str, Path]:
+def _find_parts(root: Path) -> dict[str, Path]:
     """Where each part of the data set is: a folder if there is one, or else a zip file."""
     found: dict[str, Path] = {}
     folders = (root, root / "python", root / "omniglot-py")  # its own repository and torchvision keep it one deeper

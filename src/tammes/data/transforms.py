@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 
-class Places(NamedTuple):
+class Crops(NamedTuple):
     """Where each image of a batch is cropped, counted from the corner of the padded image; which are mirrored."""
 
     tops: Int64[ndarray, " batch"]
@@ -23,7 +23,7 @@ class Places(NamedTuple):
     mirrored: Bool[ndarray, " batch"]
 
 
-def random_places(
+def random_crops(
     rooms: Int64[ndarray, "batch 2"],
     indices: Int64[ndarray, " batch"],
     repeats: Int64[ndarray, " batch"],
@@ -31,7 +31,7 @@ def random_places(
     seed: int,
     epoch: int,
     mirror: bool,
-) -> Places:
+) -> Crops:
     """A crop for each image, anywhere with equal chance, and mirrored or not with equal chance.
 
     Args:
@@ -44,19 +44,19 @@ def random_places(
     draws = [_mixed(state + np.uint64(number)) for number in (1, 2, 3)]
     tops, lefts = (_below(draw, room) for draw, room in zip(draws, rooms.T, strict=False))
     mirrored = draws[2] >> np.uint64(63) == 1 if mirror else np.zeros(len(indices), dtype=bool)
-    return Places(tops, lefts, mirrored)
+    return Crops(tops, lefts, mirrored)
 
 
-def centre_places(rooms: Int64[ndarray, "batch 2"]) -> Places:
+def centre_crops(rooms: Int64[ndarray, "batch 2"]) -> Crops:
     """The crop in the middle of each image, not mirrored."""
     tops, lefts = (rooms // 2).T
-    return Places(tops, lefts, np.zeros(len(rooms), dtype=bool))
+    return Crops(tops, lefts, np.zeros(len(rooms), dtype=bool))
 
 
 def crop_stack(
     stack: UInt8[ndarray, "images channels height width"],
     indices: Int64[ndarray, " batch"],
-    places: Places,
+    crops: Crops,
     crop: tuple[int, int],
     padding: int = 0,
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
@@ -66,18 +66,18 @@ def crop_stack(
         stack = _padded(stack[indices], padding)
         chosen = np.arange(len(indices))
     if stack.shape[2:] == crop:
-        crops = stack if padding else stack[chosen]
+        pixels = stack if padding else stack[chosen]
     else:
         windows = sliding_window_view(stack, crop, axis=(2, 3))  # (images, channels, tops, lefts, *crop): a view
-        crops = windows[chosen, :, places.tops, places.lefts]  # (batch, channels, *crop)
-    batch = torch.from_numpy(np.ascontiguousarray(crops))
-    _mirror(batch, places)
+        pixels = windows[chosen, :, crops.tops, crops.lefts]  # (batch, channels, *crop)
+    batch = torch.from_numpy(np.ascontiguousarray(pixels))
+    _mirror(batch, crops)
     return batch
 
 
 def crop_each(
     images: Sequence[UInt8[ndarray, "channels _height _width"]],
-    places: Places,
+    crops: Crops,
     crop: tuple[int, int],
     padding: int = 0,
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
@@ -85,15 +85,15 @@ def crop_each(
     height, width = crop
     batch = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
     rows = batch.numpy()
-    for row, image, top, left in zip(rows, images, places.tops.tolist(), places.lefts.tolist(), strict=True):
+    for row, image, top, left in zip(rows, images, crops.tops.tolist(), crops.lefts.tolist(), strict=True):
         whole = _padded(image, padding) if padding else image
         row[...] = whole[:, top : top + height, left : left + width]
-    _mirror(batch, places)
+    _mirror(batch, crops)
     return batch
 
 
-def _mirror(batch: UInt8[Tensor, "batch channels height width"], places: Places) -> None:
-    chosen = np.flatnonzero(places.mirrored)
+def _mirror(batch: UInt8[Tensor, "batch channels height width"], crops: Crops) -> None:
+    chosen = np.flatnonzero(crops.mirrored)
     if batch[0].numel() > 16384:  # large images one by one, small ones all at once: each three times the other's speed
         for number in chosen.tolist():
             batch[number] = batch[number].flip(2)

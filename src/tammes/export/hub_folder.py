@@ -147,11 +147,11 @@ def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if config.embedding == "penultimate":
         config = replace(config, class_dim=None)
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("class_layer.")}
-    said = {name: value for name, value in described(embedder).items() if name != "embedder"}
-    said |= {"embedder": asdict(config), "classifier": None}
+    about = {name: value for name, value in described(embedder).items() if name != "embedder"}
+    about |= {"embedder": asdict(config), "classifier": None}
     as_timm = _as_timm(embedder) if type(embedder.backbone).__module__.startswith("timm.") else None
     if as_timm is None:
-        return {"library_name": LIBRARY, LIBRARY: said}, tensors
+        return {"library_name": LIBRARY, LIBRARY: about}, tensors
     network, classifier, head = as_timm
     given = dict(network.pretrained_cfg)
     for name in ("source", "url", "file", "hf_hub_id", "hf_hub_filename", "state_dict"):  # where others' weights are
@@ -169,7 +169,7 @@ def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "model_args": _pool_of(embedder),
         "pretrained_cfg": {name: value for name, value in given.items() if value is not None},
         "library_name": LIBRARY,
-        LIBRARY: said | {"classifier": classifier},
+        LIBRARY: about | {"classifier": classifier},
     }
     return whole, {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 

@@ -162,8 +162,8 @@ def histogram(
                 corners += [(across.at(float(low)), vertical.at(height)), (across.at(float(high)), vertical.at(height))]
             corners.append((across.at(float(edges[-1])), bottom))
             total = fsum(known[name])
-            said = f"{name}: {figure(int(total) if total.is_integer() else total)} in all"
-            parts.append(stroke(f"area {series(number)}", corners, said))
+            tooltip = f"{name}: {figure(int(total) if total.is_integer() else total)} in all"
+            parts.append(stroke(f"area {series(number)}", corners, tooltip))
         for name, (row, start) in named.items():
             x, height = across.at(places[name]), top - LINE_HEIGHT * row
             parts.append(stroke("level", [(x, height - LINE_HEIGHT), (x, bottom)], f"{name}: {figure(places[name])}"))
@@ -195,13 +195,13 @@ def bar_chart(
 
     def draw(place: Place) -> Drawing:
         wide = place is WIDE
-        said = alike([bar.value for bar in bars])
+        figures = alike([bar.value for bar in bars])
         labels = [Label.of(bar.name, 0.4 * place.width if wide else place.width) for bar in bars]
         left = max(label.width for label in labels) + 18 if wide else 8.0
-        right = place.width - widest(said) - 16
+        right = place.width - widest(figures) - 16
         across = axis(values, left, right, horizontal=True, zero=True)
         parts, top = [], 6.0
-        for bar, label, value in zip(bars, labels, said, strict=True):
+        for bar, label, value in zip(bars, labels, figures, strict=True):
             height = max(label.height + 10, 26) if wide else label.height + 22
             y = top + height / 2 if wide else top + label.height + 10
             parts.append(label.drawn(0, y if wide else top + label.height / 2))
@@ -259,12 +259,12 @@ def scatter(
             low, high = (
                 float(end) if end is not None and is_number(end) else float(each.y) for end in (each.low, each.high)
             )
-            said = f"{each.name}: {x_title} {figure(each.x)}, {y_title} {figure(each.y)}" + _interval(low, high)
+            tooltip = f"{each.name}: {x_title} {figure(each.x)}, {y_title} {figure(each.y)}" + _interval(low, high)
             if low < high:
                 ends = [(x, vertical.at(low)), (x, vertical.at(high))]
-                parts.append(stroke(f"whisker {series(number)}", ends, said))
+                parts.append(stroke(f"whisker {series(number)}", ends, tooltip))
                 taken.append(Box(x - 4, ends[1][1] - 1, x + 4, ends[0][1] + 1))
-            parts.append(mark(SHAPES[number % len(SHAPES)], x, y, f"point {series(number)}", said, 4))
+            parts.append(mark(SHAPES[number % len(SHAPES)], x, y, f"point {series(number)}", tooltip, 4))
             taken.append(Box(x - 6, y - 6, x + 6, y + 6))
         room = Box(left, 18, place.width, bottom - 2)
         labels, placed, numbered = names_or_numbers([each.name for each in shown], where, taken, room)
@@ -313,8 +313,8 @@ def _line(
             parts.append(stroke(f"line {series(number)}", corners, name))
         for (x, y), (right, down) in zip(run, corners, strict=True):
             if every_point or len(run) == 1:
-                said = f"{name}: {x_title} {figure(x)}, {y_title} {figure(y)}"
-                parts.append(mark("circle", right, down, f"dot {series(number)}", said, 2.5))
+                tooltip = f"{name}: {x_title} {figure(x)}, {y_title} {figure(y)}"
+                parts.append(mark("circle", right, down, f"dot {series(number)}", tooltip, 2.5))
     return join(parts)
 
 
@@ -348,18 +348,18 @@ def _end_labels(
 def _dot_and_whisker(bar: Bar, across: Axis, y: float, reference_name: str) -> Markup:
     parts = []
     if bar.value is not None:
-        x, said = across.at(bar.value), f"{bar.name}: {figure(bar.value)}"
+        x, tooltip = across.at(bar.value), f"{bar.name}: {figure(bar.value)}"
         if across.has_zero:
             parts.append(stroke("stem s0", [(across.at(0.0), y), (x, y)]))
         if bar.low is not None and bar.high is not None:
             ends = across.at(bar.low), across.at(bar.high)
-            said += _interval(bar.low, bar.high)
-            parts.append(stroke("whisker s0", [(ends[0], y), (ends[1], y)], said))
+            tooltip += _interval(bar.low, bar.high)
+            parts.append(stroke("whisker s0", [(ends[0], y), (ends[1], y)], tooltip))
             parts += [stroke("whisker s0", [(end, y - 4), (end, y + 4)]) for end in ends]
-        parts.append(mark("circle", x, y, "point s0", said, 4))
+        parts.append(mark("circle", x, y, "point s0", tooltip, 4))
     if bar.reference is not None:
-        said = f"{bar.name}, {reference_name}: {figure(bar.reference)}"
-        parts.append(mark("diamond", across.at(bar.reference), y, "hollow s1", said))
+        tooltip = f"{bar.name}, {reference_name}: {figure(bar.reference)}"
+        parts.append(mark("diamond", across.at(bar.reference), y, "hollow s1", tooltip))
     return join(parts)
 
 

@@ -112,13 +112,12 @@ def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
 
 
 def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    said = ""
+    text = ""
     if {"train_images", "train_classes"} <= results.keys():
-        said = f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
+        text = f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
     if {"test_images", "test_classes"} <= results.keys():
-        said += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
-    preset = f"preset {config['preset']}, " if config.get("preset") else ""
-    return f"{said}; {preset}seed {config['seed']}."
+        text += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
+    return f"{text}. Preset {config['preset']}, seed {config['seed']}."
 
 
 def what_trains(config: Mapping[str, Any]) -> str:
@@ -307,10 +306,10 @@ def _retrievals(looked: Looked, album: Album | None) -> Section:
 
 def _shown(items: Items, album: Album | None, item: int, kind: str, caption: str) -> dict[str, Any]:
     name, of = items.names[item], items.class_names[items.labels[item]]
-    told = {"right": ", the same class", "wrong": ", another class"}.get(kind, "")
+    match = {"right": ", the same class", "wrong": ", another class"}.get(kind, "")
     return {
         "name": name,
-        "said": f"{of}: {name}{told}",
+        "title": f"{of}: {name}{match}",
         "kind": kind,
         "caption": caption,
         "picture": None if album is None else album[item],
@@ -411,7 +410,7 @@ def _map(looked: Looked) -> Section:
 
 
 def _no_pairs(looked: Looked) -> Section:
-    return Section("distances", "The same or not", Markup("<p>{}</p>").format(f"Not told: {looked.unpaired}"))
+    return Section("distances", "Same-class threshold", Markup("<p>{}</p>").format(f"Not measured: {looked.unpaired}"))
 
 
 def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
@@ -462,9 +461,11 @@ def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Secti
     ]
     if looked.paired < len(looked.items.labels):
         text.append(f"Counted on {looked.paired:,} items, drawn at random.")
-    said = Markup("").join(Markup("<p>{}</p>").format(each) for each in text)
+    paragraphs = Markup("").join(Markup("<p>{}</p>").format(each) for each in text)
     return Section(
-        "distances", "The same or not", said + Markup('<div class="charts">{}</div>').format(Markup("").join(charts))
+        "distances",
+        "Same-class threshold",
+        paragraphs + Markup('<div class="charts">{}</div>').format(Markup("").join(charts)),
     )
 
 

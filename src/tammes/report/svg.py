@@ -45,8 +45,8 @@ def tag(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def text(x: Number, y: Number, words: str, kind: str, *, anchor: str = "start", title: str = "") -> Markup:
-    said = [tag("title", title)] if title else []
-    return tag("text", *said, words, class_=kind, x=x, y=y, text_anchor=anchor)
+    tooltip = [tag("title", title)] if title else []
+    return tag("text", *tooltip, words, class_=kind, x=x, y=y, text_anchor=anchor)
 
 
 def join(parts: Iterable[str]) -> Markup:
@@ -59,16 +59,16 @@ def stroke(kind: str, corners: Sequence[tuple[Number, Number]], title: str = "")
 
 
 def mark(shape: str, x: Number, y: Number, kind: str, title: str = "", radius: Number = 5) -> Markup:
-    said = [tag("title", title)] if title else []
+    tooltip = [tag("title", title)] if title else []
     if shape == "circle":
-        return tag("circle", *said, class_=kind, cx=x, cy=y, r=radius)
+        return tag("circle", *tooltip, class_=kind, cx=x, cy=y, r=radius)
     corners = {
         "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
         "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
         "triangle": [(0, -1.2), (1.1, 0.8), (-1.1, 0.8)],
     }[shape]
     path = " L".join(f"{x + radius * right:.1f} {y + radius * down:.1f}" for right, down in corners)
-    return tag("path", *said, class_=kind, d=f"M{path} Z")
+    return tag("path", *tooltip, class_=kind, d=f"M{path} Z")
 
 
 def series(number: int) -> str:
@@ -112,5 +112,5 @@ def nothing_to_show(title: str, caption: str) -> Markup:
 
 
 def _framed(title: str, content: Markup, caption: str) -> Markup:
-    said = tag("figcaption", caption) if caption else NOTHING
-    return tag("figure", tag("p", title, class_="chart-title"), content, said, class_="chart-figure")
+    below = tag("figcaption", caption) if caption else NOTHING
+    return tag("figure", tag("p", title, class_="chart-title"), content, below, class_="chart-figure")

@@ -54,7 +54,7 @@ def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
 def sheets(images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
     """All of these images, in this order, on as many sheets as they need."""
     found = []
-    for part in _parts(numbers.tolist(), _COLUMNS**2):
+    for part in _chunks(numbers.tolist(), _COLUMNS**2):
         rows = -(-len(part) // _COLUMNS)
         sheet = Image.new("RGB", (_COLUMNS * side, rows * side), "white")
         for place, number in enumerate(part):
@@ -63,7 +63,7 @@ def sheets(images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> 
     return Sheets(side, _COLUMNS, found)
 
 
-def _parts(numbers: list[int], size: int) -> Iterator[list[int]]:
+def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
     for start in range(0, len(numbers), size):
         yield numbers[start : start + size]
 
