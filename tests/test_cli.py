@@ -176,6 +176,8 @@ def test_common_options_exist(name: str) -> None:
         ("centroids three 4", "NUM_CLASSES needs a whole number, got 'three'."),
         ("centroids 3 -4 5", "one word too many: '5'."),
         ("data cub", "--to FOLDER is missing: tammes data NAME --to FOLDER"),
+        ("search gallery photo.jpg -k many", "-k needs a whole number, got 'many'."),
+        ("search gallery photo.jpg --k many", "-k needs a whole number, got 'many'."),
         ("completion tcsh", "SHELL must be bash, zsh or fish, got 'tcsh'."),
         ("--json losses", "--json"),
     ],

@@ -97,7 +97,7 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
         return given, False
     command = next((word for word in given if word in COMMANDS), None)
     options = () if command is None else options_of(COMMANDS[command][0])
-    with_value = {option.flag for option in options if option.kind is not bool and not option.positional}
+    with_value = {spelling for option in options if option.kind is not bool for spelling in option.spellings}
     end = given.index("--") if "--" in given else len(given)
     kept = [
         word

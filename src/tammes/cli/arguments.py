@@ -31,7 +31,8 @@ class Option:
     """One option of a command.
 
     Attributes:
-        flag: as it is typed, "--batch-size"; of a positional, what stands for it: "DATA".
+        flag: as help shows it, "--batch-size"; of a positional, what stands for it: "DATA".
+        spellings: all that it may be typed as; none of a positional.
         kind: bool (takes no value), int, float, Path, str, or object for a value that may be of several kinds.
         choices: the values that it may have; empty if any of its kind.
         many: whether it takes any number of values.
@@ -41,6 +42,7 @@ class Option:
 
     name: str
     flag: str
+    spellings: tuple[str, ...]
     kind: type
     choices: tuple[str, ...]
     many: bool
@@ -100,16 +102,18 @@ def options_of(command: type) -> tuple[Option, ...]:
             kind, choices = str, ("True", "False")
         default = defaults.get(name)
         default = None if default is MISSING else default
-        typed = _last(marks, "name") or name.strip("_").replace("_", "-")
-        # As tyro has it: an option that is on by default has a flag that turns it off.
-        off = default is True if is_dataclass(command) else tyro.conf.FlagCreatePairsOff in marks
+        positional, flag = tyro.conf.Positional in marks, _last(marks, "name") or name.strip("_").replace("_", "-")
+        spellings = (*(_last(marks, "aliases") or ()), f"--{flag}")
+        if kind is bool:  # as tyro has it: what is on by default has a flag that turns it off
+            off = default is True if is_dataclass(command) else tyro.conf.FlagCreatePairsOff in marks
+            both = not off and not is_dataclass(command)
+            spellings = (f"--no-{flag}",) if off else (*spellings, f"--no-{flag}") if both else spellings
         metavar = _last(marks, "metavar") or (f"{{{','.join(choices)}}}" if choices else _NAMES.get(kind, "TEXT"))
-        positional = tyro.conf.Positional in marks
-        own = _last(marks, "metavar") or name.upper()
         found.append(
             Option(
                 name=name,
-                flag=own if positional else f"--no-{typed}" if kind is bool and off else f"--{typed}",
+                flag=_last(marks, "metavar") or name.upper() if positional else spellings[0],
+                spellings=() if positional else spellings,
                 kind=kind,
                 choices=choices,
                 many=many,
@@ -157,7 +161,7 @@ def parse(name: str, command: type, words: Sequence[str]) -> Any:
     Raises:
         UserError: says in a line what is wrong with the words.
     """
-    flags = {option.flag for option in options_of(command) if option.kind is bool}
+    flags = {each for option in options_of(command) if option.kind is bool for each in option.spellings}
     for flag, equals, value in (word.partition("=") for word in takewhile(lambda word: word != "--", words)):
         if equals and flag in flags:  # tyro would take the value for a positional
             raise UserError(f"{flag} takes no value, got {value!r}.")
@@ -172,13 +176,8 @@ def parse(name: str, command: type, words: Sequence[str]) -> Any:
 
 def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iterator[str]:
     """What is wrong with the words of a command, in their order."""
-    flags = {option.flag: option for option in options if not option.positional}
-    flags |= {
-        f"--no-{flag[2:]}": option for flag, option in flags.items() if option.kind is bool and option.default is None
-    }
-    plain: list[str] = []
-    given: set[str] = set()
-    place = 0
+    flags = {spelling: option for option in options for spelling in option.spellings}
+    plain, given, place = [], set(), 0
     while place < len(words):
         word, place = words[place], place + 1
         if word == "--":

@@ -56,12 +56,13 @@ def overview(commands: Mapping[str, tuple[type, Callable[[Any], None]]]) -> str:
 def page(name: str, command: type, *, everything: bool) -> str:
     """What `tammes COMMAND --help`, or `--help-all`, shows."""
     options = options_of(command)
-    common = options if everything else [option for option in options if option.name in COMMON.get(name, {option.name})]
+    by_name = {option.name: option for option in options}
+    common = list(options) if everything or name not in COMMON else [by_name[each] for each in COMMON[name]]
     width, heading = _width(), _painter("1;36")
     about, examples = about_and_examples(command)
     lines = [f"usage: {usage_of(name, options)}", ""]
     for paragraph in about:
-        lines += [*wrap(paragraph, width), ""]
+        lines += [*wrap(paragraph, width, break_on_hyphens=False), ""]
     for title, shown in (
         ("Arguments", [option for option in common if option.positional]),
         ("Options", [option for option in common if not option.positional]),
@@ -87,12 +88,9 @@ def _rows(options: Sequence[Option], width: int) -> Iterator[str]:
     name_of = _painter("36")
     column = min(26, max(len(_left(option)) for option in options)) + 4
     for option in options:
-        left, lines = _left(option), wrap(_right(option), width - column) or [""]
-        padding = " " * (column - 2 - len(left))
-        if not padding:
-            yield f"  {name_of(left)}"
-        else:
-            yield f"  {name_of(left)}{padding}{lines.pop(0)}".rstrip()
+        left, lines = _left(option), wrap(_right(option), width - column, break_on_hyphens=False)
+        room = column - 2 - len(left)
+        yield f"  {name_of(left)}" + (" " * room + lines.pop(0) if room >= 2 else "")
         yield from (" " * column + line for line in lines)
 
 
@@ -102,7 +100,7 @@ def _left(option: Option) -> str:
 
 def _right(option: Option) -> str:
     default = option.default
-    if option.required:
+    if option.required and not option.positional:
         return f"{option.text} (required)"
     if default in (None, "", ()) or isinstance(default, bool):
         return option.text
