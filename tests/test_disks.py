@@ -65,7 +65,7 @@ def whole(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-FULL = "No space left on device. Free some room and do it again; what was reported as saved is safe.\n"
+FULL = "No space left on device. Free some space and run it again; what was reported as saved is safe.\n"
 
 
 @pytest.mark.parametrize(

@@ -420,8 +420,8 @@ def test_a_fault_of_ours_is_one_line_and_exit_code_3(
         main(["doctor", "glyphs"])
     assert stopped.value.code == 3
     assert capsys.readouterr().err == (
-        "tammes: this is a fault of tammes (ZeroDivisionError: division by zero). Please report it with what the same"
-        " command says with --debug.\n"
+        "tammes: this is a bug in tammes (ZeroDivisionError: division by zero). Please report it with what the same"
+        " command prints with --debug.\n"
     )
 
 

@@ -697,7 +697,7 @@ def test_an_error_in_the_thread_ends_the_command(
     assert stopped is not None
     assert stopped.code == 3
     said = capsys.readouterr().err
-    assert "tammes: this is a fault of tammes (RuntimeError: the disk is gone). Please report it" in said
+    assert "tammes: this is a bug in tammes (RuntimeError: the disk is gone). Please report it" in said
     assert batch_threads() == 0
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, with a frozen dataclass that is its options and a function that runs it.
+"""The command line: one file per command, with a class that declares its options and a function that runs it.
 
 Heavy modules are imported by the command that needs them, so that help appears at once.
 """
@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
 
 
 # What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
-DONE, PROBLEMS_FOUND, WRONG_USE, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+DONE, PROBLEMS_FOUND, WRONG_USE, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 # What the system may refuse that a user can put right.
 _REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
@@ -187,17 +187,17 @@ def _run(given: list[str]) -> None:
 
 
 def _describe(error: Exception) -> tuple[str, int]:
-    """What to tell of an error, and the exit code."""
+    """The message of an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), WRONG_USE
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = "standard output, or a file" if error.filename is None else error.filename
         if error.errno not in _FULL:
             return f"cannot use {where}: {error.strerror}.", WRONG_USE
-        advice = "Free some room and do it again; what was reported as saved is safe."
+        advice = "Free some space and run it again; what was reported as saved is safe."
         return f"cannot write {where}: {error.strerror}. {advice}", WRONG_USE
     if out_of_memory(error):
         return "out of memory: this needs more than there is. Give it less at a time.", WRONG_USE
     what = f"{type(error).__name__}: {error}".splitlines()[0]
-    advice = "Please report it with what the same command says with --debug."
-    return f"this is a fault of tammes ({what}). {advice}", OUR_FAULT
+    advice = "Please report it with what the same command prints with --debug."
+    return f"this is a bug in tammes ({what}). {advice}", BUG

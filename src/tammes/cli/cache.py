@@ -1,4 +1,4 @@
-"""`tammes cache`: what the cache takes on the disk, and how to get it back."""
+"""`tammes cache`: how much disk space the cache takes, and how to free it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,9 +10,9 @@ from tammes.io.console import print_json
 
 @dataclass(frozen=True)
 class Cache:
-    """Show or clear the cache: decoded images, activations of frozen networks, drawn characters.
+    """Show or clear the cache of decoded images and network activations.
 
-    Everything in it is made again when it is needed.
+    Whatever is removed is computed again when it is needed.
 
     For example:
 

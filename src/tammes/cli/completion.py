@@ -1,4 +1,4 @@
-"""`tammes completion`: what a shell needs to complete commands and options."""
+"""`tammes completion`: tab completion for shells."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Completion:
-    """Print a script that lets a shell complete commands and options.
+    """Print a script for tab completion in bash, zsh or fish.
 
     For example:
 

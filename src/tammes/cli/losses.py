@@ -1,4 +1,4 @@
-"""`tammes losses`: every method that there is, what it costs and what it needs."""
+"""`tammes losses`: every loss, its cost and what it needs."""
 
 import sys
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Losses:
-    """List the losses of `tammes train --loss NAME`, or explain one: its equation, its options and their defaults.
+    """List the losses that `tammes train` knows, or explain one.
+
+    The explanation has the equation, the cost of a step, the options and their defaults.
 
     For example:
 
@@ -29,8 +31,8 @@ class Losses:
     """
 
     name: Annotated[str | None, tyro.conf.Positional, optional("NAME")] = None
-    """The loss to explain; without it, all are listed. pml: lists those of pytorch-metric-learning and its miners,
-    which pml:NAME explains."""
+    """The loss to explain; without it, all are listed. pml: lists the losses and miners of pytorch-metric-learning, and
+    pml:NAME explains one."""
     json: bool = False
     """Print one JSON object."""
 

@@ -1,26 +1,22 @@
-"""Files that a command writes where its user says."""
+"""Files that a command writes where its user asks for them."""
 
 import os
 from pathlib import Path
 
 from tammes.errors import UserError
 
-_OURS = (
-    "environment.json",
-    "plan.json",
-    "about.lance",
-)  # by which the folders of runs, benchmarks, galleries are known
+_OURS = ("environment.json", "plan.json", "about.lance")  # in the folders of runs, benchmarks, galleries
 
 
 def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] = (), overwrite: bool) -> Path:
-    """Where to write, known to be possible before the work begins.
+    """The file to write, checked before the work begins.
 
     A link is followed: it stays, and what it points to is written. Not so in the folder of a run, a benchmark or a
     gallery, which may be untrusted: there the link is replaced.
 
     Args:
         option: that names the file: "--out".
-        name: what such a file may be called, for who gave a folder.
+        name: suggested where a folder was given.
         suffixes: what its name must end in.
     """
     if file.is_dir():

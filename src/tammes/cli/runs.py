@@ -14,7 +14,7 @@ from tammes.io.console import print_json, printable, say
 
 @dataclass(frozen=True)
 class Runs:
-    """List the runs in a folder with their results, side by side, or remove one.
+    """List the runs in a folder with their results, or remove one.
 
     For example:
 
