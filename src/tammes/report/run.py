@@ -117,7 +117,8 @@ def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         text = f"{results['train_images']:,} training items of {results['train_classes']:,} classes"
     if {"test_images", "test_classes"} <= results.keys():
         text += f"; tested on {results['test_images']:,} of {results['test_classes']:,} classes never seen"
-    return f"{text}. Preset {config['preset']}, seed {config['seed']}."
+    preset = f"preset {config['preset']}, " if config.get("preset") else ""
+    return f"{text}; {preset}seed {config['seed']}."
 
 
 def what_trains(config: Mapping[str, Any]) -> str:
