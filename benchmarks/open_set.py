@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.timing import machine
 from tammes import evaluate
 from tammes.gallery import Row, open_gallery
-from tammes.gallery.classification import propose
-from tammes.gallery.gallery import Opened
+from tammes.gallery.classification import classify
+from tammes.gallery.gallery import Gallery
 from tammes.gallery.threshold import calibrated
 from tammes.io.files import write_atomically
 
@@ -43,7 +43,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    opened = Opened(options.gallery)
+    opened = Gallery(options.gallery)
     rows = [row for batch in opened.store.rows(1000) for row in batch]
     trained_on = set(opened.trained_on)
     found: dict[str, Any] = {
@@ -71,7 +71,7 @@ def recall(gallery: str, rows: list[Row]) -> tuple[float, float]:
     return float(by_gallery), float(evaluate(vectors, labels, clustering=False, bootstrap=0)["recall_at_1"])
 
 
-def told(rows: list[Row], trained_on: set[str], opened: Opened, options: Options) -> list[dict[str, Any]]:
+def told(rows: list[Row], trained_on: set[str], opened: Gallery, options: Options) -> list[dict[str, Any]]:
     """For each rate: how often images of held-out classes, and of the others, are taken for unknown."""
     unseen = sorted({row.label for row in rows} - trained_on)
     order = np.random.default_rng(options.seed).permutation(len(unseen))
@@ -86,8 +86,8 @@ def told(rows: list[Row], trained_on: set[str], opened: Opened, options: Options
             store.upsert(kept[start : start + 1000])
         for rate in (None, *options.rates):
             threshold = calibrated(store, trained_on, unknown_rate=rate, seed=options.seed)
-            of_strangers = propose(store, np.stack([row.vector for row in strangers]), threshold)
-            of_known = propose(
+            of_strangers = classify(store, np.stack([row.vector for row in strangers]), threshold)
+            of_known = classify(
                 store,
                 np.stack([row.vector for row in known]),
                 threshold,

@@ -370,9 +370,9 @@ def alone(gallery: str, files: Sequence[Path]) -> dict[str, Any]:
     import torch
 
     from benchmarks.timing import machine
-    from tammes.gallery.gallery import Opened
+    from tammes.gallery.gallery import Gallery
 
-    embedder = Opened(gallery).embedder
+    embedder = Gallery(gallery).embedder
     found: dict[str, Any] = {"machine": machine(), "backbone": embedder.config.backbone}
 
     def decode(group: Sequence[Path]) -> Any:

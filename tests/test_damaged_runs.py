@@ -16,7 +16,7 @@ from torch import nn
 
 from tammes import UserError
 from tammes.cli import main
-from tammes.gallery.gallery import Opened
+from tammes.gallery.gallery import Gallery
 from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.models.embedder import load
 from tammes.report import compare_page, look, run_page
@@ -386,7 +386,7 @@ def test_runs_of_any_content(made: Path, looked: Looked, name: str, data: st.Dat
             "embedder": lambda: load(run.folder),
             "config": lambda: data_of(load_config(run), run.read("classes")),
             "classes": lambda: data_of(load_config(run), run.read("classes")),
-            "calibration": lambda: Opened(str(made / "g"), run.folder).threshold,
+            "calibration": lambda: Gallery(str(made / "g"), run.folder).threshold,
         }
         refusal(readers.get(name, lambda: run.read(name)))
     finally:

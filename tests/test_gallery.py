@@ -21,9 +21,9 @@ from tammes.cli import main
 from tammes.cli.label import _say, _table
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
-from tammes.gallery.classification import Proposal
+from tammes.gallery.classification import Classification
 from tammes.gallery.indexing import difference, label_of
-from tammes.gallery.threshold import Threshold, calibrated, stored
+from tammes.gallery.threshold import Threshold, calibrated, stored_threshold
 from tammes.metrics import evaluate
 from tammes.models.embedder import load
 from tammes.report.contact_sheet import contact_sheet
@@ -404,7 +404,7 @@ def test_one_threshold_for_label_search_and_calibrate(
             main(["index", str(run), str(own), "--gallery", gallery])
         labelled = answer(capsys, "label", gallery, str(loose))
         assert labelled["threshold"]["asked"] == asked
-        held = stored(open_gallery(gallery))
+        held = stored_threshold(open_gallery(gallery))
         assert held is not None
         assert labelled["threshold"] == json.loads(held.to_json())
         found = answer(capsys, "search", gallery, *map(str, sorted(loose.iterdir())), "-k", "1")["queries"]
@@ -467,7 +467,7 @@ def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tm
 
 
 def test_halves_of_characters_go_into_a_table(tmp_path: Path) -> None:
-    proposal = Proposal("b\udce9\ud800", 0.25, 0.5, True, 0.3, "", "")
+    proposal = Classification("b\udce9\ud800", 0.25, 0.5, True, 0.3, "", "")
     line = _table([tmp_path / "\udcff.png"], [proposal]).splitlines()[1]
     assert line == os.fsencode(tmp_path) + b"/\xff.png,b\xe9\\ud800,0.2500,0.500,yes"
 

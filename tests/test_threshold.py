@@ -13,7 +13,7 @@ from tammes.cli import main
 from tammes.data import open_dataset
 from tammes.errors import UserError
 from tammes.gallery import About, Row, Store, open_gallery
-from tammes.gallery.classification import propose
+from tammes.gallery.classification import classify
 from tammes.gallery.threshold import OTHERS, Threshold, calibrated, neighbourhoods
 
 pytest.importorskip("lancedb")
@@ -102,7 +102,7 @@ def test_new_images_keep_to_what_was_promised(tmp_path: Path) -> None:
     assert threshold.rejected is not None
     assert threshold.accepted is not None
     (known, names), (unknown, _) = drawn(range(40), 25, 7), drawn(range(40, 80), 25, 8)
-    of_known, of_unknown = propose(store, known, threshold), propose(store, unknown, threshold)
+    of_known, of_unknown = classify(store, known, threshold), classify(store, unknown, threshold)
     assert np.mean([not each.accepted for each in of_known]) == pytest.approx(threshold.rejected, abs=0.06)
     assert np.mean([each.accepted for each in of_unknown]) == pytest.approx(threshold.accepted, abs=0.06)
     right = [each.best_guess == name for each, name in zip(of_known, names, strict=True)] + [False] * len(unknown)
@@ -151,7 +151,7 @@ def test_a_neighbourhood_goes_on_until_it_has_enough_classes(tmp_path: Path) -> 
 def test_a_threshold_that_was_given_is_a_distance(tmp_path: Path) -> None:
     vectors, names = drawn(range(4), 5, 0)
     store = store_of(tmp_path / "g", vectors, names)
-    (same, other) = (propose(store, vectors[:1], Threshold(distance))[0] for distance in (0.0, 2.0))
+    (same, other) = (classify(store, vectors[:1], Threshold(distance))[0] for distance in (0.0, 2.0))
     assert same.accepted  # it finds itself
     assert other.threshold == 2.0
     assert (same.probability, same.best_guess) == (None, "c0")

@@ -77,15 +77,15 @@ def serving(*arguments: str) -> Iterator[Server]:
 
 
 class Inside:
-    """A site without a server: requests are answered in this process."""
+    """A `ServerState` without a server: requests are answered in this process."""
 
-    def __init__(self, site: Any, hosts: list[str] | None = None) -> None:
+    def __init__(self, state: Any, hosts: list[str] | None = None) -> None:
         from tammes.serve.app import application  # not before pytest has set up the check of shapes
 
-        self.site = site
+        self.state = state
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(site.start())
-        self.app: Any = application(site, hosts=hosts)
+        self._loop.run_until_complete(state.start())
+        self.app: Any = application(state, hosts=hosts)
         inside = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=inside, base_url="http://127.0.0.1")
 
@@ -114,15 +114,15 @@ class Inside:
 
     def close(self) -> None:
         self._loop.run_until_complete(self._client.aclose())
-        self._loop.run_until_complete(self.site.close())
+        self._loop.run_until_complete(self.state.close())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
 
 @contextmanager
-def inside(site: Any, hosts: list[str] | None = None) -> Iterator[Inside]:
-    """`with inside(Site(…)) as here: here.get("/api/health")`."""
-    here = Inside(site, hosts)
+def inside(state: Any, hosts: list[str] | None = None) -> Iterator[Inside]:
+    """`with inside(ServerState(…)) as here: here.get("/api/health")`."""
+    here = Inside(state, hosts)
     try:
         yield here
     finally:
@@ -130,13 +130,13 @@ def inside(site: Any, hosts: list[str] | None = None) -> Iterator[Inside]:
 
 
 @contextmanager
-def listening(site: Any) -> Iterator[Any]:
-    """A server of a site in a thread of this process, for limits that the command does not have: its `Server`."""
+def listening(state: Any) -> Iterator[Any]:
+    """A server in a thread of this process, for limits that the command does not have: its `Server`."""
     from tammes.serve.server import Server as Listening
     from tammes.serve.server import listen
 
     socket, ready = listen("127.0.0.1", 0), Event()
-    server = Listening(site, "127.0.0.1", ready.set)
+    server = Listening(state, "127.0.0.1", ready.set)
     thread = Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:

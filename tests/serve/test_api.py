@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.gallery import model_digest
-from tammes.serve.gallery import Watched
+from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
-from tammes.serve.rows import Catalogue, shown
-from tammes.serve.state import Site
+from tammes.serve.rows import Rows, escaped
+from tammes.serve.state import ServerState
 from tammes.training.run_folder import Run
 from tests.serve.conftest import NASTY, Inside, Server, inside, stripes
 
@@ -39,7 +39,7 @@ def png(number: int = 4, seed: int = 7) -> bytes:
 
 
 def name_of(photos: Path, path: str) -> str:
-    return shown(os.path.relpath(path, photos))
+    return escaped(os.path.relpath(path, photos))
 
 
 def found(answer: httpx.Response) -> list[tuple[str, str, float]]:
@@ -153,7 +153,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(server: Server) -> Non
         for _ in range(3):
             assert refused(server.post("/api/search", params={"k": 0}, content=bytes(size)), 422).startswith("k: ")
     said = refused(server.post("/api/search", content=bytes(30_000_000)), 413)
-    assert said == "this request may have up to 20 MB. Make the picture smaller."
+    assert said == "this request may have up to 20 MB. Make the image smaller."
     said = refused(server.post("/nothing", content=bytes(30_000_000)), 413)
     assert said == "this request may have up to 2 MB."
 
@@ -161,13 +161,13 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(server: Server) -> Non
 def test_a_picture_that_is_not_kept(server: Server) -> None:
     for rest in ("neighbours", "thumbnail"):
         said = refused(server.get(f"/api/pictures/{'A' * 16}/{rest}"), 404)
-        assert said == "this picture is not kept any more. Search with it again."
+        assert said == "this image is not kept any more. Search with it again."
         refused(server.get(f"/api/pictures/{'A' * 15}/{rest}"), 422)
 
 
 def test_the_oldest_pictures_are_forgotten(gallery: Path) -> None:
     limits = Limits(rate=0.0, remembered=2)
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
         ids = [here.post("/api/search", content=png(seed=seed)).json()["query"]["id"] for seed in range(3)]
         statuses = [here.get(f"/api/pictures/{each}/neighbours").status_code for each in ids]
     assert statuses == [404, 200, 200]
@@ -237,7 +237,7 @@ def test_an_unknown_class(server: Server, items: list[dict[str, Any]], label: st
     ]
     for answer in ways:
         said = refused(answer, 404)
-        assert said == f"the gallery has no class {label!r}. GET /api/classes lists those that there are."
+        assert said == f"the gallery has no class {label!r}. GET /api/classes lists the classes."
 
 
 def test_an_unknown_item(server: Server) -> None:
@@ -300,7 +300,7 @@ def test_a_body_that_is_no_request_for_a_search_by_vector(server: Server, body: 
     ('{"vector": [1], "exact": "yes"}', "exact: Input should be a valid boolean, got 'yes'."),
     ('{"vector": [1], "kk": 3}', "kk: Extra inputs are not permitted, got 3."),
     ('{"k": 3}', "vector: Field required."),
-    ('{"vector": [1,], ', "the body is no JSON: "),
+    ('{"vector": [1,], ', "the body is not JSON: "),
     ('[1]', "the body: Input should be a valid dictionary"),
     (f'{{"vector": [1], "k": "{"9" * 1000}"}}', "k: Input should be a valid integer."),
 ])  # fmt: skip
@@ -320,19 +320,19 @@ def test_parameters_that_an_address_does_not_know(server: Server, items: list[di
 
 def test_a_thumbnail_that_is_none_is_not_served(made: Callable[..., Inside], tmp_path: Path) -> None:
     here = made([(str(tmp_path / f"{number}.png"), unit(4)[number], "") for number in range(4)])
-    large, store = BytesIO(), here.site.gallery.opened.store
+    large, store = BytesIO(), here.state.gallery.store
     Image.new("RGB", (161, 8), "red").save(large, "WEBP")
-    rows = store.get(here.site.gallery.catalogue.paths)
+    rows = store.get([here.state.gallery.rows.path(each) for each in here.state.gallery.rows.ids])
     for row, content in zip(rows, (small(), b"", b"<script>alert(1)</script>", large.getvalue()), strict=True):
         store.upsert([replace(row, thumbnail=content)])
-    answers = [here.get(f"/api/items/{each}/thumbnail") for each in here.site.gallery.catalogue.ids]
+    answers = [here.get(f"/api/items/{each}/thumbnail") for each in here.state.gallery.rows.ids]
     assert [each.status_code for each in answers] == [200, 404, 404, 404]
 
 
 @pytest.mark.parametrize("path", ["/photos/\0", "/photos/\ud800"])
 def test_a_path_that_is_none_has_no_file(made: Callable[..., Inside], path: str) -> None:
     here = made([(path, unit(1)[0], "")])
-    told = refused(here.get(f"/api/items/{here.site.gallery.catalogue.ids[0]}/image"), 404)
+    told = refused(here.get(f"/api/items/{here.state.gallery.rows.ids[0]}/image"), 404)
     assert told == "the file of this item is not there any more; its thumbnail is."
 
 
@@ -341,10 +341,10 @@ def test_a_gallery_that_goes_away_is_said_to_be_out_of_reach(
 ) -> None:
     monkeypatch.setattr("tammes.serve.rows.MAPPED", 1)
     here = made([(str(tmp_path / f"{number}.png"), unit(4)[number], "") for number in range(4)])
-    here.site.gallery.catalogue = Catalogue(here.site.gallery.opened.store, exact_up_to=3)  # the others are not kept
+    here.state.gallery.rows = Rows(here.state.gallery.store, exact_up_to=3)  # the others are not kept
     shutil.rmtree(tmp_path / "gallery0")
     wanted = "the gallery cannot be read at the moment; the server's log says why."
-    item = here.site.gallery.catalogue.ids[0]
+    item = here.state.gallery.rows.ids[0]
     assert refused(here.get(f"/api/items/{item}/neighbours"), 503) == wanted
     assert refused(here.post("/api/search/vector", json={"vector": [1.0] * 16}), 503) == wanted
     assert here.get(f"/api/items/{item}/thumbnail").status_code == 404
@@ -486,7 +486,7 @@ def made(run: Path, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
         )
         store = open_gallery(uri, create=about)
         store.upsert([Row(path, vector, label, 8, 8, "f", small()) for path, vector, label in rows])
-        opened.append(Inside(Site(Watched(uri, None, "cpu"), limits=FREE, decoders=1)))
+        opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE, decoders=1)))
         return opened[-1]
 
     try:
@@ -623,7 +623,7 @@ def files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     store.upsert(
         [Row(str(root / path), vector, path, 8, 8, "f", small()) for path, vector in zip(paths, unit(99), strict=False)]
     )
-    with inside(Site(Watched(str(root / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
 
         def ask(path: str) -> httpx.Response:
             item = here.get("/api/items", params={"label": path}).json()["items"][0]["id"]
@@ -673,13 +673,13 @@ def test_a_folder_that_was_indexed_is_served_whatever_its_files_are_called(
     for number, name in enumerate([NOT_UNICODE, 'it\'s "so" #1?.png', "%2e%2e%2f.png", "ünï 鳥.png"]):
         shutil.copy(photos / "plain" / f"it's <i>{number}.png", folder / name)
     main(["index", str(run), str(tmp_path / "photos"), "--gallery", str(tmp_path / "gallery")])
-    with inside(Site(Watched(str(tmp_path / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(tmp_path / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
         items = here.get("/api/items").json()["items"]
         assert sorted(each["name"] for each in items) == sorted(
-            shown(f"one class/{each.name}") for each in folder.iterdir()
+            escaped(f"one class/{each.name}") for each in folder.iterdir()
         )
         for item in items:
-            original = next(each for each in folder.iterdir() if shown(each.name) == Path(item["name"]).name)
+            original = next(each for each in folder.iterdir() if escaped(each.name) == Path(item["name"]).name)
             assert here.get(f"/api/items/{item['id']}/image").content == original.read_bytes()
             assert len(found(here.get(f"/api/items/{item['id']}/neighbours"))) == 3
 
@@ -688,9 +688,9 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
     gallery: Path, store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tammes.serve.rows.MAPPED", 5)
-    watched = Watched(str(gallery), None, "cpu")
-    watched.now.catalogue = Catalogue(store, exact_up_to=3)
-    assert not watched.now.catalogue.complete
+    watched = GalleryWatcher(str(gallery), None, "cpu")
+    watched.current.rows = Rows(store, exact_up_to=3)
+    assert not watched.current.rows.complete
     asked: list[int] = []
     search = type(store).search
 
@@ -699,7 +699,7 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
         return search(*given, **options)
 
     monkeypatch.setattr(type(store), "search", counted)
-    with inside(Site(watched, limits=FREE, decoders=1)) as here:
+    with inside(ServerState(watched, limits=FREE, decoders=1)) as here:
         for options in ({"k": 12}, {"k": 200}, {"k": 5, "label": NASTY[1]}, {"k": 5, "exact": "true"}):
             theirs = server.post("/api/search", params=options, content=png())
             assert found(here.post("/api/search", params=options, content=png())) == found(theirs)
@@ -708,7 +708,7 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
             assert here.get(where).json() == server.get(where).json()
             assert here.get(f"/api/items/{item['id']}").json() == server.get(f"/api/items/{item['id']}").json()
         assert len(here.get("/api/map").json()["ids"]) == 5
-    assert len(asked) == 2 * (4 + 9)  # for the images, and for the nearest classes that the threshold is relative to
+    assert len(asked) == 4 + 9 + 1  # once each, and again for the classes around an image that is sought in one class
 
 
 def test_the_same_site_says_the_same_of_itself_on_its_page(server: Server) -> None:
@@ -732,7 +732,7 @@ def metrics(where: Server | Inside) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def test_the_counters_move(gallery: Path) -> None:
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
         before = metrics(here)
         here.post("/api/search", content=png())
         here.get("/api/items/0000000000000000")

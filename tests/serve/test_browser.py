@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tammes.serve.gallery import Watched
+from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
-from tammes.serve.state import Site
+from tammes.serve.state import ServerState
 from tests.serve.conftest import NASTY, Server, listening
 
 if TYPE_CHECKING:
@@ -342,12 +342,12 @@ def test_what_is_no_picture_is_told(browser: "Browser", server: Server, tmp_path
     page.set_input_files("#picture", tmp_path / "x.png")
     alert = page.locator("[role=alert] p")
     alert.wait_for(state="visible")
-    assert alert.inner_text().startswith("Sorry: cannot read the picture: it is SVG, not one of JPEG, ")
+    assert alert.inner_text().startswith("Sorry: cannot read the image: it is SVG, not one of JPEG, ")
     assert not page.locator(".waiting").is_visible()
     page.click("[role=alert] button")
     assert not alert.is_visible()
     page.goto(f"{server.address}/picture/{'a' * 16}")
-    assert page.locator("h1").inner_text() == "This picture is not kept any more. Search with it again."
+    assert page.locator("h1").inner_text() == "This image is not kept any more. Search with it again."
     page.goto(f"{server.address}/item/{'0' * 16}")
     assert page.locator("h1").inner_text() == f"The gallery has no item '{'0' * 16}'."
     page.close()
@@ -359,7 +359,7 @@ def test_a_picture_that_is_too_large_is_made_smaller_first(
     noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "large.png")
     limits = Limits(upload_pixels=500_000, upload_bytes=1_000_000)
-    with listening(Site(Watched(str(gallery), None, "cpu"), limits=limits, decoders=1)) as server:
+    with listening(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as server:
         address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         refused = httpx.post(f"{address}/api/search", content=(tmp_path / "large.png").read_bytes()).json()
         assert refused["error"] == "too_large"
@@ -379,18 +379,18 @@ def test_without_a_script_it_still_works(window: Callable[..., "Page"], server: 
 
 
 def test_the_token_is_asked_for_once(window: Callable[..., "Page"], gallery: Path) -> None:
-    site = Site(Watched(str(gallery), None, "cpu"), token="a-long-enough-token", decoders=1)
-    with listening(site) as server:
+    state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token="a-long-enough-token", decoders=1)
+    with listening(state) as server:
         address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         page = window()
         page.goto(address)
         assert page.url.endswith("/login")
         page.fill("#token", "something else!")
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=That was not it.")
+        page.wait_for_selector("text=This is not the token.")
         page.fill("#token", "a-long-enough-token")
         page.keyboard.press("Enter")
-        page.wait_for_selector("h1:has-text('Find what looks alike')")
+        page.wait_for_selector("h1:has-text('Find similar images')")
         page.goto(f"{address}/classes")
         assert page.locator(".cards li").count() == len(NASTY) + 3
         until(page, "[...document.querySelectorAll('.cards img')].slice(0, 5).every((i) => i.naturalWidth)")

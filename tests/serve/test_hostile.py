@@ -37,10 +37,10 @@ from tammes.data.images import Mode, centre, in_mode, open_picture, small
 from tammes.errors import UserError
 from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.serve import decoder, decoding
-from tammes.serve.decoding import Decoded, Decoders, View
-from tammes.serve.errors import CODES, RefusedError
+from tammes.serve.decoding import Decoded, DecoderPool, Preprocessing
+from tammes.serve.errors import CODES, RequestError
 from tammes.serve.limits import Limits
-from tammes.serve.uploads import picture_in
+from tammes.serve.uploads import read_upload
 from tests.serve import hostile
 from tests.serve.conftest import Server
 from tests.serve.hostile import CLOSED, GOOD, Picture, Request
@@ -247,13 +247,13 @@ def test_two_thousand_hostile_uploads(
 
 # The processes that decode.
 
-GREY = View("L", 28, 28)
+GREY = Preprocessing("L", 28, 28)
 SMALL = Limits(decode_bytes=60_000_000)
 
 
 @pytest.fixture
-def decoders() -> Iterator[Decoders]:
-    with closing(Decoders(Limits(), number=1)) as found:
+def decoders() -> Iterator[DecoderPool]:
+    with closing(DecoderPool(Limits(), number=1)) as found:
         yield found
 
 
@@ -279,19 +279,19 @@ def started() -> Callable[[], set[int]]:
 Started = Callable[[], set[int]]
 
 
-def still_works(decoders: Decoders) -> None:
+def still_works(decoders: DecoderPool) -> None:
     found = decoders.decode(hostile.stored(noise(), "PNG"), GREY)
     assert (found.width, found.height) == (40, 30)
     assert_array_equal(found.pixels, centre(noise(), "L", shorter_side=28, size=28))
 
 
-def refusal(decoders: Decoders, content: bytes, view: View = GREY) -> tuple[int, str]:
-    with pytest.raises(RefusedError) as refused:
+def refusal(decoders: DecoderPool, content: bytes, view: Preprocessing = GREY) -> tuple[int, str]:
+    with pytest.raises(RequestError) as refused:
         decoders.decode(content, view)
-    return refused.value.status, refused.value.message
+    return refused.value.status_code, refused.value.detail
 
 
-def held_up(decoders: Decoders, started: Started) -> bytes:
+def held_up(decoders: DecoderPool, started: Started) -> bytes:
     """A picture that takes for ever, as the one process that decodes it is halted."""
     still_works(decoders)
     (child,) = started()
@@ -315,25 +315,25 @@ def instead(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         "print('[' * 9000, flush=True); time.sleep(60)",
         "print('[1, 2]' + '\\n' + 'x' * 784, flush=True); time.sleep(60)",
         "print('x' * 50_000, flush=True); time.sleep(60)",
-        "print('{\"shown\": -1}' + '\\n' + 'x' * 784, flush=True); time.sleep(60)",
-        "print('{\"shown\": 1000000000000}' + '\\n' + 'x' * 784, flush=True); print('x' * 3_000_000, flush=True)",
-        'print(\'{"shown": 3, "width": "wide", "height": 1}\' + \'\\n\' + \'x\' * 787, flush=True); time.sleep(60)',
-        "print('{\"shown\": 3, \"width\": 1, \"height\": 1}' + '\\n' + 'x' * 500, flush=True)",
+        "print('{\"thumbnail\": -1}' + '\\n' + 'x' * 784, flush=True); time.sleep(60)",
+        "print('{\"thumbnail\": 1000000000000}' + '\\n' + 'x' * 784, flush=True); print('x' * 3_000_000, flush=True)",
+        'print(\'{"thumbnail": 3, "width": "wide", "height": 1}\' + \'\\n\' + \'x\' * 787, flush=True); time.sleep(60)',
+        "print('{\"thumbnail\": 3, \"width\": 1, \"height\": 1}' + '\\n' + 'x' * 500, flush=True)",
     ],
     ids=["crash", "end", "text", "brackets", "list", "a long line", "negative", "endless", "words", "too little"],
 )
 def test_a_decoder_that_dies_or_lies_is_ended_and_replaced(
-    script: str, started: Started, decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+    script: str, started: Started, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         instead(patch, script)
-        assert refusal(decoders, b"x") == (422, "cannot read the picture: it is broken.")
+        assert refusal(decoders, b"x") == (422, "cannot read the image: it is broken.")
     assert not started()
     if script.startswith("os.kill"):  # once is enough: it takes a second
         still_works(decoders)
 
 
-def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Started, decoders: Decoders) -> None:
+def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Started, decoders: DecoderPool) -> None:
     still_works(decoders)
     (child,) = started()
     os.kill(child, signal.SIGKILL)
@@ -343,23 +343,23 @@ def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Sta
 
 
 def test_a_picture_that_takes_too_long_is_ended_by_the_clock(started: Started) -> None:
-    with closing(Decoders(Limits(decode_seconds=2.5), number=1)) as decoders:
+    with closing(DecoderPool(Limits(decode_seconds=2.5), number=1)) as decoders:
         picture, began = held_up(decoders, started), time.perf_counter()
         said = refusal(decoders, picture)
-        assert said == (422, "cannot read the picture: decoding it takes longer than 2.5 seconds.")
+        assert said == (422, "cannot read the image: decoding it takes longer than 2.5 seconds.")
         assert 2.4 < time.perf_counter() - began < 9
         assert not started()
         still_works(decoders)
 
 
 def test_a_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on(started: Started) -> None:
-    with closing(Decoders(SMALL, number=1)) as decoders:
+    with closing(DecoderPool(SMALL, number=1)) as decoders:
         still_works(decoders)
         before = started()
         for content in (hostile.png(4000, 4000, zlib.compress(bytes(4000 * 4001 * 3), 1), colour=2),) * 2:
             assert refusal(decoders, content) == (
                 422,
-                "cannot read the picture: it takes too much memory to open. Make it smaller.",
+                "cannot read the image: it takes too much memory to open. Make it smaller.",
             )
         still_works(decoders)
         assert started() == before
@@ -368,18 +368,18 @@ def test_a_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on
 
 def test_those_that_find_no_decoder_free_are_told_to_come_again(started: Started) -> None:
     limits = Limits(decode_seconds=3.0, wait_seconds=0.1)
-    with closing(Decoders(limits, number=1)) as decoders, ThreadPoolExecutor(1) as other:
+    with closing(DecoderPool(limits, number=1)) as decoders, ThreadPoolExecutor(1) as other:
         slow = other.submit(refusal, decoders, held_up(decoders, started))
         time.sleep(0.5)
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(RequestError) as refused:
             decoders.decode(b"x", GREY)
-        assert (refused.value.status, refused.value.again_in) == (503, 1)
-        assert refused.value.message == "too many pictures at once. Try again in a moment."
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "1"})
+        assert refused.value.detail == "too many images at once. Try again in a moment."
         assert "longer than 3 seconds" in slow.result()[1]
 
 
 def test_closing_ends_every_process_and_what_is_under_way(started: Started) -> None:
-    decoders = Decoders(Limits(), number=2)
+    decoders = DecoderPool(Limits(), number=2)
     with ThreadPoolExecutor(1) as other:
         slow = other.submit(refusal, decoders, held_up(decoders, started))
         time.sleep(1)
@@ -393,7 +393,7 @@ def test_closing_ends_every_process_and_what_is_under_way(started: Started) -> N
 
 
 def test_a_process_is_renewed_after_many_pictures(
-    started: Started, decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+    started: Started, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "_RENEWED_AFTER", 3)
     seen = []
@@ -404,23 +404,23 @@ def test_a_process_is_renewed_after_many_pictures(
     assert [seen.index(each) for each in seen] == [0, 0, 0, 3, 3, 3]
 
 
-def test_what_is_no_picture_says_so(decoders: Decoders) -> None:
+def test_what_is_no_picture_says_so(decoders: DecoderPool) -> None:
     status, message = refusal(decoders, b"<html>")
-    assert (status, message.startswith("cannot read the picture: it is not an image")) == (415, True)
-    assert refusal(decoders, b"") == (415, "cannot read the picture: the file is empty.")
+    assert (status, message.startswith("cannot read the image: it is not an image")) == (415, True)
+    assert refusal(decoders, b"") == (415, "cannot read the image: the file is empty.")
     wide = hostile.stored(Image.new("L", (510, 10)), "PNG")
     assert refusal(decoders, wide) == (422, "it is 51 times as long as wide.")
     bomb = hostile.png(60_000, 60_000, b"")
     assert refusal(decoders, bomb) == (
         422,
-        f"cannot read the picture: it has more than {Limits().upload_pixels:,} pixels. Make it smaller.",
+        f"cannot read the image: it has more than {Limits().upload_pixels:,} pixels. Make it smaller.",
     )
     status, message = refusal(decoders, hostile.stored(noise(), "PNG")[:500])
-    assert (status, message.startswith("cannot read the picture: ")) == (422, True)
+    assert (status, message.startswith("cannot read the image: ")) == (422, True)
 
 
 def test_postscript_never_reaches_a_program(
-    decoders: Decoders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoders: DecoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = tmp_path / "ran"
     program = tmp_path / "gs"
@@ -436,7 +436,7 @@ def test_postscript_never_reaches_a_program(
 
 
 def test_files_where_the_server_was_started_are_not_imported(
-    decoders: Decoders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoders: DecoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "struct.py").write_text("raise SystemExit(3)\n")
     monkeypatch.chdir(tmp_path)
@@ -476,7 +476,7 @@ def test_what_a_library_did_not_expect_is_refused_and_the_process_goes_on(
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(asked * 2)))
     with warnings.catch_warnings():
         decoder.main(0, 1000)
-    line = {"error": "cannot read the picture: it is broken.", "shown": 0}
+    line = {"error": "cannot read the image: it is broken.", "thumbnail": 0}
     assert [json.loads(said) for said in capfdbinary.readouterr().out.splitlines()] == [line, line]
 
 
@@ -492,18 +492,18 @@ def embedders() -> dict[str, Embedder]:
 
 
 @pytest.fixture(scope="module")
-def shared_decoders() -> Iterator[Decoders]:
-    with closing(Decoders(Limits(), number=1)) as found:
+def shared_decoders() -> Iterator[DecoderPool]:
+    with closing(DecoderPool(Limits(), number=1)) as found:
         yield found
 
 
-def same_pixels(decoders: Decoders, embedder: Embedder, content: bytes, file: Path) -> Decoded:
+def same_pixels(decoders: DecoderPool, embedder: Embedder, content: bytes, file: Path) -> Decoded:
     file.write_bytes(content)
-    found = decoders.decode(content, View(embedder.mode, embedder.shorter_side, embedder.size))
+    found = decoders.decode(content, Preprocessing(embedder.mode, embedder.shorter_side, embedder.size))
     expected = embedder.prepared(file)
     assert_array_equal(found.pixels, expected)
     assert found.pixels.dtype == expected.dtype
-    assert Image.open(BytesIO(found.shown)).format == "WEBP"
+    assert Image.open(BytesIO(found.thumbnail)).format == "WEBP"
     return found
 
 
@@ -519,7 +519,7 @@ TRANSPARENT: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("seen", ["L", "RGB"])
 @pytest.mark.parametrize("mode", [*hostile.variants(noise()), *TRANSPARENT])
 def test_an_upload_has_the_pixels_that_the_embedder_prepares(
-    mode: str, seen: str, embedders: dict[str, Embedder], shared_decoders: Decoders, tmp_path: Path
+    mode: str, seen: str, embedders: dict[str, Embedder], shared_decoders: DecoderPool, tmp_path: Path
 ) -> None:
     content = {**hostile.variants(noise()), **TRANSPARENT}[mode]()
     same_pixels(shared_decoders, embedders[seen], content, tmp_path / "picture")
@@ -528,7 +528,7 @@ def test_an_upload_has_the_pixels_that_the_embedder_prepares(
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_upload_is_upright(
-    orientation: int, kind: str, embedders: dict[str, Embedder], shared_decoders: Decoders, tmp_path: Path
+    orientation: int, kind: str, embedders: dict[str, Embedder], shared_decoders: DecoderPool, tmp_path: Path
 ) -> None:
     content = hostile.turned(noise(), orientation, kind)
     found = same_pixels(shared_decoders, embedders["L"], content, tmp_path / "picture")
@@ -570,14 +570,14 @@ def test_a_small_picture_keeps_a_small_profile_of_its_colours_and_no_other() -> 
 
 
 def uploaded(kind: str, body: bytes, piece: int = 60_000) -> bytes:
-    """What `picture_in` makes of it, which arrives in pieces."""
+    """What `read_upload` makes of it, which arrives in pieces."""
     pieces = [body[start : start + piece] for start in range(0, len(body), piece)] or [b""]
 
     async def receive() -> dict[str, object]:
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", kind.encode())] if kind else []}
-    return asyncio.run(picture_in(HttpRequest(scope, receive)))
+    return asyncio.run(read_upload(HttpRequest(scope, receive)))
 
 
 FORM = hostile.FORM.decode().partition(": ")[2]
@@ -600,8 +600,8 @@ HOW = "Send the file as the body, or as the field 'image' of a form: curl -F ima
 @pytest.mark.parametrize(
     ("kind", "body", "status", "message"),
     [
-        ("text/html", b"x", 415, f"the body is of kind 'text/html', which is no picture. {HOW}"),
-        ("x" * 500, b"x", 415, f"the body is of kind {'x' * 100!r}, which is no picture. {HOW}"),
+        ("text/html", b"x", 415, f"the body is of kind 'text/html', which is not an image. {HOW}"),
+        ("x" * 500, b"x", 415, f"the body is of kind {'x' * 100!r}, which is not an image. {HOW}"),
         ("multipart/form-data", b"x", 400, f"{FORM_IS}its boundary is missing or not allowed. {HOW}"),
         ('multipart/form-data; boundary="a\\"b"', b"x", 400, f"{FORM_IS}its boundary is missing or not allowed. {HOW}"),
         (FORM, hostile.END, 400, f"the form has no file 'image'. {HOW}"),
@@ -617,9 +617,9 @@ HOW = "Send the file as the body, or as the field 'image' of a form: curl -F ima
     ],
 )
 def test_a_body_without_a_picture_is_refused(kind: str, body: bytes, status: int, message: str) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RequestError) as refused:
         uploaded(kind, body)
-    assert (refused.value.status, refused.value.message) == (status, message)
+    assert (refused.value.status_code, refused.value.detail) == (status, message)
 
 
 @pytest.mark.parametrize("said", ["charset=punycode", "charset*=utf-8''punycode", "charset=idna", "charset=rubbish"])

@@ -19,10 +19,10 @@ from tammes.errors import UserError
 from tammes.gallery import About, Row, open_gallery
 from tammes.gallery.gallery import model_digest
 from tammes.serve.errors import CODES, FAULT
-from tammes.serve.gallery import Gallery, Watched
+from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import COOKIE, POLICY, cookie_of, same_token
-from tammes.serve.state import Site
+from tammes.serve.state import ServerState
 from tammes.training.run_folder import Run
 from tests.serve.conftest import Inside, Server, inside, listening
 from tests.serve.test_api import png, refused
@@ -41,20 +41,22 @@ HEADERS = {
 @pytest.fixture(scope="module")
 def here(gallery: Path, run: Path) -> Iterator[Inside]:
     """The gallery and the report, inside this process."""
-    with inside(Site(Watched(str(gallery), None, "cpu"), [run.parent], FREE, decoders=1)) as found:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), [run.parent], FREE, decoders=1)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def locked(gallery: Path, run: Path) -> Iterator[Inside]:
     """The same behind a token."""
-    with inside(Site(Watched(str(gallery), None, "cpu"), [run.parent], FREE, token=TOKEN, decoders=1)) as found:
+    with inside(
+        ServerState(GalleryWatcher(str(gallery), None, "cpu"), [run.parent], FREE, token=TOKEN, decoders=1)
+    ) as found:
         yield found
 
 
 def addresses(here: Inside) -> list[str]:
     """Every address of the site, with an item that there is."""
-    item = here.site.gallery.catalogue.ids[0]
+    item = here.state.gallery.rows.ids[0]
     api = [
         "/api/gallery", "/api/count", "/api/classes", "/api/items", f"/api/items/{item}", f"/api/items/{item}/image",
         f"/api/items/{item}/thumbnail", f"/api/items/{item}/neighbours", "/api/map", "/metrics", "/openapi.json",
@@ -286,8 +288,8 @@ def test_a_fault_is_told_to_whoever_runs_the_server_and_not_to_the_client(
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("the secret is 1234, in /home/me")
 
-    monkeypatch.setattr(Gallery, "search", broken)
-    item = here.site.gallery.catalogue.ids[0]
+    monkeypatch.setattr(ServedGallery, "search", broken)
+    item = here.state.gallery.rows.ids[0]
     for path in (f"/api/items/{item}/neighbours", f"/item/{item}"):
         for accept in ("application/json", "text/html"):
             answer = here.get(path, headers={"Accept": accept})
@@ -307,7 +309,7 @@ def test_a_gallery_that_cannot_be_read(
     def unreadable(*_: Any, **__: Any) -> Any:
         raise UserError("cannot read the gallery /home/me/gallery; a file of it may be damaged: so and so.")
 
-    monkeypatch.setattr(Gallery, "search", unreadable)
+    monkeypatch.setattr(ServedGallery, "search", unreadable)
     answer = here.post("/api/search/vector", json={"vector": [1.0] * 16})
     assert refused(answer, 503) == "the gallery cannot be read at the moment; the server's log says why."
     assert answer.headers["retry-after"] == "5"
@@ -320,7 +322,7 @@ def test_a_timeout_inside_a_handler_is_a_fault_of_ours(
     def slow(*_: Any, **__: Any) -> Any:
         raise TimeoutError("a store took too long")
 
-    monkeypatch.setattr(Gallery, "search", slow)
+    monkeypatch.setattr(ServedGallery, "search", slow)
     assert refused(here.post("/api/search/vector", json={"vector": [1.0] * 16}), 500) == FAULT
     assert "a store took too long" in capsys.readouterr().err
 
@@ -329,7 +331,7 @@ def test_a_timeout_inside_a_handler_is_a_fault_of_ours(
 
 
 def test_a_client_may_ask_so_often(run: Path) -> None:
-    with inside(Site(None, [run.parent], Limits(rate=2.0, burst=2.0))) as here:
+    with inside(ServerState(None, [run.parent], Limits(rate=2.0, burst=2.0))) as here:
         statuses = [here.get("/metrics").status_code for _ in range(4)]
         assert statuses == [200] * 4
         answer = here.get("/metrics")
@@ -343,7 +345,7 @@ def test_a_client_may_ask_so_often(run: Path) -> None:
 
 
 def test_a_rate_below_one_a_second(run: Path) -> None:
-    with inside(Site(None, [run.parent], Limits(rate=0.01))) as here:
+    with inside(ServerState(None, [run.parent], Limits(rate=0.01))) as here:
         assert here.get("/metrics").status_code == 200
         answer = here.get("/metrics")
         assert answer.status_code == 429
@@ -356,7 +358,7 @@ def test_no_rate_is_no_limit(here: Inside) -> None:
 
 def test_only_so_many_clients_are_remembered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.serve.middleware._CLIENTS", 3)
-    with inside(Site(None, [run.parent], Limits(rate=1.0, burst=1.0))) as here:
+    with inside(ServerState(None, [run.parent], Limits(rate=1.0, burst=1.0))) as here:
         assert [here.get_from(f"10.0.0.{number}", "/metrics").status_code for number in range(9)] == [200] * 9
         assert len(here.app._clients) == 3
         assert here.get_from("10.0.0.8", "/metrics").status_code == 429
@@ -368,8 +370,8 @@ def test_only_so_many_clients_are_remembered(run: Path, monkeypatch: pytest.Monk
         ({"rate": -1.0}, "--rate must be 0 (no limit) or more requests a second, got -1."),
         ({"rate": float("nan")}, "--rate must be 0 (no limit) or more requests a second, got nan."),
         ({"rate": float("inf")}, "--rate must be 0 (no limit) or more requests a second, got inf."),
-        ({"upload_bytes": 0}, "--max-upload and --max-pixels must be numbers above 0: a picture has to fit."),
-        ({"upload_pixels": 0}, "--max-upload and --max-pixels must be numbers above 0: a picture has to fit."),
+        ({"upload_bytes": 0}, "--max-upload and --max-pixels must be numbers above 0: an image has to fit."),
+        ({"upload_pixels": 0}, "--max-upload and --max-pixels must be numbers above 0: an image has to fit."),
     ],
 )
 def test_limits_that_are_none(wrong: dict[str, Any], message: str) -> None:
@@ -379,16 +381,16 @@ def test_limits_that_are_none(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Gallery.search
+    search = ServedGallery.search
 
     def slow(*given: Any, **options: Any) -> Any:
         time.sleep(1.0)
         return search(*given, **options)
 
-    monkeypatch.setattr(Gallery, "search", slow)
+    monkeypatch.setattr(ServedGallery, "search", slow)
     limits = replace(FREE, seconds=0.3, upload_seconds=10.0)
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
-        item = here.site.gallery.catalogue.ids[0]
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
+        item = here.state.gallery.rows.ids[0]
         requests: list[tuple[str, str, Any]] = [
             ("GET", f"/api/items/{item}/neighbours", None),
             ("POST", "/api/search/vector", {"vector": [1.0] * 16}),
@@ -412,9 +414,9 @@ def test_the_time_of_an_upload_is_not_that_of_its_answer(gallery: Path) -> None:
             yield content[number * 200 : number * 200 + 200] if number < 5 else content[1000:]
             await asyncio.sleep(0.3)
 
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
         here.post("/api/search", content=content)  # starts the decoder
-        here.site.limits = here.app._limits = replace(limits, seconds=1.0)
+        here.state.limits = here.app._limits = replace(limits, seconds=1.0)
         assert here.post("/api/search", content=slowly()).status_code == 200
 
 
@@ -467,8 +469,8 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     vector = np.eye(16, dtype=np.float32)[0]
     store.upsert([Row(str(root / "1.png"), vector, "", 8, 8, "f", b"")])
     limits = replace(FREE, upload_bytes=1_000_000, upload_seconds=0.7, seconds=1.0, header_seconds=0.5, connections=4)
-    site = Site(Watched(str(root / "gallery"), None, "cpu"), limits=limits, decoders=1)
-    with listening(site) as server:
+    state = ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=limits, decoders=1)
+    with listening(state) as server:
         yield server
 
 
@@ -479,13 +481,13 @@ def test_a_length_that_is_too_large_is_refused_before_anything_is_sent(strict: A
         status, headers, said = answer_to(connection)
         assert time.perf_counter() - began < 0.5
     assert (status, said["error"]) == (413, "too_large")
-    assert said["message"] == "this request may have up to 1 MB. Make the picture smaller."
+    assert said["message"] == "this request may have up to 1 MB. Make the image smaller."
     assert headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("path", ["/api/search/vector", "/api/health", "/login", "/nothing"])
 def test_what_is_no_picture_is_short(path: str, gallery: Path) -> None:
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
         answer = here.post(path, content=b"[" * 2_000_001)
         assert answer.status_code == 413
         assert answer.json()["message"] == "this request may have up to 2 MB."
@@ -594,7 +596,7 @@ def test_what_is_no_http(strict: Any) -> None:
                 connection.sendall(b"\r\n\r\n")
             status, headers, said = answer_to(connection)
             assert (status, said["error"]) == (400, "bad_request")
-            assert said["message"] == "this is not HTTP as the server knows it."
+            assert said["message"] == "this is not a valid HTTP request."
             for name, value in HEADERS.items():
                 assert headers[name] == value
     with raw(strict) as connection:
@@ -719,8 +721,10 @@ def test_the_document_says_that_a_token_is_sent(locked: Inside, here: Inside) ->
 
 
 def test_wrong_tokens_are_counted_too(gallery: Path) -> None:
-    site = Site(Watched(str(gallery), None, "cpu"), limits=Limits(rate=1.0, burst=3.0), token=TOKEN, decoders=1)
-    with inside(site) as here:
+    state = ServerState(
+        GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=1.0, burst=3.0), token=TOKEN, decoders=1
+    )
+    with inside(state) as here:
         tried = [here.get("/api/count", headers={"Authorization": "Bearer guess"}).status_code for _ in range(5)]
     assert tried == [401, 401, 401, 429, 429]
 
@@ -734,7 +738,7 @@ def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path) ->
     from tammes.serve.server import _config
 
     for token, hosts in ((None, {"localhost", "127.0.0.1", "::1"}), (TOKEN, None)):
-        site = Site(Watched(str(gallery), None, "cpu"), token=token, decoders=1)
-        guard: Any = _config(site, "127.0.0.1").app
-        assert guard._hosts == hosts
-        site.gallery.close()
+        state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token=token, decoders=1)
+        middleware: Any = _config(state, "127.0.0.1").app
+        assert middleware._hosts == hosts
+        state.gallery.close()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,16 +26,17 @@ from numpy import ndarray
 from tammes import UserError
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
+from tammes.gallery.store import ITEM_ID, item_id
 from tammes.io.environment import bare_environment
-from tammes.serve.embedding import Embedding
-from tammes.serve.errors import RefusedError
-from tammes.serve.gallery import Gallery, Watched
+from tammes.serve.embedding import EmbeddingWorker
+from tammes.serve.errors import RequestError
+from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
-from tammes.serve.lru_cache import Memory
-from tammes.serve.projection import Cartographer
-from tammes.serve.rows import Catalogue, shown
-from tammes.serve.server import address_of, check_address, is_loopback, listen, serve
-from tammes.serve.state import Places, Site
+from tammes.serve.lru_cache import LRUCache
+from tammes.serve.projection import Projector
+from tammes.serve.rows import Rows, escaped
+from tammes.serve.server import address_of, check_address, is_loopback, listen, run_server
+from tammes.serve.state import ServerState, UploadSlots
 from tests.serve.conftest import SMALL, START, Inside, Server, inside, listening, serving
 from tests.serve.test_api import found, png, refused
 
@@ -60,16 +62,16 @@ def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
     async def start() -> None:
         raise OSError("no more threads")
 
-    site = Site(None)
-    monkeypatch.setattr(site, "start", start)
+    state = ServerState(None)
+    monkeypatch.setattr(state, "start", start)
     with (
         listen("127.0.0.1", 0) as door,
         pytest.raises(UserError, match=r"^the server could not start: no more threads\.$"),
     ):
-        serve(site, door, "127.0.0.1")
+        run_server(state, door, "127.0.0.1")
 
 
-# The catalogue.
+# The rows.
 
 # Few different coordinates make many vectors that are the same, and many that are equally far from another.
 VECTORS = st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 0.5, 1.0])] * DIM), min_size=1, max_size=40)
@@ -77,7 +79,7 @@ VECTORS = st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 0.5, 1.0])] * DIM), m
 
 @settings(max_examples=40)
 @given(VECTORS, st.integers(1, 50), st.sampled_from([None, "a", "b"]), st.booleans(), st.randoms(use_true_random=False))
-def test_the_catalogue_finds_what_the_store_finds(
+def test_rows_in_memory_find_what_the_store_finds(
     vectors: list[tuple[float, ...]], k: int, label: str | None, own: bool, random: Any
 ) -> None:
     paths = [f"/photos/{number:03}.jpg" for number in range(len(vectors))]
@@ -87,12 +89,12 @@ def test_the_catalogue_finds_what_the_store_finds(
         for index, (path, each) in enumerate(zip(paths, vectors, strict=True))
     ]
     store = stored(rows)
-    catalogue = Catalogue(store)
+    table = Rows(store)
     if label == "b" and len(rows) == 1:
         label = "a"
     asked = rows[0].vector if own else np.array([0.3, -0.2, 0.9, 0.1], dtype=np.float32)
     leave_out = rows[0].path if own else None
-    ours = catalogue.nearest(asked, k, label=label, leave_out=leave_out)
+    ours = table.search(asked, k, label=label, leave_out=leave_out)
     assert ours == store.search(asked[None], k, label=label, leave_out=[leave_out], exact=True)[0]
     # And what one sees by looking at each.
     everyone = sorted(
@@ -104,103 +106,119 @@ def test_the_catalogue_finds_what_the_store_finds(
     np.testing.assert_allclose([hit.distance for hit in ours], [far for far, _ in everyone], rtol=1e-12, atol=1e-12)
 
 
-def test_the_catalogue_tells_vectors_apart_that_products_in_single_precision_do_not() -> None:
+def test_rows_in_memory_tell_vectors_apart_that_products_in_single_precision_do_not() -> None:
     rng = np.random.default_rng(0)
     middle = rng.standard_normal(DIM)
     middle /= np.linalg.norm(middle)
     vectors = (middle + 1e-4 * rng.standard_normal((500, DIM))).astype(np.float32)
     store = stored([row(f"/photos/{number:03}", vector) for number, vector in enumerate(vectors)])
-    catalogue = Catalogue(store)
+    rows = Rows(store)
     for number in (0, 7):
         far = np.linalg.norm(vectors.astype(np.float64) - vectors[number].astype(np.float64), axis=1)
         order = np.argsort(far, kind="stable")[:10]
-        hits = catalogue.nearest(vectors[number], 10)
+        hits = rows.search(vectors[number], 10)
         assert [hit.path for hit in hits] == [f"/photos/{each:03}" for each in order]
 
 
-def test_a_catalogue_in_part_knows_every_item_and_some_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gallery_too_large_for_memory_has_every_item_and_some_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.serve.rows.MAPPED", 3)
     vectors = np.eye(DIM)[np.arange(10) % DIM] * np.arange(1, 11)[:, None]
-    rows = [row(f"/photos/{name}", vector, "c") for name, vector in zip("jhfdbacegi", vectors, strict=True)]
-    catalogue = Catalogue(stored(rows), exact_up_to=3)
-    assert len(catalogue) == 10
-    assert not catalogue.complete
-    assert catalogue.paths == sorted(each.path for each in rows)
-    assert len(catalogue.drawn) == len(catalogue.drawn_vectors) == 3
-    by_path = {each.path: each.vector for each in rows}
-    for number, vector in zip(catalogue.drawn.tolist(), catalogue.drawn_vectors, strict=True):
-        assert (vector == by_path[catalogue.paths[number]]).all()
-    assert Catalogue(stored(rows), exact_up_to=10).complete
+    given = [row(f"/photos/{name}", vector, "c") for name, vector in zip("jhfdbacegi", vectors, strict=True)]
+    rows = Rows(stored(given), exact_up_to=3)
+    assert len(rows) == 10
+    assert not rows.complete
+    assert rows.ids == [each.id for each in sorted(given, key=lambda each: each.path)]
+    by_id = {each.id: each.vector for each in given}
+    ids, kept = rows.sample()
+    assert len(ids) == len(kept) == 3
+    for item, vector in zip(ids, kept, strict=True):
+        assert (vector == by_id[item]).all()
+    assert Rows(stored(given), exact_up_to=10).complete
 
 
-def test_items_are_known_by_ids_that_say_nothing_of_where_they_are() -> None:
-    store = stored([row("/photos/cats/1.jpg", np.eye(DIM)[0], "cats"), row("/photos/2.jpg", np.eye(DIM)[1])])
-    catalogue = Catalogue(store)
-    for number, path in enumerate(catalogue.paths):
-        item = catalogue.item(number)
-        assert len(item.id) == 16
-        assert catalogue.number(item.id) == catalogue.number_of_path(path) == number
-    assert catalogue.number("0" * 16) is None
-    assert catalogue.number_of_path("/photos/3.jpg") is None
-    assert {catalogue.item(number).name for number in range(2)} == {"cats/1.jpg", "2.jpg"}
+def test_one_id_from_the_store_to_the_page_that_says_nothing_of_where_the_file_is() -> None:
+    given = [row("/photos/cats/1.jpg", np.eye(DIM)[0], "cats"), row("/photos/2.jpg", np.eye(DIM)[1])]
+    store = stored(given)
+    rows = Rows(store)
+    for each in given:
+        item = rows.item(each.id)
+        assert item.id == each.id == item_id(each.path)
+        assert re.fullmatch(ITEM_ID, item.id)
+        assert rows.path(item.id) == each.path
+        for hit in (*rows.search(each.vector, 1), *store.search(each.vector[None], 1)[0]):
+            assert hit.id == each.id
+    assert {rows.item(item).name for item in rows.ids} == {"cats/1.jpg", "2.jpg"}
 
 
-def test_the_mark_of_an_item_changes_with_its_picture() -> None:
+@pytest.mark.parametrize("item", ["0" * 16, "/photos/1.jpg", "", "0", item_id("/photos/3.jpg")])
+def test_an_id_of_nothing_is_refused(item: str) -> None:
+    rows = Rows(stored([row("/photos/1.jpg", np.eye(DIM)[0])]))
+    assert item not in rows
+    for ask in (rows.item, rows.path, rows.mark, rows.code, rows.vector):
+        with pytest.raises(RequestError, match="the gallery has no item") as refusal:
+            ask(item)
+        assert refusal.value.status_code == 404
+
+
+def test_the_thumbnail_has_another_address_when_the_image_changes() -> None:
     vector = np.eye(DIM)[0]
     store = stored([row("/photos/1.jpg", vector, fingerprint="one")])
-    before = Catalogue(store)
-    assert Catalogue(store).item(0) == before.item(0)
+    item = item_id("/photos/1.jpg")
+    before = Rows(store)
+    assert Rows(store).item(item) == before.item(item)
     store.upsert([row("/photos/1.jpg", vector, fingerprint="other")])
-    after = Catalogue(store)
-    assert after.item(0).id == before.item(0).id
-    assert after.item(0).mark != before.item(0).mark
+    after = Rows(store)
+    assert after.ids == before.ids
+    assert after.mark(item) != before.mark(item)
+    assert after.item(item).thumbnail != before.item(item).thumbnail
 
 
 def test_classes_come_in_natural_order_and_are_told_apart_when_they_look_alike() -> None:
     labels = ["class 10", "class 9", "\udce9", "\\udce9", "\\udce9", ""]
-    rows = [row(f"/photos/{number}", np.eye(DIM)[0], label) for number, label in enumerate(labels)]
-    catalogue = Catalogue(stored(rows))
-    assert sum(catalogue.classes.values()) == 6
-    assert len(catalogue.classes) == 5
-    assert next(iter(catalogue.classes)) == ""
-    plain = [name for name in catalogue.classes if name.startswith("class")]
+    given = [row(f"/photos/{number}", np.eye(DIM)[0], label) for number, label in enumerate(labels)]
+    rows = Rows(stored(given))
+    assert sum(rows.classes.values()) == 6
+    assert len(rows.classes) == 5
+    assert next(iter(rows.classes)) == ""
+    plain = [name for name in rows.classes if name.startswith("class")]
     assert plain == ["class 9", "class 10"]
-    for number, each in enumerate(rows):
-        label = catalogue.item(number).label
-        assert catalogue.real_label[label] == each.label
-        assert number in catalogue.members(label)
-    assert sorted(catalogue.members(None)) == list(range(6))
+    for each in given:
+        name = rows.item(each.id).label
+        assert rows.real_label(name) == each.label
+        assert each.id in rows.members(name)
+        assert list(rows.classes)[rows.code(each.id)] == name
+    assert sorted(rows.members(None)) == sorted(each.id for each in given)
 
 
-def test_what_is_shown_of_a_name() -> None:
-    assert shown("Grün 鳥 'x'") == "Grün 鳥 'x'"
-    assert shown("caf\udce9") == "caf\\udce9"
+def test_a_name_is_escaped() -> None:
+    assert escaped("Grün 鳥 'x'") == "Grün 鳥 'x'"
+    assert escaped("caf\udce9") == "caf\\udce9"
 
 
-# Memory.
+# The cache.
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:
-    memory: Memory[str, bytes] = Memory(10, len)
+    cache: LRUCache[str, bytes] = LRUCache(10, len)
     for name in "abc":
-        memory.put(name, b"123")
-    assert memory.get("a") == b"123"
-    memory.put("d", b"1234")  # 13 bytes: one has to go, and it is not the one that was just asked for
-    assert [memory.get(name) for name in "abcd"] == [b"123", None, b"123", b"1234"]
-    memory.put("a", b"12345678")
-    assert memory.get("a") == b"12345678"
-    assert len(memory) == 1
-    memory.put("e", b"x" * 11)  # more than fits: it is not kept, and nothing else is lost track of
-    assert memory.get("e") is None
-    memory.put("f", b"0123456789")
-    assert memory.get("f") == b"0123456789"
+        cache.put(name, b"123")
+    assert cache.get("a") == b"123"
+    cache.put("d", b"1234")  # 13 bytes: one has to go, and it is not the one that was just asked for
+    assert [cache.get(name) for name in "abcd"] == [b"123", None, b"123", b"1234"]
+    cache.put("a", b"12345678")
+    assert cache.get("a") == b"12345678"
+    assert len(cache) == 1
+    cache.put("e", b"x" * 11)  # more than fits: it is not kept, and nothing else is lost track of
+    assert cache.get("e") is None
+    cache.put("f", b"0123456789")
+    assert cache.get("f") == b"0123456789"
 
 
 def test_only_so_many_are_kept_however_small() -> None:
-    memory: Memory[int, bytes] = Memory(1000, len, most=2)
+    cache: LRUCache[int, bytes] = LRUCache(1000, len, max_values=2)
     for number in range(4):
-        memory.put(number, b"")
-    assert [memory.get(number) for number in range(4)] == [None, None, b"", b""]
+        cache.put(number, b"")
+    assert [cache.get(number) for number in range(4)] == [None, None, b"", b""]
 
 
 # Embedding.
@@ -212,14 +230,14 @@ def test_pictures_that_wait_go_through_the_network_together(run: Path) -> None:
     embedder = load(run)
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 255, (20, 1, embedder.size, embedder.size), dtype=np.uint8)
-    embedding = Embedding(embedder)
+    embedding = EmbeddingWorker(embedder)
     waiting = [embedding.vector(each) for each in pictures]
     together = np.stack([each.result(30) for each in waiting])
     alone = np.stack([embedding.vector(each).result(30) for each in pictures])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-5)
     embedding.close()
-    with pytest.raises(RefusedError, match="the server stops or its gallery was made anew"):
+    with pytest.raises(RequestError, match="the server is stopping or its gallery was rebuilt"):
         embedding.vector(pictures[0])
 
 
@@ -229,14 +247,14 @@ def test_nobody_waits_for_ever_for_a_network_that_is_closed(run: Path) -> None:
     embedder = load(run)
     picture = np.zeros((1, embedder.size, embedder.size), dtype=np.uint8)
     for _ in range(5):
-        embedding = Embedding(embedder)
+        embedding = EmbeddingWorker(embedder)
         results: list[Any] = []
 
-        def ask(embedding: Embedding = embedding, results: list[Any] = results) -> None:
+        def ask(embedding: EmbeddingWorker = embedding, results: list[Any] = results) -> None:
             try:
                 while True:
                     results.append(embedding.vector(picture))
-            except RefusedError:
+            except RequestError:
                 return
 
         asking = threading.Thread(target=ask)
@@ -252,7 +270,7 @@ def test_a_fault_of_the_network_is_told_and_the_next_picture_is_embedded(run: Pa
     from tammes.models.embedder import load
 
     embedder = load(run)
-    embedding = Embedding(embedder)
+    embedding = EmbeddingWorker(embedder)
     try:
         wrong = embedding.vector(np.zeros((7, 3, 3), dtype=np.uint8))
         with pytest.raises(Exception, match="."):
@@ -269,24 +287,24 @@ def test_a_fault_of_the_network_is_told_and_the_next_picture_is_embedded(run: Pa
 def test_two_who_ask_for_the_map_at_once_get_the_same_and_one_process_makes_it(
     gallery: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalogue = Catalogue(open_gallery(str(gallery)))
+    rows = Rows(open_gallery(str(gallery)))
     begun = []
 
     async def improve(*given: Any) -> None:
         begun.append(given)
 
-    monkeypatch.setattr(Cartographer, "_improve", improve)
-    monkeypatch.setattr("tammes.serve.projection._kept", lambda _: None)
+    monkeypatch.setattr(Projector, "_improve", improve)
+    monkeypatch.setattr("tammes.serve.projection._read_cache", lambda _: None)
 
     async def ask() -> None:
-        cartographer = Cartographer()
-        first, second = await asyncio.gather(cartographer.map(catalogue), cartographer.map(catalogue))
+        projector = Projector()
+        first, second = await asyncio.gather(projector.project(rows), projector.project(rows))
         assert first is second
         assert first.way == "pca"
-        assert first.numbers.tolist() == list(range(len(catalogue)))
-        assert await cartographer.map(catalogue) is first
-        await cartographer.close()
-        assert not cartographer.working
+        assert first.ids == rows.ids
+        assert await projector.project(rows) is first
+        await projector.close()
+        assert not projector.working
 
     asyncio.run(ask())
     assert len(begun) == 1
@@ -294,11 +312,11 @@ def test_two_who_ask_for_the_map_at_once_get_the_same_and_one_process_makes_it(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_the_process_that_makes_the_map_ends_with_the_server(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.serve.projection._kept", lambda _: None)
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    monkeypatch.setattr("tammes.serve.projection._read_cache", lambda _: None)
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
         assert here.get("/api/map").json()["working"]
         here.wait(0.2)
-        mine = here.site.cartographer._process.pid
+        mine = here.state.projector._process.pid
         assert alive(mine)
         assert here.get("/api/map").json()["way"] == "pca"
     assert not alive(mine)
@@ -306,20 +324,20 @@ def test_the_process_that_makes_the_map_ends_with_the_server(gallery: Path, monk
 
 @pytest.mark.slow
 def test_a_map_that_was_made_is_there_for_the_next_start(gallery: Path) -> None:
-    catalogue = Catalogue(open_gallery(str(gallery)))
+    rows = Rows(open_gallery(str(gallery)))
 
     async def ask() -> None:
-        cartographer = Cartographer()
-        await cartographer.map(catalogue)
-        while cartographer.working:
+        projector = Projector()
+        await projector.project(rows)
+        while projector.working:
             await asyncio.sleep(0.05)
-        better = await cartographer.map(catalogue)
+        better = await projector.project(rows)
         assert better.way == "tsne"
-        await cartographer.close()
-        later = Cartographer()
-        kept = await later.map(catalogue)
+        await projector.close()
+        later = Projector()
+        kept = await later.project(rows)
         assert kept.way == "tsne"
-        assert (kept.places == better.places).all()
+        assert (kept.points == better.points).all()
         assert not later.working
         await later.close()
 
@@ -354,7 +372,7 @@ def test_a_server_goes_along_with_its_gallery(
     folder, gallery = changing
     other = tmp_path / "other run"
     main(["train", str(photos), "--out", str(other), *SMALL[:2], "--dim", "8", *SMALL[4:-2], "--epochs", "1"])
-    with listening(Site(Watched(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as serving_it:
+    with listening(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as serving_it:
         port = serving_it.servers[0].sockets[0].getsockname()[1]
         server = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
 
@@ -378,7 +396,7 @@ def test_a_server_goes_along_with_its_gallery(
 
         main(["index", str(other), str(folder), "--gallery", str(gallery), "--rebuild"])
         assert eventually(lambda: server.get("/api/gallery").json()["dim"] == 8)
-        assert refused(server.get(f"/api/pictures/{kept}/neighbours"), 404).startswith("this picture is not kept")
+        assert refused(server.get(f"/api/pictures/{kept}/neighbours"), 404).startswith("this image is not kept")
         assert len(found(server.post("/api/search", params={"k": 20}, content=png()))) == 15
         assert refused(server.post("/api/search/vector", json={"vector": [1.0] * 16}), 422)
         assert len(found(server.post("/api/search/vector", json={"vector": [1.0] * 8}))) == 8
@@ -393,52 +411,52 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     shutil.copytree(run, other)
     with (other / "embedder.json").open("a") as file:
         file.write(" ")  # another model, by its digest
-    watched = Watched(str(gallery), None, "cpu")
+    watched = GalleryWatcher(str(gallery), None, "cpu")
     threads = threading.active_count()
-    assert not watched.renew()
+    assert not watched.refresh()
     main(["index", str(other), str(folder), "--gallery", str(gallery), "--rebuild"])
     shutil.rmtree(other)
-    before = watched.now
+    before = watched.current
     capsys.readouterr()
-    assert not watched.renew()
-    assert watched.now is before
+    assert not watched.refresh()
+    assert watched.current is before
     said = capsys.readouterr().err
-    assert "tammes: cannot read the gallery anew: " in said
+    assert "tammes: cannot read the changed gallery: " in said
     assert "which is not there any more" in said
-    assert not watched.renew()  # not at once again
+    assert not watched.refresh()  # not at once again
     assert capsys.readouterr().err == ""
-    assert len(watched.now.search(watched.now.vector(0), 3)) == 3
+    assert len(before.search(before.vector(before.rows.ids[0])[None], 3)[0].hits) == 3
     watched._at -= 100
     shutil.copytree(run, other)
     with (other / "embedder.json").open("a") as file:
         file.write(" ")
     (other / "embedder.safetensors").write_bytes(b"broken")
-    assert not watched.renew()
-    assert "cannot read the gallery anew" in capsys.readouterr().err
+    assert not watched.refresh()
+    assert "cannot read the changed gallery" in capsys.readouterr().err
     assert threading.active_count() == threads  # no thread was left behind
     watched._at -= 100
     shutil.copy(run / "embedder.safetensors", other)
-    assert watched.renew()
-    assert watched.now is not before
-    watched.now.close()
+    assert watched.refresh()
+    assert watched.current is not before
+    watched.current.close()
 
 
 def test_whatever_goes_wrong_while_it_is_read_anew_does_not_end_the_looking(
     changing: tuple[Path, Path], run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, gallery = changing
-    monkeypatch.setattr("tammes.serve.state._LOOKED_EVERY", 0.05)
-    watched = Watched(str(gallery), None, "cpu")
-    with inside(Site(watched, limits=FREE, decoders=1)) as here:
-        version = type(watched.now.opened.store).version
+    monkeypatch.setattr("tammes.serve.state._LOOK_EVERY", 0.05)
+    watched = GalleryWatcher(str(gallery), None, "cpu")
+    with inside(ServerState(watched, limits=FREE, decoders=1)) as here:
+        version = type(watched.current.store).version
 
         def broken(_: Any) -> str:
             raise MemoryError("no room")
 
-        monkeypatch.setattr(type(watched.now.opened.store), "version", broken)
+        monkeypatch.setattr(type(watched.current.store), "version", broken)
         here.wait(0.5)
-        assert "tammes: cannot read the gallery anew: MemoryError: no room" in capsys.readouterr().err
-        monkeypatch.setattr(type(watched.now.opened.store), "version", version)
+        assert "tammes: cannot read the changed gallery: MemoryError: no room" in capsys.readouterr().err
+        monkeypatch.setattr(type(watched.current.store), "version", version)
         (folder / "plain" / "it's <i>3.png").unlink()
         main(["index", str(run), str(folder), "--gallery", str(gallery)])
         watched._at -= 100
@@ -453,19 +471,19 @@ def test_an_answer_is_of_one_gallery_though_another_takes_its_place(
     folder, gallery = changing
     other = tmp_path / "other"
     main(["train", str(photos), "--out", str(other), *SMALL[:2], "--dim", "8", *SMALL[4:-2], "--epochs", "1"])
-    watched = Watched(str(gallery), None, "cpu")
-    with inside(Site(watched, limits=FREE, decoders=1)) as here:
-        item = watched.now.catalogue.ids[0]
+    watched = GalleryWatcher(str(gallery), None, "cpu")
+    with inside(ServerState(watched, limits=FREE, decoders=1)) as here:
+        item = watched.current.rows.ids[0]
         expected = here.get(f"/api/items/{item}/neighbours").json()
         main(["index", str(other), str(folder), "--gallery", str(gallery), "--rebuild"])
-        vector = Gallery.vector
+        vector = ServedGallery.vector
 
-        def swapped(gallery: Gallery, *given: Any) -> Any:
+        def swapped(gallery: ServedGallery, *given: Any) -> Any:
             answer = vector(gallery, *given)
-            assert watched.renew()
+            assert watched.refresh()
             return answer
 
-        monkeypatch.setattr(Gallery, "vector", swapped)
+        monkeypatch.setattr(ServedGallery, "vector", swapped)
         assert here.get(f"/api/items/{item}/neighbours").json() == expected
         assert here.get("/api/gallery").json()["dim"] == 8
 
@@ -495,7 +513,7 @@ def runs(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reporting(runs: Path) -> Iterator[Inside]:
-    with inside(Site(None, [runs], FREE)) as here:
+    with inside(ServerState(None, [runs], FREE)) as here:
         yield here
 
 
@@ -544,7 +562,7 @@ def test_all_runs_are_listed(reporting: Inside, runs: Path, run: Path) -> None:
 
 def test_a_report_that_was_removed_a_moment_ago_is_not_found(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "plain", tmp_path / "runs" / "one")
-    with inside(Site(None, [tmp_path / "runs"], FREE)) as here:
+    with inside(ServerState(None, [tmp_path / "runs"], FREE)) as here:
         assert here.get(address("one")).status_code == 200
         (tmp_path / "runs" / "one" / "report.html").unlink()
         assert refused(here.get(address("one")), 404) == "there is no report of 'one'."
@@ -555,14 +573,14 @@ def test_runs_of_the_same_name_in_two_folders_are_both_served(runs: Path, tmp_pa
         shutil.copytree(runs / "plain", tmp_path / folder / "one")
         (tmp_path / folder / "one" / "report.html").write_text(f"<!doctype html>{folder}")
     folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c/b", tmp_path / "a" / "one"]
-    with inside(Site(None, folders, FREE)) as here:
+    with inside(ServerState(None, folders, FREE)) as here:
         texts = [here.get(address(name)).text for name in ("one", "b/one", "b/one 2")]
         assert here.get("/runs", headers=PAGE).text.count("report.html") == 3  # the last folder is in the first
     assert texts == ["<!doctype html>a", "<!doctype html>b", "<!doctype html>c/b"]
 
 
 def test_without_folders_of_runs_there_are_no_reports(gallery: Path) -> None:
-    with inside(Site(Watched(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
         assert "no reports are served here" in refused(here.get("/runs"), 404)
         refused(here.get(address("stripes")), 404)
 
@@ -659,7 +677,7 @@ def test_a_port_that_cannot_be_had(gallery: Path, capsys: pytest.CaptureFixture[
 def test_limits_that_are_no_limits(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--max-upload", "--max-pixels"):
         said = told(capsys, "x", flag, value)
-        assert said == "tammes: --max-upload and --max-pixels must be numbers above 0: a picture has to fit.\n"
+        assert said == "tammes: --max-upload and --max-pixels must be numbers above 0: an image has to fit.\n"
     if value != "0":
         assert told(capsys, "x", "--rate", value).startswith("tammes: --rate must be 0 (no limit) or more")
 
@@ -761,7 +779,7 @@ def test_the_line_that_a_program_reads(server: Server, gallery: Path, capsys: py
     """`serving` has read the address from it; here is the rest, and what a person reads."""
     from tammes.cli.serve import Serve, _ready
 
-    watched = Watched(str(gallery), None, "cpu")
+    watched = GalleryWatcher(str(gallery), None, "cpu")
     try:
         _ready(Serve((str(gallery),), json=True), watched, server.address)
         assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": 80}
@@ -772,32 +790,32 @@ def test_the_line_that_a_program_reads(server: Server, gallery: Path, capsys: py
         _ready(Serve(("runs",), json=True), None, server.address)
         assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": None}
     finally:
-        watched.now.close()
+        watched.current.close()
 
 
 def test_one_client_never_has_all_places() -> None:
     async def go() -> None:
-        places = Places(Limits(uploads_at_once=3, wait_seconds=0.05))
-        async with places.place("one"), places.place("one"):
-            with pytest.raises(RefusedError, match="too many pictures at once"):
-                async with places.place("one"):
+        slots = UploadSlots(Limits(uploads_at_once=3, wait_seconds=0.05))
+        async with slots.slot("one"), slots.slot("one"):
+            with pytest.raises(RequestError, match="too many images at once"):
+                async with slots.slot("one"):
                     raise AssertionError("a third place for one client")
-            async with places.place("other"):  # there is one left for somebody else
-                with pytest.raises(RefusedError, match="too many pictures at once"):
-                    async with places.place("third"):
+            async with slots.slot("other"):  # there is one left for somebody else
+                with pytest.raises(RequestError, match="too many images at once"):
+                    async with slots.slot("third"):
                         raise AssertionError("a fourth place")
-        async with places.place("one"), places.place("other"), places.place("third"):
+        async with slots.slot("one"), slots.slot("other"), slots.slot("third"):
             pass
-        assert places._clients == {}  # nobody is remembered
+        assert slots._clients == {}  # nobody is remembered
 
     asyncio.run(go())
 
 
 def test_a_single_place_is_for_anybody() -> None:
     async def go() -> None:
-        places = Places(Limits(uploads_at_once=1, wait_seconds=0.05))
+        slots = UploadSlots(Limits(uploads_at_once=1, wait_seconds=0.05))
         for client in ("one", "one", "other"):
-            async with places.place(client):
+            async with slots.slot(client):
                 pass
 
     asyncio.run(go())
@@ -809,45 +827,45 @@ def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: 
     added = tmp_path / "added" / "new class"
     added.mkdir(parents=True)
     (added / "1.png").write_bytes(png())
-    watched = Watched(str(gallery), None, "cpu")
+    watched = GalleryWatcher(str(gallery), None, "cpu")
     main(["index", str(run), str(added.parent), "--gallery", str(gallery)])
-    assert watched.renew()
-    catalogue = watched.now.catalogue
-    number = catalogue.members("new class")[0]
-    assert catalogue.item(number).name == "added/new class/1.png"
-    assert watched.now.file(catalogue.paths[number])[1] == "image/png"
+    assert watched.refresh()
+    rows = watched.current.rows
+    item = rows.members("new class")[0]
+    assert rows.item(item).name == "added/new class/1.png"
+    assert watched.current.file(item)[1] == "image/png"
     # Described anew, with no row changed.
     store = open_gallery(str(gallery))
     store.describe(replace(store.about, roots=store.about.roots[:1]))
     watched._at -= 100  # it does not look all the time
-    assert watched.renew()
-    with pytest.raises(RefusedError, match="outside the folders"):
-        watched.now.file(catalogue.paths[number])
-    watched.now.close()
+    assert watched.refresh()
+    with pytest.raises(RequestError, match="outside the folders"):
+        watched.current.file(item)
+    watched.current.close()
 
 
 def test_a_version_that_changes_alone_changes_nothing(
     changing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(str(changing[1]), None, "cpu")
-    before = watched.now.catalogue
-    monkeypatch.setattr(type(watched.now.opened.store), "version", lambda _: "another")
-    assert not watched.renew()
-    assert watched.now.catalogue is before
+    watched = GalleryWatcher(str(changing[1]), None, "cpu")
+    before = watched.current.rows
+    monkeypatch.setattr(type(watched.current.store), "version", lambda _: "another")
+    assert not watched.refresh()
+    assert watched.current.rows is before
     assert before.version == "another"
-    watched.now.close()
+    watched.current.close()
 
 
 def test_a_gallery_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path, Path], run: Path) -> None:
-    watched = Watched(str(changing[1]), run, "cpu")
-    before = watched.now.opened.threshold
+    watched = GalleryWatcher(str(changing[1]), run, "cpu")
+    before = watched.current.threshold
     assert before is not None
     main(["calibrate", str(changing[1]), "--unknown-rate", "0.01"])
-    watched.renew()
-    after = watched.now.opened.threshold
+    watched.refresh()
+    after = watched.current.threshold
     assert after is not None
     assert (before.asked, after.asked) == (None, 0.01)
-    watched.now.close()
+    watched.current.close()
 
 
 def test_a_process_of_ours_is_given_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

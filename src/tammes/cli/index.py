@@ -11,7 +11,7 @@ from tammes.io.console import CONTINUE, if_stopped, print_json, printable, progr
 
 if TYPE_CHECKING:
     from tammes.gallery.indexing import Indexed
-    from tammes.gallery.store import Order, Store
+    from tammes.gallery.store import OptimiseResult, Store
     from tammes.models.embedder import Embedder
     from tammes.training.run_folder import Run
 
@@ -127,9 +127,9 @@ def _check_model(config: Index, store: "Store", digest: str) -> None:
 def _calibrate(store: "Store", run: "Run") -> None:
     """Have the gallery hold the threshold of the images that it has now, at the rate that was asked for before."""
     from tammes.gallery.gallery import trained_on
-    from tammes.gallery.threshold import calibrated, stored
+    from tammes.gallery.threshold import calibrated, stored_threshold
 
-    before, trained = stored(store), trained_on(run)
+    before, trained = stored_threshold(store), trained_on(run)
     try:
         found = calibrated(store, trained, unknown_rate=None if before is None else before.asked).to_json()
     except UserError:  # too few classes
@@ -210,7 +210,7 @@ def _update(config: Index, store: "Store", embedder: "Embedder", before: "Store"
     return done, perf_counter() - started
 
 
-def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order: "Order") -> None:
+def _show(config: Index, store: "Store", done: "Indexed", seconds: float, order: "OptimiseResult") -> None:
     embedded = done.added + done.changed
     record = {
         "gallery": config.gallery,

@@ -17,7 +17,7 @@ from tammes.errors import UserError, check_distance
 from tammes.io.console import print_json, printable, progress, say, working
 
 if TYPE_CHECKING:
-    from tammes.gallery.classification import Proposal
+    from tammes.gallery.classification import Classification
     from tammes.gallery.threshold import Threshold
 
 
@@ -76,13 +76,13 @@ def label(config: Label) -> None:
     from tammes.data.folder import check_folder, images_below
 
     check_folder(config.folder)
-    from tammes.gallery.classification import propose
-    from tammes.gallery.gallery import Opened
+    from tammes.gallery.classification import classify
+    from tammes.gallery.gallery import Gallery
     from tammes.gallery.indexing import vectors_of, whole_path
     from tammes.gallery.threshold import Threshold, calibrated
     from tammes.io.files import write_atomically
 
-    opened = Opened(config.gallery, config.model, config.device)
+    opened = Gallery(config.gallery, config.model, config.device)
     files = images_below(whole_path(config.folder))
     if not files:
         raise UserError(f"no images in {config.folder}.")
@@ -99,7 +99,7 @@ def label(config: Label) -> None:
     if not paths:
         raise UserError(f"none of the {len(files)} images in {config.folder} can be read: {broken[0]}")
     with progress("searching") as on_progress:
-        proposals = propose(
+        proposals = classify(
             opened.store,
             vectors,
             threshold,
@@ -128,7 +128,7 @@ def label(config: Label) -> None:
     _say(proposals, threshold)
 
 
-def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
+def _table(paths: list[Path], proposals: "list[Classification]") -> bytes:
     """The proposals as CSV."""
     content = StringIO()
     writer = csv.writer(content)
@@ -142,7 +142,7 @@ def _table(paths: list[Path], proposals: "list[Proposal]") -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _say(proposals: "list[Proposal]", threshold: "Threshold") -> None:
+def _say(proposals: "list[Classification]", threshold: "Threshold") -> None:
     """What the threshold means, for who reads the list."""
     unknown = sum(not each.accepted for each in proposals)
     say(f"{unknown} of {len(proposals)} images are unknown: not accepted as one of a class of the gallery.")

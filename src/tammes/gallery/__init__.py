@@ -6,9 +6,9 @@ qdrant://:memory:/name               Qdrant inside this process, gone with it: f
 """
 
 from tammes.errors import UserError
-from tammes.gallery.store import About, Hit, Order, Rebuild, Row, Store
+from tammes.gallery.store import About, Hit, OptimiseResult, Rebuild, Row, Store
 
-__all__ = ["About", "Hit", "Order", "Rebuild", "Row", "Store", "open_gallery", "rebuild"]
+__all__ = ["About", "Hit", "OptimiseResult", "Rebuild", "Row", "Store", "open_gallery", "rebuild"]
 
 _OBJECT_STORES = ("s3", "gs", "az")
 

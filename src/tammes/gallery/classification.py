@@ -1,19 +1,23 @@
 """A class for an image from its neighbours in a gallery, and whether the image is near enough to be of it."""
 
+import csv
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 
 from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.gallery.store import Hit, Store
-from tammes.gallery.threshold import VOTES, Threshold, in_store, neighbourhoods, votes
+from tammes.gallery.threshold import VOTES, Threshold, in_store, neighbourhoods, votes, with_class
 
 _BATCH = 256  # queries of one pass over the gallery
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Classification:
     """What an image may be.
 
     Attributes:
@@ -22,7 +26,7 @@ class Proposal:
         probability: how likely the best guess is right; None if the threshold was not calibrated on a gallery.
         accepted: whether the distance is within the threshold; otherwise the image is of an unknown class.
         threshold: the distance up to which it is.
-        nearest: the nearest image with a class.
+        nearest: the path of the nearest image with a class.
         runner_up: the class with the second most votes, or "".
     """
 
@@ -35,7 +39,24 @@ class Proposal:
     runner_up: str
 
 
-def propose(
+@dataclass(frozen=True)
+class SearchResult:
+    """What is near an image, and what the image may be; None where the gallery has no threshold."""
+
+    hits: list[Hit]
+    classification: Classification | None
+
+    @property
+    def threshold(self) -> float | None:
+        """The distance up to which an item is within the threshold."""
+        return None if self.classification is None else self.classification.threshold
+
+    def within(self, hit: Hit) -> bool | None:
+        """Whether an item is within the threshold; None without one."""
+        return None if self.threshold is None else hit.distance <= self.threshold
+
+
+def classify(
     store: Store,
     vectors: Float32[ndarray, "images dim"],
     threshold: Threshold,
@@ -43,7 +64,7 @@ def propose(
     k: int = VOTES,
     leave_out: Sequence[str | None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[Proposal]:
+) -> list[Classification]:
     """A class for each image: its k nearest items with a label vote, the nearer the more.
 
     Args:
@@ -54,17 +75,18 @@ def propose(
         part = slice(start, start + _BATCH)
         without = None if leave_out is None else leave_out[part]
         classes = threshold.classes_needed
-        for hits in neighbourhoods(in_store(store), vectors[part], total, classes, without, least=k):
-            found.append(proposal(hits, threshold, k))
+        for hits in neighbourhoods(in_store(store), vectors[part], total, classes, without, voters=k):
+            found.append(classify_hits(hits, threshold, k))
         if on_progress is not None:
             on_progress(min(start + _BATCH, len(vectors)), len(vectors))
     return found
 
 
-def proposal(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> Proposal:
-    """What an image may be by its neighbourhood (`neighbourhoods`): here it is decided whether it is accepted."""
+def classify_hits(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> Classification:
+    """What an image may be by its neighbours (`neighbourhoods`): here it is decided whether it is accepted."""
+    hits = with_class(hits)
     limit, guesses = threshold.limit(hits), [*votes(hits, k), "", ""]
-    return Proposal(
+    return Classification(
         best_guess=guesses[0],
         distance=hits[0].distance if hits else None,
         probability=threshold.probability(hits),
@@ -73,3 +95,17 @@ def proposal(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> Propo
         nearest=hits[0].path if hits else "",
         runner_up=guesses[1],
     )
+
+
+def to_csv(paths: Sequence[Path], classifications: Sequence[Classification]) -> bytes:
+    """A table of images and what they may be."""
+    content = StringIO()
+    writer = csv.writer(content)
+    writer.writerow(["file", "best_guess", "distance", "probability", "accepted"])
+    for path, each in zip(paths, classifications, strict=True):
+        distance = "" if each.distance is None else f"{each.distance:.4f}"
+        probability = "" if each.probability is None else f"{each.probability:.3f}"
+        writer.writerow([str(path), each.best_guess, distance, probability, "yes" if each.accepted else "no"])
+    # Bytes of a file's name that are not characters are written as they are; other surrogates stand for no byte.
+    text = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda half: ascii(half[0])[1:-1], content.getvalue())
+    return text.encode(errors="surrogateescape")

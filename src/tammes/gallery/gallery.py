@@ -7,13 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
 from tammes.gallery import Store, open_gallery
-from tammes.gallery.threshold import Threshold, calibrated, in_store, neighbourhoods, of_run, stored
+from tammes.gallery.classification import SearchResult, classify_hits
+from tammes.gallery.store import Hit
+from tammes.gallery.threshold import Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
+from tammes.io.console import printable
 from tammes.io.files import opened
 from tammes.io.machine import device
 from tammes.models.embedder import Embedder, load
@@ -42,7 +44,7 @@ def trained_on(run: Run) -> list[str]:
     return list((run.read("classes") or {}).get("train", ()))
 
 
-class Opened:
+class Gallery:
     """A gallery, the run that made it, and its model."""
 
     def __init__(self, uri: str, model: Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
@@ -57,47 +59,92 @@ class Opened:
         if model_digest(self.run) != self.store.about.model:
             raise UserError(
                 f"{uri} was made by another model than that of {self.run.folder}: their vectors cannot be compared."
-                f" Make it anew: tammes index {quote(str(self.run.folder))} FOLDER --gallery {quote(uri)} --rebuild"
+                f" Rebuild it: tammes index {quote(str(self.run.folder))} FOLDER --gallery {quote(uri)} --rebuild"
             )
         self._on: Literal["auto", "cpu"] = on
-        self._embedder: Embedder | None = None
         self._calibrated: Threshold | None = None
 
-    @property
+    def __len__(self) -> int:
+        return self.store.count()
+
+    @cached_property
     def embedder(self) -> Embedder:
-        """Loaded when it is first needed: a search by vector needs none."""
-        if self._embedder is None:
-            self._embedder = load(self.run.folder).to(device(self._on))
-        return self._embedder
+        """Loaded when it is first needed: a search by vector does without."""
+        return load(self.run.folder).to(device(self._on))
 
     @cached_property
     def threshold(self) -> Threshold | None:
         """Up to which distance a neighbour is near enough to be of the same class.
 
-        The gallery has it since it was indexed; one of an older version calibrates itself here. Without classes to
+        It is stored when the gallery is indexed; a gallery of an older version is calibrated here. Without classes to
         calibrate on it is that of the run, if there is one.
         """
-        found = stored(self.store)
+        found = stored_threshold(self.store)
         if found is None and self._calibrated is None:
             try:
                 self._calibrated = calibrated(self.store, self.trained_on)
             except UserError:  # too few classes
-                return of_run(self.run)
+                return run_threshold(self.run)
         return found or self._calibrated
+
+    def threshold_note(self) -> str:
+        """For who reads distances: what the threshold means, or how to get one."""
+        if self.threshold is None:
+            run = printable(quote(str(self.run.folder)))  # the gallery names it, and may be untrusted
+            return f"For a threshold, which tells known classes from unknown: tammes calibrate {run}"
+        rates = self.threshold.in_words()
+        moved = f" {rates} `tammes calibrate {self.uri} --unknown-rate …` moves this." if rates else ""
+        return f"An image is of a known class if its nearest neighbour is within the threshold.{moved}"
 
     def forget_threshold(self) -> None:
         """Have it read again."""
         self.__dict__.pop("threshold", None)
 
-    def limits(
-        self, vectors: Float32[ndarray, "queries dim"], leave_out: Sequence[str | None] | None = None
-    ) -> ndarray:
-        """The distance up to which neighbours of each vector are within the threshold, where there is one."""
-        assert self.threshold is not None
-        found = neighbourhoods(
-            in_store(self.store), vectors, self.store.count(), self.threshold.classes_needed, leave_out
+    def nearest(
+        self,
+        vectors: Float32[ndarray, "queries dim"],
+        k: int,
+        *,
+        label: str | None = None,
+        exact: bool = False,
+        leave_out: Sequence[str | None] | None = None,
+    ) -> list[list[Hit]]:
+        """The k nearest items of each query; see `Store.search`."""
+        return self.store.search(vectors, k, label=label, exact=exact, leave_out=leave_out)
+
+    def search(
+        self,
+        vectors: Float32[ndarray, "queries dim"],
+        k: int,
+        *,
+        label: str | None = None,
+        exact: bool = False,
+        leave_out: Sequence[str | None] | None = None,
+    ) -> list[SearchResult]:
+        """The k nearest items of each query, and what the query may be.
+
+        One search of the store answers both. Only among the items of one class there are two: what the query may be is
+        decided by its neighbours of all classes.
+
+        Args:
+            label, exact, leave_out: as in `Store.search`.
+        """
+        threshold = self.threshold
+        if threshold is None:
+            near = self.nearest(vectors, k, label=label, exact=exact, leave_out=leave_out)
+            return [SearchResult(hits, None) for hits in near]
+        around = neighbourhoods(
+            lambda some, number, without: self.nearest(some, number, exact=exact, leave_out=without),
+            vectors,
+            len(self),
+            threshold.classes_needed,
+            leave_out,
+            k=k if label is None else 0,
         )
-        return np.array([self.threshold.limit(hits) for hits in found])
+        near = [hits[:k] for hits in around]
+        if label is not None:
+            near = self.nearest(vectors, k, label=label, exact=exact, leave_out=leave_out)
+        return [SearchResult(hits, classify_hits(those, threshold)) for hits, those in zip(near, around, strict=True)]
 
     @property
     def trained_on(self) -> list[str]:

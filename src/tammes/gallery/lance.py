@@ -34,13 +34,13 @@ from tammes.gallery.lance_tables import (
     table_names,
     what_is_current,
 )
-from tammes.gallery.ranking import Block, Found, nearest, ranked, recall_at_10
+from tammes.gallery.ranking import Block, Candidates, nearest, ranked, recall_at_10
 from tammes.gallery.store import (
     EXACT_UP_TO,
     REST,
     About,
     Hit,
-    Order,
+    OptimiseResult,
     Row,
     as_it_was,
     check_keys,
@@ -215,13 +215,13 @@ class LanceGallery:
         if not self.replaced():
             self._point_here(what_is_current(self.uri, self._database)["since"])
 
-    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         removed = self._remove_what_is_left(rest)
         self._merge_files()
         rows = self.count()
         indexed = self._index(rows, exact_up_to)
         self._synchronise()
-        return Order(rows, indexed, self._recall(rows) if indexed else None, removed)
+        return OptimiseResult(rows, indexed, self._recall(rows) if indexed else None, removed)
 
     def version(self) -> str:
         return f"{self._name} {self._do(lambda: self._items.version)}"
@@ -253,7 +253,7 @@ class LanceGallery:
             return True
         return False
 
-    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Found]:
+    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Candidates]:
         def rows(number: int) -> Any:
             asked = self._items.search(query, vector_column_name="vector").distance_type("l2").limit(number)
             asked = asked.select(["path", "label", "vector", "_distance"])
@@ -265,10 +265,10 @@ class LanceGallery:
                 asked = asked.nprobes(_PROBES if label is None else _PROBES_OF_A_CLASS).refine_factor(_REFINE)
             return asked.to_arrow()
 
-        def fetch(number: int) -> Found:
+        def fetch(number: int) -> Candidates:
             found = self._do(rows, number)
             squared = found.column("_distance").to_numpy()
-            return Found(self._block(found), float(np.sqrt(squared.max(initial=0), dtype=np.float64)))
+            return Candidates(self._block(found), float(np.sqrt(squared.max(initial=0), dtype=np.float64)))
 
         return fetch
 

@@ -24,13 +24,13 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
-from tammes.gallery.ranking import Block, Found, ranked, recall_at_10
+from tammes.gallery.ranking import Block, Candidates, ranked, recall_at_10
 from tammes.gallery.store import (
     EXACT_UP_TO,
     REST,
     About,
     Hit,
-    Order,
+    OptimiseResult,
     Row,
     as_it_was,
     check_keys,
@@ -182,11 +182,11 @@ class QdrantGallery:
         self._about = about
         self._say(self._do(lambda: _said(self._client, self._collection))["since"])
 
-    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:  # noqa: ARG002
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:  # noqa: ARG002
         """Remove what is left of rebuilds and measure the index: the rest the server does by itself."""
         removed, rows = self._remove_what_is_left(rest), self.count()
         indexed = self._indexed()
-        return Order(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
+        return OptimiseResult(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
 
     def version(self) -> str:
         """Qdrant counts no versions: besides the number of rows, every half minute makes another."""
@@ -210,7 +210,7 @@ class QdrantGallery:
         said = {"tammes": json.dumps({"about": self._about.to_json(), "since": since})}
         self._do(lambda: self._client.update_collection(self._collection, metadata=said))
 
-    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Found]:
+    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Candidates]:
         models = _models()
         only = None
         if label is not None:
@@ -219,7 +219,7 @@ class QdrantGallery:
         local = _parts(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
         options = None if local else models.SearchParams(exact=complete)
 
-        def fetch(number: int) -> Found:
+        def fetch(number: int) -> Candidates:
             points = self._do(
                 lambda: self._client.query_points(
                     self._collection,
@@ -236,7 +236,7 @@ class QdrantGallery:
                 [self._text(point.payload, "label") for point in points],
                 self._vectors(points),
             )
-            return Found(block, max((float(point.score) for point in points), default=0.0))
+            return Candidates(block, max((float(point.score) for point in points), default=0.0))
 
         return fetch
 

@@ -21,7 +21,7 @@ class Block(NamedTuple):
     vectors: Float32[ndarray, "rows dim"]
 
 
-class Found(NamedTuple):
+class Candidates(NamedTuple):
     """What a store thinks nearest."""
 
     block: Block
@@ -61,7 +61,7 @@ def nearest(
 
 def ranked(
     vector: Float32[ndarray, " dim"],
-    fetch: Callable[[int], Found],
+    fetch: Callable[[int], Candidates],
     k: int,
     leave_out: str | None,
     *,

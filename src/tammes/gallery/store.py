@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +19,8 @@ from tammes.search.validation import checked_vectors
 FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
 REST = timedelta(hours=1)  # what was replaced, or was never finished, stays so long for those who still use it
-THUMBNAIL = 160  # the longer side of a small picture, in pixels
+THUMBNAIL = 160  # the longer side of a thumbnail, in pixels
+ITEM_ID = "^[0-9a-f]{16}$"  # what `item_id` returns, as a regular expression
 
 _LARGEST = 1e15  # the stores square in float32
 _ESCAPE = "\ue000"  # a character for private use; should it be in a name, it is escaped as well
@@ -30,11 +32,11 @@ class Row:
     """An image of a gallery.
 
     Attributes:
-        path: the key; no other row has it.
+        path: the key; no other row has it. Clients of a server know the row by its `id` instead.
         label: its class, empty where it has none.
         width, height: of the image, in pixels.
         fingerprint: what changes when the file does.
-        thumbnail: a small picture of it, as a WebP file; empty where it was not asked for.
+        thumbnail: the image in small, as a WebP file; empty where it was not asked for.
     """
 
     path: str
@@ -45,6 +47,10 @@ class Row:
     fingerprint: str
     thumbnail: bytes
 
+    @property
+    def id(self) -> str:
+        return item_id(self.path)
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -53,6 +59,10 @@ class Hit:
     path: str
     label: str
     distance: float
+
+    @property
+    def id(self) -> str:
+        return item_id(self.path)
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Order:
+class OptimiseResult:
     """What a gallery is like after it was put in order.
 
     Attributes:
@@ -176,7 +186,7 @@ class Store(Protocol):
     def describe(self, about: About) -> None:
         """Change what is said of the gallery, such as its roots; not what its vectors are."""
 
-    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> Order:
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         """Put in order what many writes have left, and measure the index.
 
         Small files are merged, old versions and what is left of rebuilds removed, and an approximate index is built,
@@ -199,6 +209,17 @@ class Rebuild(Store, Protocol):
 
     def swap(self) -> None:
         """Let it take its place, in one step: who opens the gallery before finds the old one, after it the new one."""
+
+
+def item_id(path: str) -> str:
+    """The id of the item at a path: the one name of an item in searches, the JSON API and the pages of a server.
+
+    It follows from the path alone, so it stays when the gallery is rebuilt, and says nothing about where the file is.
+
+    >>> item_id("/photos/cats/1.jpg")
+    '9df559bc55b80447'
+    """
+    return blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _may_be_a_path(text: str) -> bool:

@@ -14,7 +14,7 @@ against all others but its own class, as a photo of an unknown class would be.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +38,7 @@ _FEWEST_CLASSES = 5  # that the model was not trained on, to calibrate on those 
 _FIRST, _MOST = 64, 1024  # neighbours looked at: at first, and where they are of too few classes
 _TOGETHER = 256  # images of one search
 
-Search = Callable[[Float32[ndarray, "queries dim"], int, Sequence[str | None] | None], list[list[Hit]]]
+SearchFunction = Callable[[Float32[ndarray, "queries dim"], int, Sequence[str | None] | None], list[list[Hit]]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Threshold:
         return json.dumps(asdict(self))
 
 
-def stored(store: Store) -> Threshold | None:
+def stored_threshold(store: Store) -> Threshold | None:
     """The threshold that the gallery holds."""
     if not store.about.threshold:
         return None
@@ -109,50 +109,59 @@ def stored(store: Store) -> Threshold | None:
     return found
 
 
-def of_run(run: "Run") -> Threshold | None:
+def run_threshold(run: "Run") -> Threshold | None:
     """The threshold of a run that was calibrated: a distance, for where there is no gallery to calibrate on."""
     kept = run.read("calibration")
     return None if kept is None else Threshold(float(kept["threshold"]))
 
 
 def neighbourhoods(
-    search: Search,
+    search: SearchFunction,
     vectors: Float32[ndarray, "queries dim"],
     total: int,
     classes: int,
     leave_out: Sequence[str | None] | None = None,
     *,
-    least: int = VOTES,
+    voters: int = VOTES,
+    k: int = 0,
 ) -> list[list[Hit]]:
-    """The neighbours of each that have a class, nearest first: enough to vote, of so many classes if there are.
+    """The neighbours of each image, nearest first: as many as it takes to classify it, and at least k.
+
+    Among them are enough with a class to vote, of enough classes for the scale, if the gallery has them.
 
     Args:
-        search: the nearest of so many, as `Store.search` has them.
+        search: the nearest items of each vector, as `Store.search` finds them.
         total: images of the gallery.
+        classes: how many classes the neighbours should have.
         leave_out: the path of each image itself, if it is in the gallery.
-        least: so many vote.
+        voters: how many neighbours vote on the class.
     """
     found: list[list[Hit]] = [[] for _ in vectors]
-    waiting, most = list(range(len(vectors))), min(total, max(_MOST, 4 * least))
-    k = min(max(_FIRST, least), most)
+    waiting, most = list(range(len(vectors))), min(total, max(_MOST, 4 * voters, k))
+    k = min(max(_FIRST, voters, k), most)
     while waiting and k:
         without = None if leave_out is None else [leave_out[number] for number in waiting]
         again = []
         for number, hits in zip(waiting, search(vectors[waiting], k, without), strict=True):
-            found[number] = [hit for hit in hits if hit.label]
-            few = len(found[number]) < least or len({hit.label for hit in found[number]}) < classes
-            if few and k < most:
+            found[number] = hits
+            labels = [hit.label for hit in hits if hit.label]
+            if k < most and (len(labels) < voters or len(set(labels)) < classes):
                 again.append(number)
         waiting, k = again, min(4 * k, most)
     return found
 
 
-def in_store(store: Store) -> Search:
+def with_class(hits: Sequence[Hit]) -> list[Hit]:
+    """Those that have a class: the others have no vote and no part in the scale."""
+    return [hit for hit in hits if hit.label]
+
+
+def in_store(store: Store) -> SearchFunction:
     """The search of a store, for `neighbourhoods`."""
     return lambda vectors, k, leave_out: store.search(vectors, k, leave_out=leave_out)
 
 
-def _in_memory(store: Store) -> Search:
+def _in_memory(store: Store) -> SearchFunction:
     """The same for thousands of searches: a gallery that fits into memory is read once and searched there."""
     if store.count() > _IN_MEMORY:
         return in_store(store)
@@ -197,7 +206,7 @@ def calibrated(
     for start in range(0, len(rows), _TOGETHER):
         some = rows[start : start + _TOGETHER]
         vectors, paths = np.stack([row.vector for row in some]), [row.path for row in some]
-        found += neighbourhoods(search, vectors, store.count(), others + 2, paths)
+        found += map(with_class, neighbourhoods(search, vectors, store.count(), others + 2, paths))
     several = [(row.label, hits) for row, hits in zip(rows, found, strict=True) if sizes[row.label] > 1]
     factors = _factors(several) if others else {}
     known, right, unknown = [], [], []
@@ -226,6 +235,20 @@ def calibrated(
         offset=offset,
         factors=factors,
     )
+
+
+def recalibrate(store: Store, trained_on: Collection[str]) -> None:
+    """Calibrate the threshold of a gallery on the images it has now, and store it there.
+
+    The rate that was asked for before is kept. A gallery with too few classes has no threshold afterwards.
+    """
+    before = stored_threshold(store)
+    try:
+        found = calibrated(store, trained_on, unknown_rate=None if before is None else before.asked).to_json()
+    except UserError:  # too few classes
+        found = ""
+    if found != store.about.threshold:
+        store.describe(replace(store.about, threshold=found))
 
 
 def _factors(of: Sequence[tuple[str, Sequence[Hit]]]) -> dict[str, float]:

@@ -1,11 +1,12 @@
-"""The page and the JSON API of `tammes serve`: search a gallery by pictures, browse it, wander in its map.
+"""The pages and the JSON API of `tammes serve`: search a gallery by images, browse it, see its map.
 
-server      from a site to a process that listens, and stops when it is told to
-app         the site's routes behind its guard
-guard       what every request passes: host, token, number, size, time; and what every answer carries
-api         JSON          pages    HTML          reports  the reports of runs
-site        what the handlers share              gallery  what is served of a gallery, renewed as it changes
-catalogue   every item of a gallery in memory: ids, classes, vectors
-decoding    uploads become pixels in processes of their own, which may use so much memory and time and no more
-embedding   pixels become vectors, several uploads at a time
+server       a process that listens, and stops when it is told to
+app          the ASGI application: api and pages behind the middleware
+middleware   host, token, rate, size and time of every request; the headers of every answer
+api          JSON (models: its schemas)      pages    HTML (templates/, static/)
+state        what the handlers share         reports  the reports of runs
+gallery      the gallery that is served, read again when it changes
+rows         its items in memory, by their ids
+decoding     uploads are decoded in processes of their own (decoder), with limits on memory and time
+embedding    pixels become vectors, several uploads at a time
 """

@@ -1,4 +1,4 @@
-"""The application: a site's routes behind its guard."""
+"""The ASGI application: the routes of the API and the pages, behind the middleware."""
 
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -14,69 +14,69 @@ from starlette.types import ASGIApp
 from tammes import __version__
 from tammes.errors import UserError
 from tammes.serve import api, pages
-from tammes.serve.errors import FAULT, RefusedError, as_json, in_words, wants_page
-from tammes.serve.middleware import Guard
-from tammes.serve.state import Site
+from tammes.serve.errors import FAULT, RequestError, error_response, validation_message, wants_page
+from tammes.serve.middleware import RequestMiddleware
+from tammes.serve.state import ServerState
 
-_DESCRIPTION = """Search a gallery of images by a picture, by one of its items, or by a vector.
+_DESCRIPTION = """Search a gallery of images by an image, by one of its items, or by a vector.
 
 An error is a JSON object with `error`, for a program, and `message`, for a person. Where the server was started with
 a token, every request carries it: `Authorization: Bearer TOKEN`."""
+_MESSAGES = {
+    404: "there is nothing at this address. /openapi.json lists the addresses there are.",
+    405: "this address does not take that method. /openapi.json lists the methods of each.",
+}
 
 
-def application(site: Site, *, hosts: Iterable[str] | None = None) -> ASGIApp:
-    """The whole, for an ASGI server.
+def application(state: ServerState, *, hosts: Iterable[str] | None = None) -> ASGIApp:
+    """The application, for an ASGI server.
 
     Args:
-        hosts: the names that it may be called by; None: any.
+        hosts: the names that clients may call the server by; None: any.
     """
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
-            await site.start()
+            await state.start()
         except Exception as error:
-            site.failed = error  # a server says of it no more than that
+            state.failed = error  # uvicorn says no more than that it failed
             raise
         try:
             yield
         finally:
-            await site.close()
+            await state.close()
 
     app = FastAPI(
-        title="Tammes", version=__version__, description=_DESCRIPTION, lifespan=life, docs_url=None, redoc_url=None
+        title="Tammes", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
 
-    def respond(request: Request, error: RefusedError) -> Response:
-        return pages.error_page(site, request, error) if wants_page(request) else as_json(request, error)
+    def respond(request: Request, error: RequestError) -> Response:
+        return pages.error_page(state, request, error) if wants_page(request) else error_response(request, error)
 
-    async def refused(request: Request, error: Exception) -> Response:
-        return respond(request, _as_refusal(error))
+    async def handle(request: Request, error: Exception) -> Response:
+        return respond(request, _request_error(error))
 
-    for kind in (RefusedError, HTTPException, RequestValidationError, UserError, Exception):
-        app.add_exception_handler(kind, refused)
-    app.include_router(api.routes(site))
-    app.include_router(pages.routes(site, app), include_in_schema=False)
-    return Guard(app, site.limits, site.telemetry, token=site.token, hosts=hosts, respond=respond)
+    for kind in (HTTPException, RequestValidationError, UserError, Exception):
+        app.add_exception_handler(kind, handle)
+    app.include_router(api.routes(state))
+    app.include_router(pages.routes(state, app), include_in_schema=False)
+    return RequestMiddleware(app, state.limits, state.telemetry, token=state.token, hosts=hosts, respond=respond)
 
 
-def _as_refusal(error: Exception) -> RefusedError:
-    if isinstance(error, RefusedError):
+def _request_error(error: Exception) -> RequestError:
+    """Any exception as what the client is told."""
+    if isinstance(error, RequestError):
         return error
-    if isinstance(error.__cause__, RefusedError):  # FastAPI wraps what happens while it reads a body
-        return error.__cause__
     if isinstance(error, RequestValidationError):
-        return RefusedError(422, in_words(error.errors()))
-    if isinstance(error, HTTPException):
-        told = {
-            404: "there is nothing at this address. /openapi.json lists the addresses there are.",
-            405: "this address cannot be asked that way. /openapi.json lists how each can be.",
-        }
-        allowed = (error.headers or {}).get("Allow")
-        if allowed is not None and "GET" in allowed:
-            allowed += ", HEAD"  # which the guard answers
-        return RefusedError(error.status_code, told.get(error.status_code, f"{error.detail}."), allowed=allowed)
+        return RequestError(422, validation_message(error.errors()))
+    if isinstance(error, HTTPException):  # of FastAPI itself
+        headers = dict(error.headers or {})
+        if "GET" in headers.get("Allow", ""):
+            headers["Allow"] += ", HEAD"  # which the middleware answers
+        message = _MESSAGES.get(error.status_code, f"{error.detail}.")
+        return RequestError(error.status_code, message, headers=headers)
     if isinstance(error, UserError):
         print(f"tammes: {error}", file=sys.stderr, flush=True)
-        return RefusedError(503, "the gallery cannot be read at the moment; the server's log says why.", again_in=5)
-    return RefusedError(500, FAULT)
+        return RequestError(503, "the gallery cannot be read at the moment; the server's log says why.", retry_after=5)
+    return RequestError(500, FAULT)

@@ -1,9 +1,9 @@
-"""A process that turns one uploaded picture after the other into pixels: `python -m tammes.serve.decoder BYTES PIXELS`.
+"""A process that decodes one uploaded image after the other: `python -m tammes.serve.decoder BYTES PIXELS`.
 
 It reads a JSON line and the file's bytes from standard input, and writes a JSON line and the results to standard
-output. It knows nothing of the gallery or the token, writes no file, may take so much memory and no more (where the
-system can hold it to that), and whoever started it ends it when it takes too long: a file that makes a decoder crash,
-swell or hang ends this process and nothing else. It has the rights of the server's user. It does not import torch.
+output. It knows nothing of the gallery or the token, writes no file, has a limit on its memory (where the system can
+enforce one), and is killed when it takes too long: a file that makes a decoder crash, swell or hang ends this process
+and nothing else. It has the rights of the server's user. It does not import torch.
 """
 
 import json
@@ -18,22 +18,22 @@ from PIL import Image
 from tammes.data.images import FORMATS, centre, check_shape, open_picture, small
 from tammes.errors import UserError
 
-_SHOWN = 480  # longer side of what the page shows of an upload, in pixels
-_MESSAGE = 300  # characters; some quote the file
+_THUMBNAIL = 480  # longer side of what the page shows of an upload, in pixels
+_MESSAGE = 300  # characters of an error; some quote the file
 
 
 def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[dict[str, Any], bytes, bytes]:
-    """What is said of a picture, its pixels as a network sees it, and a small picture of it."""
-    image = open_picture(BytesIO(content), name="the picture")
+    """The size of an image, its pixels as a network sees it, and its thumbnail."""
+    image = open_picture(BytesIO(content), name="the image")
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
-    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _SHOWN, effort=0)
+    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _THUMBNAIL, effort=0)
 
 
 def main(most_bytes: int, most_pixels: int) -> None:
     """Decode until standard input ends."""
     Image.MAX_IMAGE_PIXELS = most_pixels
-    warnings.simplefilter("ignore")  # about broken metadata; the picture decides
+    warnings.simplefilter("ignore")  # about broken metadata; only the pixels matter
     Image.init()
     for kind in set(Image.OPEN) - set(FORMATS):  # so that nothing can choose it: PostScript's starts a program
         del Image.OPEN[kind]
@@ -42,21 +42,21 @@ def main(most_bytes: int, most_pixels: int) -> None:
     while line := source.readline():
         asked = json.loads(line)
         content = source.read(asked["bytes"])
-        pixels, shown = b"", b""
+        pixels, thumbnail = b"", b""
         try:
-            said, pixels, shown = decoded(content, asked["mode"], asked["shorter_side"], asked["size"])
+            header, pixels, thumbnail = decoded(content, asked["mode"], asked["shorter_side"], asked["size"])
         except UserError as error:
-            said = {"error": str(error)[:_MESSAGE]}
+            header = {"error": str(error)[:_MESSAGE]}
         except MemoryError:
-            said = {"error": "cannot read the picture: it takes too much memory to open. Make it smaller."}
+            header = {"error": "cannot read the image: it takes too much memory to open. Make it smaller."}
         except Exception:  # what a library did not expect of a file
-            said = {"error": "cannot read the picture: it is broken."}
-        sink.write(json.dumps(said | {"shown": len(shown)}).encode() + b"\n" + pixels + shown)
+            header = {"error": "cannot read the image: it is broken."}
+        sink.write(json.dumps(header | {"thumbnail": len(thumbnail)}).encode() + b"\n" + pixels + thumbnail)
         sink.flush()
 
 
 def _limit(more: int) -> None:
-    """Let this process grow by so many bytes from here on, and write no file, where the system can hold it to that."""
+    """Let this process grow by so many bytes from here on, and write no file, where the system can enforce it."""
     if sys.platform != "linux":
         return
     import resource

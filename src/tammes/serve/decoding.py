@@ -1,4 +1,4 @@
-"""Uploads become pixels in processes of their own; see `decoder` for what they promise."""
+"""Uploads are decoded in processes of their own; see `decoder` for what these may do."""
 
 import json
 import subprocess
@@ -16,38 +16,38 @@ from numpy import ndarray
 
 from tammes.data.images import Mode
 from tammes.io.environment import bare_environment
-from tammes.serve.errors import RefusedError
+from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.limits import Limits
 
-_RENEWED_AFTER = 500  # pictures; whatever a library may leak goes with its process
-_LINE, _SHOWN_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
+_RENEWED_AFTER = 500  # images; whatever a library leaks goes with its process
+_LINE, _THUMBNAIL_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A picture that was uploaded.
+    """An uploaded image.
 
     Attributes:
         pixels: as the network sees it.
-        shown: a small picture of it, as a WebP file.
+        thumbnail: as a WebP file.
     """
 
     pixels: UInt8[ndarray, "channels height width"]
     width: int
     height: int
-    shown: bytes
+    thumbnail: bytes
 
 
 @dataclass(frozen=True)
-class View:
-    """What a network wants to see of a picture; as in `Embedder`."""
+class Preprocessing:
+    """How an image is made the input of the network; as in `Embedder`."""
 
     mode: Mode
     shorter_side: int
     size: int
 
 
-class Decoders:
+class DecoderPool:
     """Processes that decode, as many as may work at the same time. To be closed."""
 
     def __init__(self, limits: Limits, number: int = 2) -> None:
@@ -57,14 +57,14 @@ class Decoders:
         for each in self._all:
             self._free.put(each)
 
-    def decode(self, content: bytes, view: View) -> Decoded:
-        """The picture in a file's content, or a refusal. To be called in a thread of its own."""
+    def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
+        """The image in a file's content, or an error. To be called in a thread of its own."""
         try:
             decoder = self._free.get(timeout=self._limits.wait_seconds)
         except Empty:
-            raise RefusedError(503, "too many pictures at once. Try again in a moment.", again_in=1) from None
+            raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
         try:
-            return decoder.decode(content, view)
+            return decoder.decode(content, preprocessing)
         finally:
             self._free.put(decoder)
 
@@ -83,21 +83,21 @@ class _Decoder:
         self._lock = Lock()
         self._closed = False
 
-    def decode(self, content: bytes, view: View) -> Decoded:
-        """Once more if its process has ended: that may have been somebody else's doing, before this picture came."""
-        answer, late = self._asked(content, view)
+    def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
+        """Once more if its process has ended: an image before this one may have been the cause."""
+        answer, late = self._asked(content, preprocessing)
         if answer is None and not late and not self._closed:
-            answer, late = self._asked(content, view)
+            answer, late = self._asked(content, preprocessing)
         if isinstance(answer, Decoded):
             return answer
         if answer is None and self._closed:
-            raise RefusedError(503, "the server is stopping.", again_in=10)
+            raise RequestError(503, "the server is stopping.", retry_after=10)
         too_long = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
-        why = answer or f"cannot read the picture: {too_long if late else 'it is broken'}."
-        raise RefusedError(_status(why), why)
+        why = answer or f"cannot read the image: {too_long if late else 'it is broken'}."
+        raise RequestError(_status(why), why)
 
-    def _asked(self, content: bytes, view: View) -> tuple[Decoded | str | None, bool]:
-        """What the process says, nothing if it has ended; and whether it took too long."""
+    def _asked(self, content: bytes, preprocessing: Preprocessing) -> tuple[Decoded | str | None, bool]:
+        """The answer of the process, None if it has ended; and whether it took too long."""
         process = self._running()
         killed = Event()
 
@@ -109,8 +109,8 @@ class _Decoder:
         timer.start()
         answer = None
         try:
-            answer = _exchange(process, content, view)
-        except Exception:  # it has ended, or was ended, or says what it never should: it is not used again
+            answer = _exchange(process, content, preprocessing)
+        except Exception:  # it has ended, was killed, or answers nonsense: it is not used again
             pass
         finally:
             timer.cancel()
@@ -128,7 +128,7 @@ class _Decoder:
     def _running(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._closed:
-                raise RefusedError(503, "the server is stopping.", again_in=10)
+                raise RequestError(503, "the server is stopping.", retry_after=10)
             if self._process is not None and (self._process.poll() is not None or self._done >= _RENEWED_AFTER):
                 self._end_process()
             if self._process is None:
@@ -159,28 +159,28 @@ class _Decoder:
         self._process = None
 
 
-def _exchange(process: "subprocess.Popen[bytes]", content: bytes, view: View) -> Decoded | str:
-    """The picture, or why there is none. Answers are bounded: a file may have taken that process over."""
+def _exchange(process: "subprocess.Popen[bytes]", content: bytes, preprocessing: Preprocessing) -> Decoded | str:
+    """The image, or why there is none. Answers are bounded: a file may have taken that process over."""
     sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-    sink.write(json.dumps({"bytes": len(content), **asdict(view)}).encode() + b"\n")
+    sink.write(json.dumps({"bytes": len(content), **asdict(preprocessing)}).encode() + b"\n")
     sink.write(content)
     sink.flush()
     line = source.readline(_LINE)
     if not line.endswith(b"\n"):
         raise EOFError
-    said = json.loads(line)
-    if "error" in said:
-        return str(said["error"])
-    shape = (len(view.mode), view.size, view.size)
+    header = json.loads(line)
+    if "error" in header:
+        return str(header["error"])
+    shape = (len(preprocessing.mode), preprocessing.size, preprocessing.size)
     pixels = np.frombuffer(bytearray(source.read(prod(shape))), dtype=np.uint8).reshape(shape)
-    if not 0 <= said["shown"] <= _SHOWN_BYTES:
+    if not 0 <= header["thumbnail"] <= _THUMBNAIL_BYTES:
         raise ValueError
-    shown = source.read(said["shown"])
-    if len(shown) != said["shown"]:
+    thumbnail = source.read(header["thumbnail"])
+    if len(thumbnail) != header["thumbnail"]:
         raise EOFError
-    return Decoded(pixels, int(said["width"]), int(said["height"]), shown)
+    return Decoded(pixels, int(header["width"]), int(header["height"]), thumbnail)
 
 
 def _status(error: str) -> int:
-    """415 for what is no image at all, 422 for an image that cannot be used."""
+    """415 for what is not an image at all, 422 for an image that cannot be used."""
     return 415 if any(words in error for words in ("not an image", "not one of", "is empty")) else 422

@@ -1,4 +1,4 @@
-"""Pixels become vectors: pictures that wait while the network works go through it together."""
+"""Pixels become vectors: images that wait while the network works go through it together."""
 
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -10,13 +10,13 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
 from tammes.models.embedder import Embedder
-from tammes.serve.errors import RefusedError
+from tammes.serve.errors import RequestError
 
 _TOGETHER = 16
 
 
-class Embedding:
-    """A thread that has the network for itself. To be closed."""
+class EmbeddingWorker:
+    """A thread that has the network to itself. To be closed."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -27,12 +27,12 @@ class Embedding:
         self._thread.start()
 
     def vector(self, pixels: UInt8[ndarray, "channels height width"]) -> "Future[Float32[ndarray, ' dim']]":
-        """The unit vector of a picture, when its turn has come."""
+        """The unit vector of an image, when its turn has come."""
         result: Future[ndarray] = Future()
         with self._lock:
             if self._closed:
-                raise RefusedError(
-                    503, "the server stops or its gallery was made anew. Try again in a moment.", again_in=1
+                raise RequestError(
+                    503, "the server is stopping or its gallery was rebuilt. Try again in a moment.", retry_after=1
                 )
             self._waiting.put((pixels, result))
         return result
@@ -56,7 +56,7 @@ class Embedding:
                     vectors = self._embedder(pixels.to(self._embedder.mean.device)).float().cpu().numpy()
                 if not np.isfinite(vectors).all():
                     raise ValueError("the network gave a vector that is not finite")
-            except Exception as error:  # a fault of one batch is told to those who wait for it, and the thread goes on
+            except Exception as error:  # those who wait for this batch are told, and the thread continues
                 for _, result in batch:
                     result.set_exception(error)
                 continue
@@ -68,7 +68,7 @@ class Embedding:
         batch = []
         given = self._waiting.get()
         while given is not None:
-            if given[1].set_running_or_notify_cancel():  # whoever has gone needs no vector
+            if given[1].set_running_or_notify_cancel():  # a client that has gone needs no vector
                 batch.append(given)
             if len(batch) == _TOGETHER:
                 return batch, True

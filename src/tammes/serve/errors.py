@@ -1,7 +1,8 @@
-"""Answers to requests that cannot be granted: a number for the program, a sentence for the person."""
+"""Error responses: a code for the program, a sentence for the person."""
 
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -24,46 +25,41 @@ CODES = {
     503: "busy",
     504: "took_too_long",
 }
+FAULT = "something went wrong on the server; its log says what."
+TOO_MANY_UPLOADS = "too many images at once. Try again in a moment."
+_LONGEST = 80  # characters from which on a value is not quoted
 
 
-_LONGEST = 80  # characters from which on a value is not said back
-
-
-class RefusedError(Exception):
-    """A request that gets an error for an answer.
+class RequestError(HTTPException):
+    """A request that is answered with an error.
 
     Attributes:
-        status: of HTTP.
-        message: what was wrong, what is right.
-        again_in: seconds after which it may be worth another try.
-        allowed: the methods that the address does know, where it was asked with another.
+        status_code: of HTTP.
+        detail: what was wrong, what is right.
+        headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, *, again_in: int | None = None, allowed: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.again_in, self.allowed = status, message, again_in, allowed
+    def __init__(
+        self, status: int, message: str, *, retry_after: int | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        retry = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        super().__init__(status, message, {**(headers or {}), **retry})
 
 
-FAULT = "something went wrong on the server; its log says what."
-
-
-def headers_of(request: Request, error: RefusedError) -> dict[str, str]:
-    """What goes with the answer, whatever its form."""
-    headers = {"Cache-Control": "no-store"}
-    if error.again_in is not None:
-        headers["Retry-After"] = str(error.again_in)
-    if error.allowed is not None:
-        headers["Allow"] = error.allowed
-    if error.status == 401:
+def error_headers(request: Request, error: HTTPException) -> dict[str, str]:
+    """The headers of an error response, JSON or page."""
+    headers = {"Cache-Control": "no-store", **(error.headers or {})}
+    if error.status_code == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if request.method not in ("GET", "HEAD"):
-        headers["Connection"] = "close"  # whatever is left of its body is not read
+        headers["Connection"] = "close"  # the rest of its body is not read
     return headers
 
 
-def as_json(request: Request, error: RefusedError) -> Response:
-    content = {"error": CODES.get(error.status, "error"), "message": error.message}
-    return JSONResponse(content, error.status, headers_of(request, error))
+def error_response(request: Request, error: HTTPException) -> Response:
+    """An error as JSON."""
+    content = {"error": CODES.get(error.status_code, "error"), "message": error.detail}
+    return JSONResponse(content, error.status_code, error_headers(request, error))
 
 
 def wants_page(request: Request) -> bool:
@@ -72,17 +68,17 @@ def wants_page(request: Request) -> bool:
     return not path.startswith(("/api/", "/static/", "/metrics")) and "text/html" in request.headers.get("accept", "")
 
 
-def in_words(errors: Any) -> str:
+def validation_message(errors: Any) -> str:
     """What pydantic found wrong with a request, in one sentence."""
-    said = []
+    messages = []
     for error in errors[:5]:
         if error["type"] == "json_invalid":
-            said.append(f"the body is no JSON: {error['ctx']['error']}, at character {error['loc'][-1]}")
+            messages.append(f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}")
             continue
         where = ".".join(str(part)[:100] for part in error["loc"] if part not in ("query", "body", "path"))
         given = error.get("input")
-        # What is long is not said back; what is missing has for its value all that is there instead.
-        told = shown(given) if isinstance(given, str | int | float) else ""
-        got = f", got {told}" if told and len(told) < _LONGEST else ""
-        said.append(f"{where or 'the body'}: {error['msg']}{got}")
-    return "; ".join(said).encode(errors="backslashreplace").decode() + "."
+        # A long value is not quoted; where a field is missing, the input is everything else.
+        quoted = shown(given) if isinstance(given, str | int | float) else ""
+        got = f", got {quoted}" if quoted and len(quoted) < _LONGEST else ""
+        messages.append(f"{where or 'the body'}: {error['msg']}{got}")
+    return "; ".join(messages).encode(errors="backslashreplace").decode() + "."

@@ -1,11 +1,11 @@
-"""What a server allows a client."""
+"""What a client may ask of the server."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from tammes.errors import UserError
 
-_BYTES_A_PIXEL = 20  # of the kinds of picture that take most
+_BYTES_A_PIXEL = 20  # of the kinds of image that take most
 
 
 @dataclass(frozen=True)
@@ -13,18 +13,18 @@ class Limits:
     """Bounds of what a client may ask for.
 
     Attributes:
-        upload_bytes: of a body with a picture; `other_bytes`: of any other.
-        upload_pixels: of a picture, by its header, before it is decoded.
-        uploads_at_once: bodies and pictures that are in memory at the same time; further ones wait for their turn. One
-            client never has all of these places.
+        upload_bytes: of a body with an image; `other_bytes`: of any other.
+        upload_pixels: of an image, by its header, before it is decoded.
+        uploads_at_once: bodies and images that are in memory at the same time; further ones wait for their turn. One
+            client never has all of these slots.
         rate: requests a second of one client, over time; a burst may be `burst` times that. 0: no limit.
         seconds: that a request may take, without its upload.
         upload_seconds: that a body may take to arrive.
         wait_seconds: that a request waits for its turn before it is told to come again.
         header_seconds: that a connection may take to say what it wants.
-        decode_seconds: that decoding a picture may take; `decode_bytes`: the memory it may take.
+        decode_seconds: that decoding an image may take; `decode_bytes`: the memory it may take.
         connections: at the same time.
-        remembered: pictures that were searched with and are kept in memory, so that their address can be shared.
+        remembered: uploaded images that are kept in memory, so that their address can be shared.
     """
 
     upload_bytes: int = 20_000_000
@@ -43,11 +43,11 @@ class Limits:
     remembered: int = 500
 
     def with_room_for_its_pixels(self) -> "Limits":
-        """The same, with as much memory as decoding the largest picture takes."""
+        """The same, with as much memory as decoding the largest image takes."""
         return replace(self, decode_bytes=max(self.decode_bytes, _BYTES_A_PIXEL * self.upload_pixels))
 
     def __post_init__(self) -> None:
         if not isfinite(self.rate) or self.rate < 0:
             raise UserError(f"--rate must be 0 (no limit) or more requests a second, got {self.rate:g}.")
         if self.upload_bytes < 1 or self.upload_pixels < 1:
-            raise UserError("--max-upload and --max-pixels must be numbers above 0: a picture has to fit.")
+            raise UserError("--max-upload and --max-pixels must be numbers above 0: an image has to fit.")

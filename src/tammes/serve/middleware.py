@@ -1,7 +1,7 @@
-"""What every request passes before it is answered, and what every answer carries.
+"""The middleware that every request passes before it is answered, and the headers of every answer.
 
-An ASGI application around another: it looks at the host, the token, the number of requests of a client and the size of
-a body before anything of it is read, bounds the time, and turns whatever goes wrong into a clear answer.
+It checks the host, the token, the number of requests of a client and the size of a body before any of it is read,
+bounds the time, and turns whatever goes wrong into an error response.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tammes.serve.errors import FAULT, RefusedError, as_json
+from tammes.serve.errors import FAULT, RequestError, error_response
 from tammes.serve.limits import Limits
 from tammes.serve.telemetry import Telemetry
 
@@ -40,16 +40,16 @@ HEADERS = {
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
 _WHOLE_ADDRESS = re.compile(rb"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)
-_CHEAP = ("/static/", "/api/health")  # and pictures: a page shows many of them
+_CHEAP = ("/static/", "/api/health")  # and images: a page shows many of them
 _CHEAP_COST = 0.05
 _CLIENTS = 10_000  # whose requests are counted
-_LINGER = 5.0  # seconds, for a client that goes on sending although it was refused
-_WITH_PICTURE = ("/api/search", "/search")  # the others have short bodies
+_LINGER = 5.0  # seconds, for a client that is still sending when it is refused
+_WITH_IMAGE = ("/api/search", "/search")  # the others have short bodies
 _OPEN = ("/api/health", "/static/", "/login")  # to be reached without a token
 
 
-class Guard:
-    """The site's door."""
+class RequestMiddleware:
+    """Checks and limits around an ASGI application."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Guard:
         *,
         token: str | None = None,
         hosts: Iterable[str] | None = None,
-        respond: Callable[[Request, RefusedError], Response],
+        respond: Callable[[Request, RequestError], Response],
     ) -> None:
         """Args:
-        hosts: the names that the server may be called by; None: any. A page of somebody else, opened in a browser
-            on this machine, could otherwise have its own name point here and read what is served.
-        respond: what a client is told, a program in JSON, a person on a page.
+        hosts: the names that clients may call the server by; None: any. Otherwise a page of another site, opened in
+            a browser on this machine, could let its own name point here and read what is served.
+        respond: makes the error response, JSON for a program, a page for a person.
         """
         self._app, self._limits, self._telemetry, self._token = app, limits, telemetry, token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -78,21 +78,21 @@ class Guard:
         began = perf_counter()
         scope = _simplified(scope)
         request = Request(scope)
-        body = _Body(receive, request.headers, self._limits, picture=scope["path"] in _WITH_PICTURE)
-        answer = _Answer(send, body, empty=scope["tammes.head"])
+        body = _Body(receive, request.headers, self._limits, image=scope["path"] in _WITH_IMAGE)
+        answer = _Response(send, body, empty=scope["tammes.head"])
         self._telemetry.under_way.inc()
         try:
             try:
                 self._check(request)
                 await self._answer(scope, body, answer)
-            except RefusedError as error:
+            except RequestError as error:
                 await self._refuse(request, answer, error)
             except ClientDisconnect:
-                pass  # nobody is there to be told
-            except Exception:  # a fault of ours: told to whoever runs the server, not to the client
+                pass  # nobody is left to answer
+            except Exception:  # a fault of ours: the log gets the details, the client does not
                 traceback.print_exc(file=sys.stderr)
                 if not answer.started:
-                    await self._refuse(request, answer, RefusedError(500, FAULT))
+                    await self._refuse(request, answer, RequestError(500, FAULT))
         finally:
             self._telemetry.under_way.dec()
             route = getattr(scope.get("route"), "path", "other")
@@ -101,8 +101,8 @@ class Guard:
             self._telemetry.requests.labels(route, method, str(answer.status)).inc()
             self._telemetry.seconds.labels(route).observe(perf_counter() - began)
 
-    async def _answer(self, scope: Scope, body: "_Body", answer: "_Answer") -> None:
-        """Have it answered in time: so much for the body to arrive, and so much from there on."""
+    async def _answer(self, scope: Scope, body: "_Body", answer: "_Response") -> None:
+        """Answer in time: one limit for the body to arrive, another from there on."""
         seconds = self._limits.seconds
         body.check_length()
         try:
@@ -112,22 +112,22 @@ class Guard:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise RefusedError(504, f"this took longer than {seconds:g} seconds.", again_in=5) from None
+            raise RequestError(504, f"this took longer than {seconds:g} seconds.", retry_after=5) from None
 
     def _check(self, request: Request) -> None:
-        path = request.scope["path"]  # and no address that was put together from it and the Host header
+        path = request.scope["path"]  # not `request.url`, which is made from it and the Host header
         if self._hosts is not None and _host(request) not in self._hosts:
-            raise RefusedError(421, "this server is not known by that name. Use the address that it printed.")
+            raise RequestError(421, "this server is not known by that name. Use the address that it printed.")
         cheap = path.startswith(_CHEAP) or path.endswith(("/thumbnail", "/image"))
-        self._count(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
-        if self._token is not None and not path.startswith(_OPEN) and not self._knows(request):
-            raise RefusedError(
+        self._limit_rate(request.client.host if request.client else "", _CHEAP_COST if cheap else 1.0)
+        if self._token is not None and not path.startswith(_OPEN) and not self._has_token(request):
+            raise RequestError(
                 401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
             )
         if request.method == "POST" and request.headers.get("sec-fetch-site") == "cross-site":
-            raise RefusedError(403, "a page of another site may not send anything here.")
+            raise RequestError(403, "a page of another site may not send anything here.")
 
-    def _knows(self, request: Request) -> bool:
+    def _has_token(self, request: Request) -> bool:
         assert self._token is not None
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and same_token(given.strip(), self._token):
@@ -135,8 +135,8 @@ class Guard:
         kept = request.cookies.get(COOKIE)
         return kept is not None and same_token(kept, cookie_of(self._token))
 
-    def _count(self, client: str, cost: float) -> None:
-        """A bucket for each client that fills at the rate and that a request takes from."""
+    def _limit_rate(self, client: str, cost: float) -> None:
+        """A token bucket for each client: it fills at the rate, and each request takes from it."""
         rate = self._limits.rate
         if not rate:
             return
@@ -148,15 +148,15 @@ class Guard:
         if len(self._clients) > _CLIENTS:
             self._clients.popitem(last=False)
         if not enough:
-            raise RefusedError(
+            raise RequestError(
                 429,
                 f"more than {rate:g} requests a second from one client. Try again in a moment.",
-                again_in=ceil((cost - left) / rate),
+                retry_after=ceil((cost - left) / rate),
             )
 
-    async def _refuse(self, request: Request, answer: "_Answer", error: RefusedError) -> None:
-        if answer.started:  # half of it is out: the client sees that it was cut off
-            raise ConnectionAbortedError(error.message)
+    async def _refuse(self, request: Request, answer: "_Response", error: RequestError) -> None:
+        if answer.started:  # part of it is sent: the client sees that it was cut off
+            raise ConnectionAbortedError(error.detail)
         response = self._respond(request, error)
         await response(request.scope, _nothing, answer.send)
 
@@ -164,8 +164,8 @@ class Guard:
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 
 
-class _Answer:
-    """What is sent: its status is remembered, and its headers are made safe."""
+class _Response:
+    """What is sent: its status is remembered, and every answer has the security headers."""
 
     def __init__(self, send: Send, body: "_Body | None", *, empty: bool) -> None:
         self._send, self._body, self._empty = send, body, empty
@@ -192,11 +192,11 @@ class _Answer:
 
 
 class _Body:
-    """The body of a request, which may be so large and take so long."""
+    """The body of a request, with limits on its size and time."""
 
-    def __init__(self, receive: Receive, headers: Headers, limits: Limits, *, picture: bool) -> None:
-        self._receive, self._limits, self._picture = receive, limits, picture
-        self._most = limits.upload_bytes if picture else min(limits.other_bytes, limits.upload_bytes)
+    def __init__(self, receive: Receive, headers: Headers, limits: Limits, *, image: bool) -> None:
+        self._receive, self._limits, self._image = receive, limits, image
+        self._most = limits.upload_bytes if image else min(limits.other_bytes, limits.upload_bytes)
         self._bytes = 0
         self._until: float | None = None
         self._whole = False
@@ -206,12 +206,12 @@ class _Body:
         self.expected = "transfer-encoding" in headers or self._length != "0"
 
     def check_length(self) -> None:
-        """Refuse what says that it is too large, before any of it is read."""
+        """Refuse a body that declares too large a size, before any of it is read."""
         if self._length.isdecimal() and int(self._length) > self._most:
             raise self._too_large()
 
     async def drain(self) -> None:
-        """Take in the rest and forget it, for a moment."""
+        """Read the rest and drop it, for a moment."""
         if not self.expected or self._whole:
             return
         with suppress(TimeoutError):
@@ -230,26 +230,26 @@ class _Body:
             if not limit.expired():
                 raise
             seconds = f"{self._limits.upload_seconds:g}"
-            raise RefusedError(408, f"the body of the request took longer than {seconds} seconds to arrive.") from None
+            raise RequestError(408, f"the body of the request took longer than {seconds} seconds to arrive.") from None
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._most:
             raise self._too_large()
         if not message.get("more_body", False):
-            self._until = float("inf")  # what is received from here on is that the client has gone
+            self._until = float("inf")  # all that can follow is that the client has gone
             if self.expected and not self._whole:
                 self.when_whole()
             self._whole = True
         return message
 
-    def _too_large(self) -> RefusedError:
-        smaller = " Make the picture smaller." if self._picture else ""
-        return RefusedError(413, f"this request may have up to {self._most / 1e6:g} MB.{smaller}")
+    def _too_large(self) -> RequestError:
+        smaller = " Make the image smaller." if self._image else ""
+        return RequestError(413, f"this request may have up to {self._most / 1e6:g} MB.{smaller}")
 
 
 def _simplified(scope: Scope) -> Scope:
-    """A request as the routes know it: HEAD is GET whose answer is left out, and an answer is always whole.
+    """A request as the routes know it: HEAD is a GET without its body, and Range is ignored.
 
-    A target that is a whole address, as a proxy may send (RFC 9112, 3.2.2), is its path; the host is the one it names.
+    Of a target that is a whole address, as a proxy may send (RFC 9112, 3.2.2), the path and the host are taken.
     """
     head = scope["method"] == "HEAD"
     headers = [each for each in scope["headers"] if each[0] != b"range"]
@@ -263,12 +263,12 @@ def _simplified(scope: Scope) -> Scope:
 
 
 def same_token(given: str, token: str) -> bool:
-    """Compared in the same time whatever is given."""
+    """Compared in constant time."""
     return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 def cookie_of(token: str) -> str:
-    """What a browser keeps: nothing that the token could be told from."""
+    """What a browser keeps: the token does not follow from it."""
     return hmac.new(token.encode(), b"tammes-cookie", "sha256").hexdigest()
 
 
@@ -280,11 +280,13 @@ def _host(request: Request) -> str:
 
 
 async def busy(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of a connection too many."""
+    """The application of a connection beyond the limit."""
     request = Request(scope)
-    response = as_json(request, RefusedError(503, "too many connections at once. Try again in a moment.", again_in=1))
+    response = error_response(
+        request, RequestError(503, "too many connections at once. Try again in a moment.", retry_after=1)
+    )
     response.headers["Connection"] = "close"
-    await response(scope, receive, _Answer(send, None, empty=request.method == "HEAD").send)
+    await response(scope, receive, _Response(send, None, empty=request.method == "HEAD").send)
 
 
 async def _nothing() -> Message:

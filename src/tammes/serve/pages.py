@@ -1,7 +1,8 @@
-"""The pages: plain HTML made here, which a little JavaScript makes pleasant. Every state of it has an address."""
+"""The pages: HTML rendered here, and a little JavaScript. Every state of a page has an address."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,14 +17,15 @@ from numpy import ndarray
 
 from tammes import __version__
 from tammes.serve import api
-from tammes.serve.api import Id, K, Label, Name
-from tammes.serve.errors import RefusedError, headers_of
+from tammes.serve.api import ItemId, K, Label, UploadId
+from tammes.serve.errors import RequestError, error_headers
 from tammes.serve.examples import examples
-from tammes.serve.gallery import Gallery
+from tammes.serve.gallery import ServedGallery
 from tammes.serve.middleware import COOKIE, cookie_of, same_token
+from tammes.serve.models import Item
 from tammes.serve.reports import Report, policy
-from tammes.serve.rows import Catalogue, Item, shown
-from tammes.serve.state import Found, Site
+from tammes.serve.rows import Rows, escaped
+from tammes.serve.state import Answer, ServerState
 
 _HERE = Path(__file__).parent
 _REPORT = _HERE.parent / "report"
@@ -37,7 +39,7 @@ _FILES = {
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NUMBERS = (8, 24, 48, 96)
 _CARDS, _CLASSES = 60, 96  # of one page
-_STARTS = 24  # pictures to begin with
+_STARTS = 24  # images on the first page
 _TINY = 64  # pixels
 _SUGGESTED = 300  # classes whose names a page holds; of more the script asks as one types
 _LONGEST_FORM = 4096  # bytes, of the one with the token
@@ -45,14 +47,14 @@ _LONGEST_FORM = 4096  # bytes, of the one with the token
 Page = Annotated[int, Query(ge=1, le=10**6)]
 
 
-def routes(site: Site, app: FastAPI) -> APIRouter:
+def routes(state: ServerState, app: FastAPI) -> APIRouter:
     """The routes of the pages."""
     pages = APIRouter(default_response_class=HTMLResponse)
 
     @pages.get("/static/{name}")
     async def static(name: str, v: str = "") -> Response:
         if name not in _FILES:
-            raise RefusedError(404, f"there is no file {name!r}.")
+            raise RequestError(404, f"there is no file {name!r}.")
         content, digest = _static(name)
         lasting = "public, max-age=31536000, immutable" if v == digest else "no-cache"
         return Response(content, media_type=_KINDS[Path(name).suffix], headers={"Cache-Control": lasting})
@@ -64,13 +66,13 @@ def routes(site: Site, app: FastAPI) -> APIRouter:
     @pages.get("/api")
     async def interface(request: Request) -> HTMLResponse:
         base = str(request.base_url).rstrip("/")
-        return _page(site, "api.html", here="api", document=examples(app.openapi(), site, base))
+        return _page(state, "api.html", here="api", document=examples(app.openapi(), state, base))
 
-    if site.token is not None:
-        _log_in(pages, site, site.token)
-    _reports(pages, site)
-    if site.has_gallery:
-        _gallery(pages, site)
+    if state.token is not None:
+        _log_in(pages, state, state.token)
+    _reports(pages, state)
+    if state.has_gallery:
+        _gallery(pages, state)
     else:
 
         @pages.get("/")
@@ -80,114 +82,104 @@ def routes(site: Site, app: FastAPI) -> APIRouter:
     return pages
 
 
-def error_page(site: Site, request: Request, error: RefusedError) -> Response:
-    """What a person is told who opened an address in vain."""
-    if error.status == 401:
+def error_page(state: ServerState, request: Request, error: RequestError) -> Response:
+    """An error as a page; without the token, the page that asks for it."""
+    if error.status_code == 401:
         asked = request.scope["path"] + (f"?{query}" if (query := request.url.query) else "")
         return RedirectResponse(
             f"/login{_query(to=_other_than_start(asked))}", status_code=303, headers={"Cache-Control": "no-store"}
         )
-    page = _page(site, "error.html", here="", status=error.status, message=error.message)
-    page.status_code = error.status
-    page.headers.update(headers_of(request, error))
+    page = _page(state, "error.html", here="", status=error.status_code, message=error.detail)
+    page.status_code = error.status_code
+    page.headers.update(error_headers(request, error))
     return page
 
 
-def _gallery(pages: APIRouter, site: Site) -> None:
+def _gallery(pages: APIRouter, state: ServerState) -> None:
     @pages.get("/")
     async def start() -> HTMLResponse:
-        catalogue = site.gallery.catalogue
-        numbers = _some(catalogue)
-        await asyncio.to_thread(site.gallery.read_thumbnails, catalogue, numbers)
-        return _page(site, "start.html", here="search", items=[catalogue.item(number) for number in numbers])
+        gallery = state.gallery
+        return _page(state, "start.html", here="search", items=await _items(gallery, _some(gallery.rows)))
 
     @pages.post("/search")
     async def search(request: Request, k: K = 24, label: Label = None) -> Response:
         """A form that is sent without a script."""
-        upload = await site.uploaded(request, site.gallery)
+        upload = await state.receive_upload(request, state.gallery)
         return RedirectResponse(f"/picture/{upload.id}{_query(k=k, label=label)}", status_code=303)
 
     @pages.get("/item/{item}")
-    async def item(item: Id, k: K = 24, label: Label = None) -> HTMLResponse:
-        gallery = site.gallery
-        catalogue, number = site.found(item, gallery)
-        vector = await asyncio.to_thread(gallery.vector, number, catalogue)
-        found = await _near(site, gallery, vector, k, label, leave_out=catalogue.paths[number])
-        known = catalogue.item(number)
+    async def item(item: ItemId, k: K = 24, label: Label = None) -> HTMLResponse:
+        gallery = state.gallery
+        known = gallery.rows.item(item)
+        vector = await asyncio.to_thread(gallery.vector, item)
         return await _results(
-            site, gallery, found, k, label, item=known, address=f"/item/{item}", shown=f"/api/items/{item}/image",
-            small=api.thumbnail_address(known), width=known.width, height=known.height,
+            state, gallery, vector, k, label, leave_out=item, item=known, address=f"/item/{item}",
+            shown=f"/api/items/{item}/image", small=known.thumbnail, width=known.width, height=known.height,
         )  # fmt: skip
 
     @pages.get("/picture/{picture}")
-    async def picture(picture: Name, k: K = 24, label: Label = None) -> HTMLResponse:
-        gallery = site.gallery
-        upload = site.upload(picture, gallery)
-        found = await _near(site, gallery, upload.vector, k, label)
+    async def picture(picture: UploadId, k: K = 24, label: Label = None) -> HTMLResponse:
+        gallery = state.gallery
+        upload = state.upload(picture, gallery)
         return await _results(
-            site, gallery, found, k, label, item=None, address=f"/picture/{picture}",
+            state, gallery, upload.vector, k, label, leave_out=None, item=None, address=f"/picture/{picture}",
             shown=f"/api/pictures/{picture}/thumbnail", small="", width=upload.width, height=upload.height,
         )  # fmt: skip
 
     @pages.get("/classes")
     async def classes(q: Annotated[str, Query(max_length=200)] = "", page: Page = 1) -> HTMLResponse:
-        catalogue = site.gallery.catalogue
-        names = api.classes_with(site, q)
+        gallery = state.gallery
+        names = api.classes_with(gallery.rows, q)
         some = names[(page - 1) * _CLASSES : page * _CLASSES]
-        covers = [catalogue.some_of(name, 1)[0] for name, _ in some]
-        await asyncio.to_thread(site.gallery.read_thumbnails, catalogue, covers)
+        covers = await _items(gallery, [gallery.rows.some_of(name, 1)[0] for name, _ in some])
         cards = [
-            {"name": name, "number": number, "cover": catalogue.item(cover), "address": f"/class{_query(name=name)}"}
+            {"name": name, "number": number, "cover": cover, "address": f"/class{_query(name=name)}"}
             for (name, number), cover in zip(some, covers, strict=True)
         ]
         return _page(
-            site, "classes.html", here="classes", cards=cards, total=len(names), q=q,
+            state, "classes.html", here="classes", cards=cards, total=len(names), q=q,
             **_pager("/classes", page, len(names), _CLASSES, q=q or None),
         )  # fmt: skip
 
     @pages.get("/class")
     async def one_class(name: Annotated[str, Query(max_length=1000)] = "", page: Page = 1) -> HTMLResponse:
-        catalogue = site.gallery.catalogue
-        if name not in catalogue.real_label:
-            raise RefusedError(404, f"the gallery has no class {name!r}.")
-        members = await asyncio.to_thread(catalogue.members, name)
-        some = members[(page - 1) * _CARDS : page * _CARDS]
-        await asyncio.to_thread(site.gallery.read_thumbnails, catalogue, some)
+        gallery = state.gallery
+        members = await asyncio.to_thread(gallery.rows.members, name)
         return _page(
-            site, "class.html", here="classes", name=name, total=len(members),
-            items=[catalogue.item(number) for number in some],
+            state, "class.html", here="classes", name=name, total=len(members),
+            items=await _items(gallery, members[(page - 1) * _CARDS : page * _CARDS]),
             **_pager("/class", page, len(members), _CARDS, name=name),
         )  # fmt: skip
 
     @pages.get("/map")
     async def the_map() -> HTMLResponse:
-        return _page(site, "map.html", here="map")
+        return _page(state, "map.html", here="map")
 
 
-def _reports(pages: APIRouter, site: Site) -> None:
+def _reports(pages: APIRouter, state: ServerState) -> None:
     @pages.get("/runs")
     async def runs() -> HTMLResponse:
-        if not site.has_reports:
-            raise RefusedError(404, "no reports are served here: tammes serve RUNS serves those of a folder of runs.")
-        found = list((await site.reports()).values())
+        if not state.has_reports:
+            raise RequestError(404, "no reports are served here: tammes serve RUNS serves those of a folder of runs.")
+        found = list((await state.reports()).values())
         return _page(
-            site, "runs.html", here="runs", rows=[_row(each) for each in found if each.kind == "run"],
+            state, "runs.html", here="runs", rows=[_row(each) for each in found if each.kind == "run"],
             benchmarks=[each for each in found if each.kind == "benchmark"],
         )  # fmt: skip
 
     @pages.get("/runs/{name:path}/report.html")
     async def report(name: str) -> FileResponse:
-        found = (await site.reports()).get(name)
+        found = (await state.reports()).get(name)
         if found is None or found.file is None:
-            raise RefusedError(404, f"there is no report of {name!r}.")
+            raise RequestError(404, f"there is no report of {name!r}.")
         headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-cache"}
         return FileResponse(found.file, media_type="text/html", headers=headers)
 
 
-def _log_in(pages: APIRouter, site: Site, token: str) -> None:
+def _log_in(pages: APIRouter, state: ServerState, token: str) -> None:
     @pages.get("/login")
     async def ask(wrong: bool = False, to: Annotated[str, Query(max_length=2000)] = "/") -> HTMLResponse:
-        return _page(site, "login.html", here="", wrong=wrong, to=_on_this_site(to), gallery=None)
+        return _page(state, "login.html", here="", wrong=wrong, to=_on_this_site(to), gallery=None)
 
     @pages.post("/login")
     async def log_in(request: Request) -> Response:
@@ -201,7 +193,7 @@ def _log_in(pages: APIRouter, site: Site, token: str) -> None:
         if not same_token(fields.get("token", [""])[0].strip(), token):
             return RedirectResponse(f"/login{_query(wrong='true', to=_other_than_start(to))}", status_code=303)
         answer = RedirectResponse(to, status_code=303)
-        # Lax: whoever follows a link to an address here is known; what another site sends is refused by the guard.
+        # Lax: who follows a link to here stays logged in; the middleware refuses what another site sends.
         answer.set_cookie(
             COOKIE, cookie_of(token), httponly=True, samesite="lax", secure=request.url.scheme == "https",
             max_age=30 * 86400,
@@ -214,34 +206,38 @@ def _other_than_start(address: str) -> str | None:
 
 
 def _on_this_site(address: str) -> str:
-    """Where to go on after the token was given: an address of this site and no other."""
+    """Where to continue after the token was given: an address of this site and no other."""
     plain = address.startswith("/") and not address.startswith("//") and "\\" not in address and address.isprintable()
     return address if plain else "/"
 
 
-async def _near(site: Site, gallery: Gallery, vector: ndarray, k: int, label: str | None, **more: Any) -> Found:
-    """What is near; nothing if there is no such class, which the page then says."""
-    if label and label not in gallery.catalogue.real_label:
-        return Found([], None)
-    return await site.neighbours(vector, k, label or None, gallery=gallery, **more)
+async def _items(gallery: ServedGallery, ids: Sequence[str]) -> list[Item]:
+    """The items of these ids; their thumbnails are in memory when the browser asks for them."""
+    items = [gallery.rows.item(each) for each in ids]
+    await asyncio.to_thread(gallery.load_thumbnails, ids)
+    return items
 
 
 async def _results(
-    site: Site, gallery: Gallery, answer: Found, k: int, label: str | None, *, address: str, **about: Any
-) -> HTMLResponse:
-    catalogue, found, judged = gallery.catalogue, answer.neighbours, answer.judged
-    numbers = [number for each in found if (number := catalogue.number(each.item.id)) is not None]
-    await asyncio.to_thread(gallery.read_thumbnails, catalogue, numbers)
-    among = Counter(each.item.label for each in found)
-    label = label or None
+    state: ServerState, gallery: ServedGallery, vector: ndarray, k: int, label: str | None, *,
+    leave_out: str | None, address: str, **about: Any,
+) -> HTMLResponse:  # fmt: skip
+    """The page of a search; in a class that does not exist it finds nothing, and says so."""
+    label, rows = label or None, gallery.rows
+    no_such_class = label is not None and not rows.has_class(label)
+    answer = Answer([], None)
+    if not no_such_class:
+        answer = await state.search(gallery, vector, k, label, leave_out=leave_out)
+    found, judged = answer.neighbours, answer.classification
+    await asyncio.to_thread(gallery.load_thumbnails, [each.id for each in found])
+    among, classes = Counter(each.label for each in found), list(rows.classes)
     return _page(
-        site, "results.html", here="search", found=found, k=k, label=label, address=address,
-        judged=judged, guess="" if judged is None else shown(judged.best_guess),
+        state, "results.html", here="search", found=found, k=k, label=label, address=address,
+        judged=judged, guess="" if judged is None else escaped(judged.best_guess),
         end=1.05 * max([0.0 if judged is None else judged.threshold, *(each.distance for each in found)]) or 1.0,
-        rates="" if judged is None or gallery.opened.threshold is None else gallery.opened.threshold.in_words(),
-        numbers=sorted({*_NUMBERS, k}), classes=list(catalogue.classes)[:_SUGGESTED],
-        more_classes=len(catalogue.classes) > _SUGGESTED,
-        no_such_class=label is not None and label not in catalogue.real_label,
+        rates="" if judged is None or gallery.threshold is None else gallery.threshold.in_words(),
+        numbers=sorted({*_NUMBERS, k}), classes=classes[:_SUGGESTED], more_classes=len(classes) > _SUGGESTED,
+        no_such_class=no_such_class,
         among=[(name, number, f"{address}{_query(k=k, label=name)}") for name, number in among.most_common(8)],
         everything=f"{address}{_query(k=k)}", **about,
     )  # fmt: skip
@@ -260,20 +256,20 @@ def _row(report: Report) -> dict[str, Any]:
     }
 
 
-def _some(catalogue: Catalogue) -> list[int]:
+def _some(rows: Rows) -> list[str]:
     """Items to begin with: one of a class, classes from the whole of the list; of few classes several."""
-    names = list(catalogue.classes)
+    names = list(rows.classes)
     if not names:
         return []
     rounds = -(-_STARTS // len(names))
     apart = max(1, len(names) // _STARTS)
-    return [number for name in names[::apart][:_STARTS] for number in catalogue.some_of(name, rounds)][:_STARTS]
+    return [item for name in names[::apart][:_STARTS] for item in rows.some_of(name, rounds)][:_STARTS]
 
 
 def _pager(path: str, page: int, total: int, size: int, **kept: str | None) -> dict[str, Any]:
     last = max(1, -(-total // size))
     if page > last:
-        raise RefusedError(404, f"there are {last} pages.")
+        raise RequestError(404, f"there are {last} pages.")
     return {
         "page": page,
         "last": last,
@@ -287,11 +283,11 @@ def _query(**values: Any) -> str:
     return f"?{urlencode(given)}" if given else ""
 
 
-def _page(site: Site, template: str, **values: Any) -> HTMLResponse:
-    gallery = site.gallery if site.has_gallery else None
+def _page(state: ServerState, template: str, **values: Any) -> HTMLResponse:
+    gallery = state.gallery if state.has_gallery else None
     shared = {
-        "version": __version__, "gallery": gallery, "site": site, "static": _address, "limits": site.limits,
-        "thumbnail": api.thumbnail_address, "tiny": _tiny,
+        "version": __version__, "gallery": gallery, "state": state, "static": _address, "limits": state.limits,
+        "tiny": _tiny,
     }  # fmt: skip
     return HTMLResponse(_environment().get_template(template).render({**shared, **values}))
 

@@ -1,6 +1,6 @@
-"""The map of a gallery: a place for each item, at once by its two main directions, then by t-SNE when that is done.
+"""The map of a gallery: two coordinates for each item, by PCA at once, then by t-SNE when that is done.
 
-t-SNE runs in a process of its own, one core, after everything else: searches do not wait for it. What it found is kept
+t-SNE runs in a process of its own, on one core, at the lowest priority: searches do not wait for it. Its result is kept
 in the cache folder for the next start.
 """
 
@@ -16,61 +16,61 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from tammes.errors import UserError
 from tammes.io.environment import cache_folder
 from tammes.io.files import folder_inside, write_atomically
 from tammes.report.projection import Way, flat, shown_items
-from tammes.serve.rows import MAPPED, Catalogue
+from tammes.serve.rows import MAPPED, Rows
 
 
 @dataclass(frozen=True)
-class Map:
-    """Where each item stands.
+class Projection:
+    """Two coordinates for each item.
 
     Attributes:
-        way: how it was found.
-        numbers: the items, by their place in the catalogue.
-        places: within 0..1.
+        way: how they were computed.
+        rows: the gallery as it was.
+        ids: the items.
+        points: their coordinates, within 0..1.
     """
 
     way: Way
-    catalogue: Catalogue
-    numbers: Int64[ndarray, " items"]
-    places: Float64[ndarray, "items 2"]
+    rows: Rows
+    ids: list[str]
+    points: Float64[ndarray, "items 2"]
 
 
-class Cartographer:
-    """Makes the map of the newest catalogue that it was shown."""
+class Projector:
+    """Computes the projection of the newest rows it was given."""
 
     def __init__(self) -> None:
-        self._map: Map | None = None
+        self._projection: Projection | None = None
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def working(self) -> bool:
-        """Whether a better map is on its way."""
+        """Whether a better projection is being computed."""
         return self._task is not None and not self._task.done()
 
-    async def map(self, catalogue: Catalogue) -> Map:
-        """The best map there is by now; asks for a better one."""
+    async def project(self, rows: Rows) -> Projection:
+        """The best projection there is by now; starts to compute a better one."""
         async with self._one_at_a_time:
-            if self._map is None or self._map.catalogue is not catalogue:
+            if self._projection is None or self._projection.rows is not rows:
                 await self.close()
-                numbers, vectors = _shown(catalogue)
-                kept = await asyncio.to_thread(_kept, vectors)
+                ids, vectors = _mapped(rows)
+                kept = await asyncio.to_thread(_read_cache, vectors)
                 if kept is not None:
-                    self._map = Map("tsne", catalogue, numbers, kept)
+                    self._projection = Projection("tsne", rows, ids, kept)
                 else:
-                    places = await asyncio.to_thread(_by_pca, vectors)
-                    self._map = Map("pca", catalogue, numbers, places)
-                    if len(numbers) > 10:
-                        self._task = asyncio.create_task(self._improve(catalogue, numbers, vectors))
-            return self._map
+                    self._projection = Projection("pca", rows, ids, await asyncio.to_thread(_pca, vectors))
+                    if len(ids) > 10:
+                        self._task = asyncio.create_task(self._improve(rows, ids, vectors))
+            return self._projection
 
     async def close(self) -> None:
         if self._process is not None:
@@ -79,10 +79,10 @@ class Cartographer:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # a map that could not be made is no reason to fail
+            with suppress(asyncio.CancelledError, Exception):  # the server does without a map that failed
                 await task
 
-    async def _improve(self, catalogue: Catalogue, numbers: ndarray, vectors: Float32[ndarray, "items dim"]) -> None:
+    async def _improve(self, rows: Rows, ids: list[str], vectors: Float32[ndarray, "items dim"]) -> None:
         content = BytesIO()
         np.save(content, vectors)
         process = self._process = subprocess.Popen(
@@ -91,41 +91,43 @@ class Cartographer:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        # In a thread, which sees to its end also when nobody waits for it any more; of its own, as it takes minutes.
+        # A thread sees to the end of the process also when nobody waits any more; its own, as it takes minutes.
         with ThreadPoolExecutor(1) as waiting:
             loop = asyncio.get_running_loop()
             found, _ = await loop.run_in_executor(waiting, process.communicate, content.getvalue())
         if process.returncode != 0:
             return
-        places = np.load(BytesIO(found), allow_pickle=False)
-        _keep(vectors, places)
-        if self._map is not None and self._map.catalogue is catalogue:
-            self._map = Map("tsne", catalogue, numbers, places)
+        points = np.load(BytesIO(found), allow_pickle=False)
+        _write_cache(vectors, points)
+        if self._projection is not None and self._projection.rows is rows:
+            self._projection = Projection("tsne", rows, ids, points)
 
 
 def main() -> None:
-    """From vectors on standard input to places on standard output."""
+    """From vectors on standard input to points on standard output."""
     from threadpoolctl import threadpool_limits
 
     if hasattr(os, "nice"):
         os.nice(19)
     vectors = np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
-    content = BytesIO()  # NumPy asks a file for its position, which a pipe has not
+    content = BytesIO()  # NumPy asks for the position in a file, which a pipe does not have
     with threadpool_limits(1):
         np.save(content, flat(vectors, "tsne"))
     try:
         sys.stdout.buffer.write(content.getvalue())
         sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the server has stopped meanwhile; what is left is not written at the end either
+    except BrokenPipeError:  # the server has stopped: Python must not write the rest at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _shown(catalogue: Catalogue) -> tuple[ndarray, ndarray]:
-    chosen = shown_items(catalogue.drawn, MAPPED)
-    return catalogue.drawn[chosen], catalogue.drawn_vectors[chosen]
+def _mapped(rows: Rows) -> tuple[list[str], ndarray]:
+    """The items of the map and their vectors."""
+    ids, vectors = rows.sample()
+    chosen = shown_items(np.arange(len(ids)), MAPPED)
+    return [ids[number] for number in chosen.tolist()], vectors[chosen]
 
 
-def _by_pca(vectors: ndarray) -> ndarray:
+def _pca(vectors: ndarray) -> ndarray:
     return flat(vectors, "pca") if len(vectors) else np.zeros((0, 2))
 
 
@@ -134,21 +136,21 @@ def _file(vectors: ndarray) -> Path:
     return cache_folder() / "maps" / f"{digest}.npy"
 
 
-def _kept(vectors: ndarray) -> ndarray | None:
+def _read_cache(vectors: ndarray) -> ndarray | None:
     try:
-        places = np.load(_file(vectors), allow_pickle=False)
+        points = np.load(_file(vectors), allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return places if places.shape == (len(vectors), 2) and np.isfinite(places).all() else None
+    return points if points.shape == (len(vectors), 2) and np.isfinite(points).all() else None
 
 
-def _keep(vectors: ndarray, places: ndarray) -> None:
+def _write_cache(vectors: ndarray, points: ndarray) -> None:
     content = BytesIO()
-    np.save(content, places)
+    np.save(content, points)
     try:
         folder_inside(_file(vectors).parent)
         write_atomically(_file(vectors), content.getvalue())
-    except (OSError, UserError):  # a cache that cannot be written costs the next start a minute
+    except (OSError, UserError):  # without a cache the next start computes it again
         return
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from tammes.benchmark.tables import read_results
 from tammes.errors import UserError
 from tammes.report.page import script_digest
-from tammes.serve.rows import shown
+from tammes.serve.rows import escaped
 from tammes.training.run_folder import Run, is_run, listed
 
 
@@ -40,7 +40,7 @@ class Report:
 
 
 def reports_in(roots: Sequence[Path]) -> dict[str, Report]:
-    """All runs and benchmarks at or below these folders that can be looked at, the newest first."""
+    """All runs and benchmarks at or below these folders, the newest first."""
     found: dict[str, Report] = {}
     for root in roots:
         for run in reversed(listed(root)):
@@ -58,7 +58,7 @@ def has_reports(folder: Path) -> bool:
 
 
 def policy() -> str:
-    """What a report may do: run the script of this version, show what is in it, and know nothing of this site."""
+    """What a report may do: run the script of this version and show what is in it; it cannot see this site."""
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_digest()}';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -67,11 +67,11 @@ def policy() -> str:
 
 
 def _add(found: dict[str, Report], root: Path, folder: Path, report: Report) -> None:
-    # A report that leads out of the folder that is served is none of it.
+    # A link may lead out of the folder that is served.
     if not folder.resolve().is_relative_to(root.resolve()):
         return
     if report.name in found and found[report.name].folder != report.folder:  # of another folder that is served
-        report = replace(report, name=_unlike(found, f"{shown(root.resolve().name)}/{report.name}"))
+        report = replace(report, name=_unlike(found, f"{escaped(root.resolve().name)}/{report.name}"))
     found.setdefault(report.name, report)
 
 
@@ -83,7 +83,7 @@ def _unlike(found: dict[str, Report], name: str) -> str:
 
 def _name(root: Path, folder: Path) -> str:
     below = folder.relative_to(root)
-    return shown(str(below) if below.parts else root.resolve().name)
+    return escaped(str(below) if below.parts else root.resolve().name)
 
 
 def _of_run(run: Run, name: str) -> Report:
@@ -118,7 +118,7 @@ def _is_current(file: Path | None) -> bool:
 
 
 def _read(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-    """Nothing of a file that is not there or that cannot be read: the others are shown."""
+    """Empty for a file that is missing or cannot be read: the other reports are shown."""
     try:
         return read() or {}
     except UserError:

@@ -1,4 +1,4 @@
-"""From a site to a process that listens, and that stops when it is told to, after the answers that are under way."""
+"""A process that listens, and stops on SIGTERM or Ctrl-C after the answers that are under way."""
 
 import asyncio
 import ipaddress
@@ -6,21 +6,25 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, Literal
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tammes.errors import UserError
+from tammes.io.console import working
 from tammes.serve.app import application
 from tammes.serve.errors import CODES
+from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import HEADERS, busy
-from tammes.serve.state import Site
+from tammes.serve.reports import has_reports
+from tammes.serve.state import ServerState
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SHORTEST_TOKEN = 12
@@ -34,6 +38,50 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_token(token: str | None, file: Path | None) -> str | None:
+    """The token, or that in the first line of a file; None without both."""
+    if file is None:
+        return token
+    if token is not None:
+        raise UserError("--token and --token-file say the same: give one of them.")
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--token-file {file} cannot be read: {error}.") from None
+    if not lines or not lines[0].strip():
+        raise UserError(f"--token-file {file} is empty: its first line is the token.")
+    return lines[0].strip()
+
+
+def open_sources(
+    what: Sequence[str], model: Path | None, on: Literal["auto", "cpu"]
+) -> tuple[GalleryWatcher | None, list[Path]]:
+    """The gallery among what is to be served, and the folders of runs; with the run that made the gallery.
+
+    Args:
+        model: where the run that made the gallery is now, if it was moved.
+    """
+    if not what:
+        raise UserError("what? For example: tammes serve gallery. `tammes index` makes one.")
+    folders = [Path(each) for each in what if "://" not in each and has_reports(Path(each))]
+    galleries = [each for each in what if "://" in each or Path(each) not in folders]
+    if len(galleries) > 1:
+        missing = [each for each in galleries if "://" not in each and not Path(each).exists()]
+        if missing:
+            raise UserError(f"no such gallery or folder of runs: {', '.join(missing)}.")
+        raise UserError(f"one gallery at a time: got {' and '.join(galleries)}. Start another server for the other.")
+    if not galleries:
+        if model is not None:
+            raise UserError("--model is for a gallery, and only reports are served.")
+        return None, folders
+    with working("reading the gallery"):
+        watcher = GalleryWatcher(galleries[0], model, on)
+    run = watcher.current.run.folder
+    if not any(run.resolve().is_relative_to(folder.resolve()) for folder in folders) and (run / "report.html").exists():
+        folders.append(run)
+    return watcher, folders
 
 
 def check_address(host: str, token: str | None) -> None:
@@ -77,45 +125,47 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(site: Site, listening: socket.socket, host: str, ready: Callable[[], None] = lambda: None) -> int:
-    """Serve until SIGTERM or Ctrl-C; what is under way is finished first. The signal that ended it.
+def run_server(
+    state: ServerState, listening: socket.socket, host: str, ready: Callable[[], None] = lambda: None
+) -> int:
+    """Serve until SIGTERM or Ctrl-C; requests under way are finished first. Returns the signal that ended it.
 
     Args:
         ready: called when requests are answered.
     """
     from threadpoolctl import threadpool_limits
 
-    server = Server(site, host, ready)
+    server = Server(state, host, ready)
     # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
-    with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # by which it says that it has not started
+    with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # uvicorn's way to say that it has not started
         server.run(sockets=[listening])
     if not server.started:
-        raise UserError(f"the server could not start: {site.failed}.") from site.failed
+        raise UserError(f"the server could not start: {state.failed}.") from state.failed
     return server.signal
 
 
-def _config(site: Site, host: str) -> uvicorn.Config:
-    # Whoever has the token may come by any name, such as that of a proxy.
-    hosts = {*_LOOPBACK, host} if is_loopback(host) and site.token is None else None
+def _config(state: ServerState, host: str) -> uvicorn.Config:
+    # Who has the token may use any name, such as that of a proxy.
+    hosts = {*_LOOPBACK, host} if is_loopback(host) and state.token is None else None
     return uvicorn.Config(
-        application(site, hosts=hosts),
-        http=_protocol(site.limits),
+        application(state, hosts=hosts),
+        http=_protocol(state.limits),
         ws="none",
         log_config=None,
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=int(site.limits.header_seconds) or 1,
-        timeout_graceful_shutdown=int(site.limits.seconds + site.limits.upload_seconds),
+        timeout_keep_alive=int(state.limits.header_seconds) or 1,
+        timeout_graceful_shutdown=int(state.limits.seconds + state.limits.upload_seconds),
     )
 
 
 class Server(uvicorn.Server):
-    """Tells when it is ready, and ends with a code of its own in place of the signal's."""
+    """Calls `ready` when it answers, and remembers the signal that ended it."""
 
-    def __init__(self, site: Site, host: str, ready: Callable[[], None]) -> None:
-        super().__init__(_config(site, host))
-        # What is wrong with a form is told to whoever sent it; a stranger does not write into our log.
+    def __init__(self, state: ServerState, host: str, ready: Callable[[], None]) -> None:
+        super().__init__(_config(state, host))
+        # What is wrong with a form is told to who sent it; an untrusted client does not write into our log.
         logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
         self._ready = ready
         self.signal = 0
@@ -131,7 +181,7 @@ class Server(uvicorn.Server):
             self.signal = self.signal or number
             self.handle_exit(number, frame)  # the second Ctrl-C does not wait
 
-        if current_thread() is not main_thread():  # which alone is told of signals; `should_exit` stops it
+        if current_thread() is not main_thread():  # only the main thread gets signals; `should_exit` stops it
             yield
             return
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -146,7 +196,7 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
     whole = limits.upload_seconds + limits.seconds + limits.header_seconds
 
     class Protocol(H11Protocol):
-        """A connection that may take so long to say what it wants and to take in the answer, and no longer."""
+        """A connection with limits on the time to send a request and to receive the answer."""
 
         _silent: asyncio.TimerHandle | None = None
         _late: asyncio.TimerHandle | None = None
@@ -168,15 +218,15 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-            content = json.dumps({"error": CODES[400], "message": "this is not HTTP as the server knows it."}).encode()
+            content = json.dumps({"error": CODES[400], "message": "this is not a valid HTTP request."}).encode()
             headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
-            parts: tuple[h11.Event, ...] = (
+            events: tuple[h11.Event, ...] = (
                 h11.Response(status_code=400, reason=b"Bad Request", headers=[*{**HEADERS, **headers}.items()]),
                 h11.Data(data=content),
                 h11.EndOfMessage(),
             )
-            for part in parts:
-                self.transport.write(self.conn.send(part) or b"")
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 
         def _watch(self) -> None:
@@ -197,7 +247,7 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
 
         def _cut_off(self, cycle: RequestResponseCycle) -> None:
             if not cycle.response_complete or self.transport.is_closing():
-                self.transport.abort()  # what the client has not taken in yet is not waited for
+                self.transport.abort()  # without waiting for what the client has not received yet
 
     return Protocol
 

@@ -24,7 +24,7 @@ class Telemetry:
             registry=here,
         )
         self.under_way = Gauge("tammes_requests_under_way", "Requests that are being answered", registry=here)
-        self.upload_bytes = Counter("tammes_upload_bytes", "Bytes of pictures received", registry=here)
+        self.upload_bytes = Counter("tammes_upload_bytes", "Bytes of images received", registry=here)
         self.decode_seconds = Histogram(
             "tammes_decode_seconds", "From a file to pixels, with the wait for a turn", buckets=_SECONDS, registry=here
         )
@@ -35,7 +35,7 @@ class Telemetry:
             "tammes_search_seconds", "From a vector to its neighbours", buckets=_SECONDS, registry=here
         )
         self.items = Gauge("tammes_gallery_items", "Images in the gallery", registry=here)
-        self.renewed = Counter("tammes_gallery_renewals", "Times that the gallery was read anew", registry=here)
+        self.renewed = Counter("tammes_gallery_renewals", "Times that the gallery was read again", registry=here)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The picture in a request: its body as it is, or a part of a form."""
+"""The image in a request: its body as it is, or a field of a form."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from tammes.serve.errors import RefusedError
+from tammes.serve.errors import RequestError
 
 FIELD = "image"
 _HOW = f"Send the file as the body, or as the field {FIELD!r} of a form: curl -F {FIELD}=@photo.jpg"
@@ -16,16 +16,15 @@ _KIND = 1000  # characters of a header that are looked at; 64 KB of semicolons t
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{1,200}")
 
 
-async def picture_in(request: Request) -> bytes:
-    """The content of the picture's file. The guard has bounded the size of the body."""
+async def read_upload(request: Request) -> bytes:
+    """The content of the image file. The middleware has bounded the size of the body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return await _in_form(request)
-    if kind == "application/x-www-form-urlencoded":
-        # What curl says of --data-binary unless it is told otherwise: it is the file all the same.
-        return await request.body()
-    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise RefusedError(415, f"the body is of kind {kind[:100]!r}, which is no picture. {_HOW}")
+    # The second is what curl says of --data-binary unless it is told otherwise: it is the file all the same.
+    plain = ("", "application/x-www-form-urlencoded", "application/octet-stream")
+    if kind not in plain and not kind.startswith("image/"):
+        raise RequestError(415, f"the body is of kind {kind[:100]!r}, which is not an image. {_HOW}")
     return await request.body()
 
 
@@ -33,7 +32,7 @@ async def _in_form(request: Request) -> bytes:
     _, options = parse_options_header(request.headers["content-type"][:_KIND])
     boundary = options.get(b"boundary", b"")
     if not _BOUNDARY.fullmatch(boundary):
-        raise RefusedError(400, f"the form cannot be read: its boundary is missing or not allowed. {_HOW}")
+        raise RequestError(400, f"the form cannot be read: its boundary is missing or not allowed. {_HOW}")
     # Nothing else of what the header says goes on: to decode a field in a character set of the client's choice can take
     # minutes (punycode). No field is used, so they may be short.
     headers = Headers(raw=[(b"content-type", b'multipart/form-data; boundary="%s"' % boundary)])
@@ -42,13 +41,13 @@ async def _in_form(request: Request) -> bytes:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise RefusedError(400, f"the form cannot be read: {error.message} {_HOW}") from None
+        raise RequestError(400, f"the form cannot be read: {error.message} {_HOW}") from None
     except (ValueError, AssertionError, LookupError) as error:
-        raise RefusedError(400, f"the form cannot be read: {error}. {_HOW}") from None
+        raise RequestError(400, f"the form cannot be read: {error}. {_HOW}") from None
     try:
         given = form.get(FIELD)
         if not isinstance(given, UploadFile):
-            raise RefusedError(400, f"the form has no file {FIELD!r}. {_HOW}")
+            raise RequestError(400, f"the form has no file {FIELD!r}. {_HOW}")
         return await given.read()
     finally:
         await form.close()

@@ -1,6 +1,6 @@
 "use strict";
 
-// A picture to search with: dropped, pasted, chosen or taken. The server answers with an id, and the id is an address.
+// An image to search with: dropped, pasted, chosen or taken. The server answers with an id, and the id is an address.
 {
   const waiting = document.querySelector(".waiting"), trouble = document.querySelector(".trouble");
   const most = { bytes: Number(document.body.dataset.mostBytes), pixels: Number(document.body.dataset.mostPixels) };
