@@ -215,11 +215,11 @@ def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OF_WHAT_WAS_MADE = [
     ("search g - -", "standard input holds one image: give - once.\n"),
-    ("search g --vector good.npy --sheet s.png", "--sheet shows the queries, and vectors have no pictures: leave one"),
+    ("search g --vector good.npy --sheet s.png", "--sheet shows the queries, and vectors have no images: leave one"),
     ("search g photos/x.png --vector good.npy", "--vector searches with vectors: leave out the images.\n"),
     ("search g --vector zero.npy", "zero.npy has a vector that is zero or not finite.\n"),
-    ("search g --vector text.npy", "text.npy is no .npy file of numbers: "),
-    ("search g --vector zip.npy", "zip.npy is no .npy file of numbers: File is not a zip file\n"),
+    ("search g --vector text.npy", "text.npy is not a .npy file of numbers: "),
+    ("search g --vector zip.npy", "zip.npy is not a .npy file of numbers: File is not a zip file\n"),
     ("search g --vector none.npy", "no such file: none.npy.\n"),
     ("search g --vector short.npy", "short.npy must hold vectors of 8 floating-point numbers, as the gallery has; got"),
     ("search g --vector good.npy --label cat", "unknown class 'cat'. Known: class 0, class 1.\n"),

@@ -308,24 +308,24 @@ def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_gallery_that_another_makes_anew_meanwhile(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index = import_module("tammes.cli.index")
+    index = import_module("tammes.gallery.update")
     shutil.copytree(waves / "class 0", tmp_path / "photos" / "class 0")
     run, photos, gallery = (str(tmp_path / name) for name in ("run", "photos", "g"))
     main(["train", str(waves), "--out", run, *SMALL])
     main(["index", run, photos, "--gallery", gallery])
     shutil.copytree(waves / "class 1", tmp_path / "photos" / "class 1")
-    update = index._update
+    embed = index._embed
 
     def disturbed(*given: Any) -> Any:
-        monkeypatch.setattr(index, "_update", update)
+        monkeypatch.setattr(index, "_embed", embed)
         main(["index", run, photos, "--gallery", gallery, "--rebuild"])
-        return update(*given)
+        return embed(*given)
 
-    monkeypatch.setattr(index, "_update", disturbed)
+    monkeypatch.setattr(index, "_embed", disturbed)
     code, said = ended(capsys, "index", run, photos, "--gallery", gallery)
     assert code == 2
     assert said.endswith(
-        f"tammes: {gallery} was made anew by another program meanwhile, and does not have these images. The same"
-        " command adds them.\n"
+        f"tammes: {gallery} was rebuilt by another program meanwhile, and does not have these images. The same command"
+        " adds them.\n"
     )
     assert ended(capsys, "index", run, photos, "--gallery", gallery)[0] == 0

@@ -18,10 +18,10 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.label import _say, _table
+from tammes.cli.label import _say
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
-from tammes.gallery.classification import Classification
+from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
 from tammes.gallery.threshold import Threshold, calibrated, stored_threshold
 from tammes.metrics import evaluate
@@ -468,7 +468,7 @@ def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tm
 
 def test_halves_of_characters_go_into_a_table(tmp_path: Path) -> None:
     proposal = Classification("b\udce9\ud800", 0.25, 0.5, True, 0.3, "", "")
-    line = _table([tmp_path / "\udcff.png"], [proposal]).splitlines()[1]
+    line = to_csv([tmp_path / "\udcff.png"], [proposal]).splitlines()[1]
     assert line == os.fsencode(tmp_path) + b"/\xff.png,b\xe9\\ud800,0.2500,0.500,yes"
 
 
@@ -497,7 +497,7 @@ def test_what_is_refused(
     )
     assert "is a folder: give images" in refused(capsys, "search", str(whole), str(photos))
     (tmp_path / "empty.npy").touch()
-    assert "is no .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
+    assert "is not a .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
 
 
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """`tammes label`: a class for each image of a folder, from its neighbours in a gallery."""
 
-import csv
-import re
 import sys
 from dataclasses import asdict, dataclass
-from io import StringIO
-from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,8 +9,8 @@ import tyro
 
 from tammes.cli.console import optional
 from tammes.cli.outputs import place_for
-from tammes.errors import UserError, check_distance
-from tammes.io.console import print_json, printable, progress, say, working
+from tammes.errors import UserError, check_distance, check_whole
+from tammes.io.console import print_json, printable, say
 
 if TYPE_CHECKING:
     from tammes.gallery.classification import Classification
@@ -62,8 +58,7 @@ class Label:
 
 def label(config: Label) -> None:
     """Embed, ask the neighbours, show."""
-    if config.k < 1:
-        raise UserError(f"-k must be at least 1, got {config.k}.")
+    check_whole("-k", config.k)
     if config.unknown_rate is not None and not 0 < config.unknown_rate < 1:
         raise UserError(f"--unknown-rate must lie between 0 and 1, got {config.unknown_rate}.")
     if config.threshold is not None:
@@ -73,79 +68,39 @@ def label(config: Label) -> None:
     out = None
     if config.out is not None:
         out = place_for("--out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
-    from tammes.data.folder import check_folder, images_below
+    from tammes.data.folder import check_folder
 
     check_folder(config.folder)
-    from tammes.gallery.classification import classify
+    from tammes.gallery.classification import to_csv
     from tammes.gallery.gallery import Gallery
-    from tammes.gallery.indexing import vectors_of, whole_path
-    from tammes.gallery.threshold import Threshold, calibrated
+    from tammes.gallery.threshold import Threshold
     from tammes.io.files import write_atomically
 
-    opened = Gallery(config.gallery, config.model, config.device)
-    files = images_below(whole_path(config.folder))
-    if not files:
-        raise UserError(f"no images in {config.folder}.")
-    if config.threshold is not None:
-        threshold = Threshold(config.threshold)
-    else:
-        with working("calibrating on the gallery"):
-            kept = opened.threshold if config.unknown_rate is None else None
-            if kept is None or kept.accepted is None:  # that of a run: says why the gallery cannot be calibrated on
-                kept = calibrated(opened.store, opened.trained_on, unknown_rate=config.unknown_rate)
-            threshold = kept
-    with progress("embedding") as on_progress:
-        paths, vectors, broken = vectors_of(opened.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
-    if not paths:
-        raise UserError(f"none of the {len(files)} images in {config.folder} can be read: {broken[0]}")
-    with progress("searching") as on_progress:
-        proposals = classify(
-            opened.store,
-            vectors,
-            threshold,
-            k=config.k,
-            leave_out=[str(path) for path in paths],
-            on_progress=on_progress,
-        )
-    for reason in broken:
+    given = None if config.threshold is None else Threshold(config.threshold)
+    found = Gallery(config.gallery, config.model, config.device).classify_folder(
+        config.folder, given, k=config.k, unknown_rate=config.unknown_rate
+    )
+    for reason in found.broken:
         say(f"note: {printable(reason)}")
+    table = to_csv(found.files, found.classifications)
+    if out is not None:
+        write_atomically(out, table)
     if config.json:
-        if out is not None:
-            write_atomically(out, _table(paths, proposals))
-        print_json(
-            {
-                "threshold": asdict(threshold),
-                "images": [{"file": str(path)} | asdict(each) for path, each in zip(paths, proposals, strict=True)],
-                "broken": broken,
-            }
-        )
+        every = zip(found.files, found.classifications, strict=True)
+        images = [{"file": str(file)} | asdict(each) for file, each in every]
+        print_json({"threshold": asdict(found.threshold), "images": images, "broken": found.broken})
         return
     if out is None:
-        sys.stdout.write(_table(paths, proposals).decode(errors="surrogateescape"))
+        sys.stdout.write(table.decode(errors="surrogateescape"))
     else:
-        write_atomically(out, _table(paths, proposals))
-        print(f"{len(paths)} images in {config.out}")
-    _say(proposals, threshold)
+        print(f"{len(found.files)} images in {config.out}")
+    _say(found.classifications, found.threshold)
 
 
-def _table(paths: list[Path], proposals: "list[Classification]") -> bytes:
-    """The proposals as CSV."""
-    content = StringIO()
-    writer = csv.writer(content)
-    writer.writerow(["file", "best_guess", "distance", "probability", "accepted"])
-    for path, each in zip(paths, proposals, strict=True):
-        distance = "" if each.distance is None else f"{each.distance:.4f}"
-        probability = "" if each.probability is None else f"{each.probability:.3f}"
-        writer.writerow([str(path), each.best_guess, distance, probability, "yes" if each.accepted else "no"])
-    # Bytes of a file's name that are no characters go out as they are; other halves of characters stand for no byte.
-    text = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda half: ascii(half[0])[1:-1], content.getvalue())
-    return text.encode(errors="surrogateescape")
-
-
-def _say(proposals: "list[Classification]", threshold: "Threshold") -> None:
+def _say(found: "list[Classification]", threshold: "Threshold") -> None:
     """What the threshold means, for who reads the list."""
-    unknown = sum(not each.accepted for each in proposals)
-    say(f"{unknown} of {len(proposals)} images are unknown: not accepted as one of a class of the gallery.")
+    unknown = sum(not each.accepted for each in found)
+    say(f"{unknown} of {len(found)} images are unknown: not accepted as one of a class of the gallery.")
     if threshold.in_words():
         say(f"{threshold.in_words()} --unknown-rate moves this.")
         seen = "" if threshold.unseen else ", which the model was trained on or which are few: new photos may differ"

@@ -1,7 +1,7 @@
 """`tammes search`: the nearest images of a gallery to an image."""
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -61,8 +61,6 @@ def search(config: Search) -> None:
     check_whole("-k", config.k)
     if not config.images and config.vector is None:
         raise UserError(f"which image? For example: tammes search {config.gallery} photo.jpg")
-    if config.images.count("-") > 1:
-        raise UserError("standard input holds one image: give - once.")
     if config.vector is not None and config.images:
         raise UserError("--vector searches with vectors: leave out the images.")
     if config.sheet is not None and config.vector is not None:
@@ -88,14 +86,10 @@ def search(config: Search) -> None:
     if sheet is not None:
         _draw(sheet, gallery, images, found)
     if config.json:
-        print_json({"gallery": config.gallery, "queries": [*map(_record, names, found)]})
+        queries = [{"query": name} | result.record() for name, result in zip(names, found, strict=True)]
+        print_json({"gallery": config.gallery, "queries": queries})
     else:
         _show(gallery, names, found)
-
-
-def _record(name: str, result: "SearchResult") -> dict[str, object]:
-    found = [asdict(hit) | {"within_threshold": result.within(hit)} for hit in result.hits]
-    return {"query": name, "threshold": result.threshold, "found": found}
 
 
 def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> None:

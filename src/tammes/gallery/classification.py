@@ -3,9 +3,10 @@
 import csv
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float32
 from numpy import ndarray
@@ -54,6 +55,21 @@ class SearchResult:
     def within(self, hit: Hit) -> bool | None:
         """Whether an item is within the threshold; None without one."""
         return None if self.threshold is None else hit.distance <= self.threshold
+
+    def record(self) -> dict[str, Any]:
+        """For a program: the threshold, and the path, class and distance of what was found."""
+        found = [asdict(hit) | {"within_threshold": self.within(hit)} for hit in self.hits]
+        return {"threshold": self.threshold, "found": found}
+
+
+@dataclass(frozen=True)
+class FolderClassification:
+    """What the images of a folder may be, by this threshold; `broken`: which cannot be read, and why."""
+
+    files: list[Path]
+    classifications: list[Classification]
+    threshold: Threshold
+    broken: list[str]
 
 
 def classify(

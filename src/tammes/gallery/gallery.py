@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
+from os import cpu_count
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -10,12 +11,14 @@ from typing import Literal
 from jaxtyping import Float32
 from numpy import ndarray
 
+from tammes.data.folder import images_below
 from tammes.errors import UserError
 from tammes.gallery import Store, open_gallery
-from tammes.gallery.classification import SearchResult, classify_hits
+from tammes.gallery.classification import FolderClassification, SearchResult, classify, classify_hits
+from tammes.gallery.indexing import vectors_of, whole_path
 from tammes.gallery.store import Hit
-from tammes.gallery.threshold import Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
-from tammes.io.console import printable
+from tammes.gallery.threshold import VOTES, Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
+from tammes.io.console import printable, progress, working
 from tammes.io.files import opened
 from tammes.io.machine import device
 from tammes.models.embedder import Embedder, load
@@ -145,6 +148,31 @@ class Gallery:
         if label is not None:
             near = self.nearest(vectors, k, label=label, exact=exact, leave_out=leave_out)
         return [SearchResult(hits, classify_hits(those, threshold)) for hits, those in zip(near, around, strict=True)]
+
+    def classify_folder(
+        self, folder: Path, threshold: Threshold | None = None, *, k: int = VOTES, unknown_rate: float | None = None
+    ) -> FolderClassification:
+        """A class for each image of a folder; see `classify`. An image that is in the gallery does not find itself.
+
+        Args:
+            threshold: which images are unknown; None: that of the gallery, at the unknown rate if one is given.
+        """
+        files = images_below(whole_path(folder))
+        if not files:
+            raise UserError(f"no images in {folder}.")
+        if threshold is None:
+            with working("calibrating on the gallery"):
+                threshold = self.threshold if unknown_rate is None else None
+                if threshold is None or threshold.accepted is None:  # that of a run: says why it cannot be calibrated
+                    threshold = calibrated(self.store, self.trained_on, unknown_rate=unknown_rate)
+        with progress("embedding") as on_progress:
+            read, vectors, broken = vectors_of(self.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
+        if not read:
+            raise UserError(f"none of the {len(files)} images in {folder} can be read: {broken[0]}")
+        with progress("searching") as on_progress:
+            own = [str(file) for file in read]
+            found = classify(self.store, vectors, threshold, k=k, leave_out=own, on_progress=on_progress)
+        return FolderClassification(read, found, threshold, broken)
 
     @property
     def trained_on(self) -> list[str]:

@@ -17,7 +17,9 @@ from tammes.errors import UserError
 
 
 def check_files(names: Sequence[str]) -> None:
-    """Refuse files that are not there, before a network is loaded."""
+    """Refuse what cannot be read, before a network is loaded; - is standard input."""
+    if names.count("-") > 1:
+        raise UserError("standard input holds one image: give - once.")
     for name in names:
         if name != "-" and not Path(name).exists():
             raise UserError(f"no such file: {name}.")
