@@ -13,9 +13,6 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.feeding import load_data
-from tammes.cli.options import resolved
-from tammes.cli.train import Train
 from tammes.data import TEST, TRAIN, Dataset, doctor, folder, open_dataset
 from tammes.data.doctor import ClassSizes, Duplicates, Part, Report, Unreadable, examine
 from tammes.data.doctor_text import describe

@@ -151,8 +151,8 @@ def test_standard_output_that_is_full(tmp_path: Path, unbuffered: str) -> None:
         )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "tammes: cannot write standard output, or a file: No space left on device. Free some space and run it again; what"
-        " was reported as saved is safe.\n"
+        "tammes: cannot write standard output, or a file: No space left on device. Free some space and run it again;"
+        " what was reported as saved is safe.\n"
     )
 
 

@@ -23,7 +23,7 @@ def optional(metavar: str) -> Any:
 
 def check_for_images(run: "Run", *, skip_bad: bool) -> Literal["images", "vectors"]:
     """What a run was trained on; --skip-bad is refused where it means nothing."""
-    from tammes.data.vectors import is_vector_file
+    from tammes.io.files import is_vector_file
 
     if not is_vector_file(run.read("config").get("data", "")):
         return "images"

@@ -34,7 +34,7 @@ class Doctor:
 
 def doctor(config: Doctor) -> None:
     """Check, print; the exit code says whether training would fail."""
-    from tammes.data import check_place, is_omniglot, is_vector_file, open_dataset
+    from tammes.data import check_place, is_omniglot, open_dataset
     from tammes.data.doctor import examine
     from tammes.data.doctor_text import describe
 

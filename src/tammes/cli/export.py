@@ -65,7 +65,7 @@ class Export:
 def export(config: Export) -> None:
     """Check the options, write, print."""
     _check(config)
-    from tammes.data.vectors import is_vector_file
+    from tammes.io.files import is_vector_file
     from tammes.training.run_folder import open_run
 
     run = open_run(config.model)

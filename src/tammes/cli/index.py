@@ -59,8 +59,8 @@ def index(config: Index) -> None:
 
     for folder in config.folders:
         check_folder(folder)
-    from tammes.cli.job import stop_on_signal
     from tammes.gallery.update import StoppedError, Update, update
+    from tammes.training.train import stop_on_signal
 
     what = Update(config.gallery, config.run, config.folders, config.rebuild, config.labels, config.empty_folders)
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."

@@ -10,7 +10,6 @@ from tammes.cli.console import check_for_images, optional
 from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
-from tammes.io.files import is_vector_file
 
 if TYPE_CHECKING:
     from tammes.training.run_folder import Run
@@ -99,7 +98,6 @@ def _check(config: Report, benchmark: Path | None) -> None:
 
 
 def _of_run(config: Report, run: "Run") -> str:
-    from tammes.cli.items import items_of
     from tammes.report import look, run_page
     from tammes.run import items_of
 

@@ -12,8 +12,9 @@ from tammes.data.inshop import inshop, is_inshop
 from tammes.data.omniglot import is_omniglot, omniglot
 from tammes.data.sop import is_sop, sop
 from tammes.data.table import table
-from tammes.data.vectors import Vectors, is_vector_file, vectors
+from tammes.data.vectors import Vectors, vectors
 from tammes.errors import UserError
+from tammes.io.files import is_vector_file
 
 __all__ = [
     "READERS",
@@ -36,7 +37,6 @@ __all__ = [
     "is_inshop",
     "is_omniglot",
     "is_sop",
-    "is_vector_file",
     "of_classes",
     "omniglot",
     "open_dataset",

@@ -38,11 +38,6 @@ class Vectors:
         return len(self.vectors)
 
 
-def is_vector_file(data: str | Path) -> bool:
-    """Whether data is a file of vectors, by its name."""
-    return Path(data).suffix.lower() in (".npz", ".parquet") and not Path(data).is_dir()
-
-
 def vectors(file: Path) -> Vectors:
     """What is in a file of vectors.
 

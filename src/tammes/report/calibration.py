@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tammes.data.vectors import is_vector_file
 from tammes.errors import UserError
 from tammes.io.console import progress, say
+from tammes.io.files import is_vector_file
 from tammes.metrics.verification import Calibration, PairCounts, count_pairs
 from tammes.training.embedding import Items
 from tammes.training.run_folder import Run
