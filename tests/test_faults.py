@@ -426,7 +426,5 @@ def test_a_fault_of_ours_is_one_line_and_exit_code_3(
 
 
 def test_help_tells_of_debug(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
+    main(["--help"])
     assert "--debug" in capsys.readouterr().out

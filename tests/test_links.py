@@ -118,7 +118,7 @@ def test_a_file_is_made_added_to_and_emptied(tmp_path: Path) -> None:
 def test_files_are_written_in_place_by_one_function_only() -> None:
     """Others replace a file by a whole one (`written_whole`), or write to memory, a private folder or nowhere."""
     for function in ("write_text", "write_bytes", "copyfile", "copy2", "savefig", "save_file", "os.mkdir"):
-        allowed = {"write_bytes": ["export/formats.py"], "savefig": ["cli/centroids.py"]}
+        allowed = {"write_bytes": ["export/formats.py"], "savefig": ["centroids/files.py"]}
         assert calls(f".{function}") == allowed.get(function, []), function
     in_place = []
     for file in SOURCES:
@@ -384,7 +384,7 @@ def test_what_a_run_says_of_itself_is_shown_as_it_is(run: Path, capsys: pytest.C
 
 
 def test_images_are_opened_in_one_place_only() -> None:
-    assert calls("Image.open") == ["datasets/pictures.py"]
+    assert calls("Image.open") == ["data/images.py"]
     assert calls("ImageFile.Parser") + calls("imread") + calls("read_image") + calls("decode_image") == []
     assert FORMATS == ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 

@@ -177,7 +177,9 @@ def parse(name: str, command: type, words: Sequence[str]) -> Any:
 def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iterator[str]:
     """What is wrong with the words of a command, in their order."""
     flags = {spelling: option for option in options for spelling in option.spellings}
-    plain, given, place = [], set(), 0
+    plain: list[str] = []
+    given: set[str] = set()
+    place = 0
     while place < len(words):
         word, place = words[place], place + 1
         if word == "--":

@@ -57,7 +57,8 @@ def page(name: str, command: type, *, everything: bool) -> str:
     """What `tammes COMMAND --help`, or `--help-all`, shows."""
     options = options_of(command)
     by_name = {option.name: option for option in options}
-    common = list(options) if everything or name not in COMMON else [by_name[each] for each in COMMON[name]]
+    common = [by_name[each] for each in COMMON.get(name, by_name) if each in by_name]
+    common = list(options) if everything else common
     width, heading = _width(), _painter("1;36")
     about, examples = about_and_examples(command)
     lines = [f"usage: {usage_of(name, options)}", ""]
