@@ -273,8 +273,8 @@ OF_WHAT_WAS_MADE = [
     ("train photos --init-from ./softmax/../run --out run", "--init-from and --out are the same folder. Choose"),
     ("index run some t.csv --gallery new", "t.csv is a file, not a folder. Expected a folder of images.\n"),
     ("index run empty --gallery new", "no images in empty.\n"),
-    ("index run some --gallery qdrant://host:99999/x", "qdrant://host:99999/x is no place for a gallery: write"),
-    ("index run some --gallery qdrant://host:abc/x", "qdrant://host:abc/x is no place for a gallery: write qdrant://h"),
+    ("index run some --gallery qdrant://host:99999/x", "qdrant://host:99999/x cannot be a gallery: write"),
+    ("index run some --gallery qdrant://host:abc/x", "qdrant://host:abc/x cannot be a gallery: write qdrant://h"),
     ("train photos --out t.csv/run", "--out t.csv/run: t.csv is a file. Choose another --out.\n"),
 ]  # fmt: skip
 

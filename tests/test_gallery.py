@@ -23,6 +23,7 @@ from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
+from tammes.gallery.lance import LanceGallery
 from tammes.gallery.threshold import Threshold, calibrated, stored_threshold
 from tammes.metrics import evaluate
 from tammes.models.embedder import load
@@ -151,6 +152,24 @@ def test_search_finds_the_nearest_with_distance_class_and_whether_it_is_the_same
     shown = capsys.readouterr().out
     assert str(found[0]["path"]) in shown.replace("\n", "")
     assert f"threshold {threshold:.4f}" in shown
+
+
+def test_one_search_of_the_store_finds_the_images_and_the_classes_around(
+    whole: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    usual = LanceGallery.search
+
+    def counted(store: LanceGallery, vectors: Any, k: int, **options: Any) -> Any:
+        asked.append(k)
+        return usual(store, vectors, k, **options)
+
+    monkeypatch.setattr(LanceGallery, "search", counted)
+    main(["search", str(whole), str(photos / "class 0" / "0.png"), "-k", "3", "--json"])
+    (query,) = json.loads(capsys.readouterr().out)["queries"]
+    assert len(query["found"]) == 3
+    assert query["threshold"] is not None
+    assert len(asked) == 1
 
 
 def test_search_by_class_by_vector_and_from_standard_input(

@@ -194,7 +194,7 @@ def test_a_name_that_nothing_of_ours_stores_is_refused(folder: str) -> None:
     name = re.escape(r"'\ue000ffff\ue000d800'")
     store = open_gallery(folder)
     for action in (store.fingerprints, lambda: store.search(unit(1), 1), lambda: list(store.rows(5))):
-        with pytest.raises(UserError, match=f"gallery {folder} holds a name that is none: {name}. Make it anew: "):
+        with pytest.raises(UserError, match=f"gallery {folder} holds a name that is not valid: {name}. Rebuild it: "):
             action()
 
 
@@ -331,7 +331,7 @@ def test_a_gallery_of_another_format_is_refused(uri: str, store: Store) -> None:
 def test_what_does_not_say_what_made_it_is_refused(uri: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(About, "to_json", lambda _: '{"format": 1, "colour": "blue"}')
     store.describe(ABOUT)
-    with pytest.raises(UserError, match="does not say what made it. Make it anew"):
+    with pytest.raises(UserError, match="does not say what made it. Rebuild it"):
         open_gallery(uri)
 
 
@@ -377,7 +377,7 @@ def test_the_old_gallery_rests_before_it_is_removed(uri: str, store: Store) -> N
     assert len(new.optimise(rest=AT_ONCE).removed) == 1
     assert new.optimise(rest=AT_ONCE).removed == ()
     for action in (reader.count, lambda: reader.search(unit(1), 1), lambda: list(reader.rows(5))):
-        with pytest.raises(UserError, match=r"was made anew since it was opened. Open it again\."):
+        with pytest.raises(UserError, match=r"was rebuilt since it was opened. Open it again\."):
             action()
     assert open_gallery(uri).count() == 0
 
@@ -419,9 +419,7 @@ def test_order_may_be_put_again_and_again(store: Store) -> None:
 
 
 def test_a_place_of_another_kind_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"http://x is no place for a gallery. Give a folder, s3://…, gs://…, az://… or"
-    ):
+    with pytest.raises(UserError, match=r"http://x cannot be a gallery. Give a folder, s3://…, gs://…, az://… or"):
         open_gallery("http://x")
 
 
@@ -457,7 +455,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     ]
     for action in actions:
         with pytest.raises(
-            UserError, match=r"is no gallery: it holds photo.jpg. Choose an empty folder or a new one\."
+            UserError, match=r"is not a gallery: it holds photo.jpg. Choose an empty folder or a new one\."
         ):
             action()
     assert [file.name for file in tmp_path.iterdir()] == ["photo.jpg"]
@@ -492,7 +490,7 @@ def test_a_damaged_file_is_said_to_be(folder: str, which: str, content: bytes | 
     filled(open_gallery(folder, create=ABOUT), unit(50))
     for file in Path(folder).glob(f"items-*.lance/{which}"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content is None else content)
-    with pytest.raises(UserError, match="cannot read the gallery .*may be damaged: .*Make it anew: tammes index"):
+    with pytest.raises(UserError, match="cannot read the gallery .*may be damaged: .*Rebuild it: tammes index"):
         open_gallery(folder).search(unit(1), 3)
     with pytest.raises(UserError, match="may be damaged"):
         list(open_gallery(folder).rows(10))
@@ -565,7 +563,7 @@ def test_columns_of_a_strangers_gallery_are_what_they_should_be(folder: str) -> 
         with pytest.raises(UserError) as raised:
             open_gallery(folder)
         assert str(raised.value) == (
-            f"the gallery {folder} does not hold what it says: paths, labels and vectors of 8 numbers. Make it anew:"
+            f"the gallery {folder} does not hold what it says: paths, labels and vectors of 8 numbers. Rebuild it:"
             f" tammes index RUN FOLDER --gallery {folder} --rebuild"
         )
 
@@ -584,7 +582,7 @@ def test_vectors_of_a_strangers_gallery_are_finite_and_not_too_large(folder: str
     before, after = (np.full(DIM, each, np.float32).tobytes() for each in (0.5, number))
     assert before in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(before, after))
-    wrong = f"the gallery {folder} holds vectors that are not finite numbers below 1e\\+15. Make it anew: tammes index"
+    wrong = f"the gallery {folder} holds vectors that are not finite numbers below 1e\\+15. Rebuild it: tammes index"
     with pytest.raises(UserError, match=wrong):
         open_gallery(folder).search(unit(20), 1)
     with suppress(UserError):
@@ -602,7 +600,7 @@ def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
         }.items()},
     )  # fmt: skip
     with pytest.raises(
-        UserError, match=f"the gallery {folder} holds 3 images with 1 paths: each must have its own. Make"
+        UserError, match=f"the gallery {folder} holds 3 images with 1 paths: each must have its own. Rebuild it"
     ):
         open_gallery(folder).fingerprints()
 
@@ -619,14 +617,14 @@ def test_a_strangers_fingerprints_make_no_files_the_same(store: Store, fingerpri
 def test_a_strangers_folders_may_be_folders(folder: str, name: str, path: str) -> None:
     strange = replace(ABOUT, roots=("/photos", path)) if name == "roots" else replace(ABOUT, run=path)
     said(folder, about=strange.to_json())
-    with pytest.raises(UserError, match="does not say what made it. Make it anew"):
+    with pytest.raises(UserError, match="does not say what made it. Rebuild it"):
         open_gallery(folder)
 
 
 def test_a_gallery_whose_items_are_missing_says_how_to_make_it_anew(folder: str) -> None:
     said(folder, items="items-nowhere")
     with pytest.raises(
-        UserError, match=f"{folder} is not whole: its table items-nowhere is not there. Make it anew: tammes index"
+        UserError, match=f"{folder} is not whole: its table items-nowhere is not there. Rebuild it: tammes index"
     ):
         open_gallery(folder)
     rebuild(folder, ABOUT).swap()
@@ -669,7 +667,7 @@ def test_a_strangers_gallery_does_not_lead_out_of_its_folder(folder: str, change
     outside = Path(folder).parent / "elsewhere.lance"
     said(folder, **changes)
     outside.mkdir()
-    with pytest.raises(UserError, match="may be damaged: .*(makes no sense|isoformat).* Make it anew"):
+    with pytest.raises(UserError, match="may be damaged: .*(makes no sense|isoformat).* Rebuild it"):
         open_gallery(folder)
     assert list(outside.iterdir()) == []
 
@@ -909,7 +907,7 @@ def test_a_gallery_in_object_storage_is_the_same(tmp_path: Path) -> None:
     assert store.count() == 30
     assert store.replaced()
     assert len(new.optimise(rest=AT_ONCE).removed) == 1
-    with pytest.raises(UserError, match="was made anew since it was opened"):
+    with pytest.raises(UserError, match="was rebuilt since it was opened"):
         store.count()
 
 
@@ -935,7 +933,7 @@ def test_a_collection_of_someone_else_is_left_alone() -> None:
     there = models.CreateAlias(collection_name="theirs", alias_name="alias")
     client.update_collection_aliases([models.CreateAliasOperation(create_alias=there)])
     for name in ("theirs", "alias"):
-        with pytest.raises(UserError, match="is no gallery: Qdrant has a collection of that name"):
+        with pytest.raises(UserError, match="is not a gallery: Qdrant has a collection of that name"):
             open_gallery(f"qdrant://:memory:/{name}", create=ABOUT)
 
 

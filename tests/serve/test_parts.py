@@ -652,7 +652,7 @@ def test_what_there_is_nothing_to_serve_of(
     assert "there is no gallery" in told(capsys, str(tmp_path / "empty"), *port)
     (tmp_path / "file").write_text("")
     assert "is a file" in told(capsys, str(tmp_path / "file"), *port)
-    assert "is no place for a gallery" in told(capsys, "ftp://host/gallery", *port)
+    assert "cannot be a gallery" in told(capsys, "ftp://host/gallery", *port)
     said = told(capsys, str(run), "--model", str(run), *port)
     assert said == "tammes: --model is for a gallery, and only reports are served.\n"
 

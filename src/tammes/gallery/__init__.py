@@ -49,7 +49,7 @@ def _is_qdrant(uri: str) -> bool:
     scheme, found, _ = uri.partition("://")
     if found and scheme not in ("qdrant", *_OBJECT_STORES):
         raise UserError(
-            f"{uri} is no place for a gallery. Give a folder, {', '.join(f'{name}://…' for name in _OBJECT_STORES)}"
+            f"{uri} cannot be a gallery. Give a folder, {', '.join(f'{name}://…' for name in _OBJECT_STORES)}"
             " or qdrant://host:port/name."
         )
     return scheme == "qdrant" and bool(found)

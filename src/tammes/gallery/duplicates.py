@@ -47,7 +47,7 @@ def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, in
 
     The pixels of each image, also mirrored and lightly cropped, are compared with those of its nearest neighbours.
     """
-    # A fingerprint that does not tell the content, as a stranger's may be, is like no other.
+    # A fingerprint without a digest of the content, as an untrusted gallery may have, is like no other.
     contents = {path: content_of(fingerprint) or path for path, fingerprint in store.fingerprints().items()}
     total, done = store.count(), 0
     joined: dict[str, str] = {}

@@ -47,7 +47,7 @@ class Indexed:
 
     Attributes:
         added: images that the gallery did not have; `changed`: those that it had otherwise.
-        touched: files that were written anew with the same content, or have another class: nothing to embed.
+        touched: files that were written again with the same content, or have another class: nothing to embed.
         relabelled: those of them that have another class.
         broken: what cannot be read, and why.
     """
@@ -108,7 +108,7 @@ def label_of(file: Path, folders: Sequence[Path]) -> str:
     """The class of an image: the first folder on the way to it; empty for one that lies in no folder of its own.
 
     The way begins at the first of the folders that has the image. The outermost of all that a gallery was filled from
-    must come first: whoever adds photos/cats to a gallery of photos/ does not mean that cats have no class.
+    must come first: who adds photos/cats to a gallery of photos/ does not mean that cats have no class.
 
     >>> photos = Path("/photos")
     >>> label_of(photos / "cats" / "young" / "1.jpg", [photos]), label_of(photos / "1.jpg", [photos])
@@ -138,7 +138,7 @@ def index(
     """Embed and store what is new or changed, some hundred images at a time, then take out what is gone.
 
     Each yield comes after a batch is safe in the store, so that a program that is killed loses no more than the next
-    one; run again, it goes on. Two at once do the same work twice and leave the same gallery.
+    one; run again, it continues. Two at once do the same work twice and leave the same gallery.
 
     Args:
         what: from `difference`.
@@ -186,7 +186,7 @@ def vectors_of(
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _Image:
     """A file that was looked at: its pixels are None if the gallery has them already, or if it cannot be read."""
 
     file: Path
@@ -199,32 +199,32 @@ class _Picture:
     seen: bool = True  # whether its content could be read at all, if not understood
 
 
-def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Picture:
+def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Image:
     try:
         before = _state(file)
         with opened(file) as source:
             content = source.read()
     except UserError as error:
-        return _Picture(file, "", None, broken=f"cannot read {file}: {error}", seen=False)
+        return _Image(file, "", None, broken=f"cannot read {file}: {error}", seen=False)
     except OSError as error:
-        return _Picture(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
+        return _Image(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
     fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
     if content_of(known.get(fspath(file), "")) == content_of(fingerprint):
-        return _Picture(file, fingerprint, None)
+        return _Image(file, fingerprint, None)
     try:
         with ROOM.for_picture(BytesIO(content)):
             image = open_picture(BytesIO(content), name=fspath(file))
             check_shape(image)
-            return _Picture(file, fingerprint, embedder.prepared(image), *image.size, small(image, THUMBNAIL))
+            return _Image(file, fingerprint, embedder.prepared(image), *image.size, small(image, THUMBNAIL))
     except (OSError, UserError) as error:
         said = str(error)
-        return _Picture(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
+        return _Image(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
 
 
 def _store(
     store: Store,
     embedder: Embedder,
-    batch: Sequence[_Picture],
+    batch: Sequence[_Image],
     folders: Sequence[Path],
     known: Mapping[str, str],
     so_far: Indexed,
@@ -264,24 +264,22 @@ def _store(
     broken = [each for each in batch if each.broken is not None]
     stale = [fspath(each.file) for each in broken if each.seen and fspath(each.file) in known]
     if stale:
-        store.delete(stale)  # what the gallery has is of a content that is no more
+        store.delete(stale)  # the gallery has it with a content that is gone
     so_far.broken += [str(each.broken) for each in broken]
 
 
 @torch.inference_mode()
-def _vectors(embedder: Embedder, pictures: Sequence[_Picture]) -> list[ndarray]:
+def _vectors(embedder: Embedder, images: Sequence[_Image]) -> list[ndarray]:
     found: list[ndarray] = []
-    for start in range(0, len(pictures), embedder.at_once):
-        pixels = np.stack(
-            [each.pixels for each in pictures[start : start + embedder.at_once] if each.pixels is not None]
-        )
+    for start in range(0, len(images), embedder.at_once):
+        pixels = np.stack([each.pixels for each in images[start : start + embedder.at_once] if each.pixels is not None])
         found += list(embedder(torch.from_numpy(pixels).to(embedder.mean.device)).float().cpu().numpy())
     return found
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, files: Iterable[Path], read: Callable[[Path], _Picture], most: int
-) -> Iterator[_Picture]:
+    pool: ThreadPoolExecutor, files: Iterable[Path], read: Callable[[Path], _Image], most: int
+) -> Iterator[_Image]:
     """What is read of the files, in their order, never more than so many in memory."""
     waiting, rest = [], iter(files)
     for file in islice(rest, most):

@@ -58,7 +58,7 @@ _TOGETHER = 500  # paths in one condition
 _BLOCK = 1 << 16  # rows of one block in a pass over all
 _PASS_FROM = 16  # queries from which on one pass over all rows is faster than a search for each
 _PROBES, _PROBES_OF_A_CLASS, _REFINE = 50, 400, 4  # parts of the index looked at; candidates compared exactly, times k
-_GROWN = 4  # an index of a gallery that has grown so many times is trained anew
+_GROWN = 4  # an index of a gallery that has grown so many times is trained again
 _FEW = 16  # files or versions that are not worth a merge
 _MANY = 256  # writes after which they are merged without being asked: each file makes the next write slower
 _OLD = timedelta(milliseconds=1)  # of versions that are removed; LanceDB warns of 0
@@ -91,7 +91,7 @@ class LanceGallery:
     In a folder, what `upsert` and `delete` did is on the disk when they return: every file they wrote and its name
     are synchronised (LanceDB itself leaves that to the system). A killed program leaves whole rows only. A power cut
     in the midst of a write can leave its version without its files; the gallery then says that it is damaged and is
-    made anew from its images. In object storage a write is as safe as that storage makes an object which it has
+    rebuilt from its images. In object storage a write is as safe as that storage makes an object which it has
     confirmed.
     """
 
@@ -394,7 +394,7 @@ class LanceGallery:
                     f"the gallery {self.uri} is not whole: its table {self._name} is not there."
                     f" {how_to_remake(self.uri)}"
                 )
-            return UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.")
+            return UserError(f"the gallery {self.uri} was rebuilt since it was opened. Open it again.")
         return damaged(self.uri, error)
 
     def _gone(self) -> bool:

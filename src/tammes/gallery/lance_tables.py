@@ -48,17 +48,17 @@ def connect(uri: str) -> Any:
     except UserError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"cannot open a gallery at {uri}: {_said(error)}") from None
+        raise UserError(f"cannot open a gallery at {uri}: {_message(error)}") from None
 
 
 def table_names(uri: str) -> list[str]:
-    """The names of the tables that are there; an error if it is no place for a gallery. A folder is left as it is."""
+    """The names of the tables that are there; an error if it cannot be a gallery. A folder is left as it is."""
     if "://" in uri:
         database = connect(uri)
         try:
             return list(database.list_tables().tables)
         except (RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"cannot read {uri}: {_said(error)}") from None
+            raise UserError(f"cannot read {uri}: {_message(error)}") from None
     folder = Path(uri)
     if not folder.exists():
         return []
@@ -70,7 +70,7 @@ def table_names(uri: str) -> list[str]:
         others = [name for name in names if not (name.startswith(ITEMS) and name.endswith(ENDING))]
         if others:
             shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-            raise UserError(f"{uri} is no gallery: it holds {shown}. Choose an empty folder or a new one.")
+            raise UserError(f"{uri} is not a gallery: it holds {shown}. Choose an empty folder or a new one.")
     return ours
 
 
@@ -114,7 +114,7 @@ def _create_table(uri: str, database: Any, name: str, data: Any = None, schema: 
     try:
         database.create_table(name, data, schema=schema)
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"cannot make a gallery at {uri}: {_said(error)}") from None
+        raise UserError(f"cannot make a gallery at {uri}: {_message(error)}") from None
 
 
 def schema_of(dim: int) -> Any:
@@ -150,7 +150,7 @@ def what_is_current(uri: str, database: Any) -> dict[str, str]:
             table = database.open_table(ABOUT)
             said = json.loads(table.search().limit(1).to_arrow().column("said").to_pylist()[0])
             current = {name: str(said[name]) for name in ("items", "since", "about")}
-            # It may be a stranger's: a name is that of a table in the folder, and nowhere else.
+            # It may be untrusted: a name is that of a table in the folder, and nowhere else.
             if not _ITEMS_NAME.fullmatch(current["items"]) or datetime.fromisoformat(current["since"]).tzinfo is None:
                 raise ValueError("what it says of itself makes no sense")
             return current
@@ -171,13 +171,13 @@ def of_lance(error: BaseException) -> bool:
 
 def damaged(uri: str, error: BaseException) -> UserError:
     if any(word in str(error).lower() for word in _NOT_ALLOWED):
-        return UserError(f"cannot write to the gallery {uri}: {_said(error)}.")
+        return UserError(f"cannot write to the gallery {uri}: {_message(error)}.")
     return UserError(
-        f"cannot read the gallery {uri}; a file of it may be damaged: {_said(error)}. {how_to_remake(uri)}"
+        f"cannot read the gallery {uri}; a file of it may be damaged: {_message(error)}. {how_to_remake(uri)}"
     )
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """What went wrong, without the places in LanceDB's own source."""
     return re.split(r", /\w+/", str(error))[0].strip().rstrip(".")
 

@@ -57,27 +57,27 @@ T = TypeVar("T")
 
 def open_collection(uri: str, create: About | None) -> "QdrantGallery":
     """The gallery that is there, or a new one."""
-    location, name = _parts(uri)
+    location, name = _location_and_name(uri)
     client = _client(location)
     current = _do(uri, lambda: _current(client, name))
     if current is None:
         if _do(uri, lambda: client.collection_exists(name)):
-            raise UserError(f"{uri} is no gallery: Qdrant has a collection of that name. Choose another name.")
+            raise UserError(f"{uri} is not a gallery: Qdrant has a collection of that name. Choose another name.")
         if create is None:
             raise no_gallery(uri)
         new = rebuild(uri, create)
         if _do(uri, lambda: _current(client, name)) is None:
             new.swap()
         return open_collection(uri, None)
-    said = _do(uri, lambda: _said(client, current))
+    said = _do(uri, lambda: _metadata(client, current))
     if "about" not in said:
-        raise UserError(f"{uri} is no gallery: Qdrant has a collection of that name. Choose another name.")
+        raise UserError(f"{uri} is not a gallery: Qdrant has a collection of that name. Choose another name.")
     return QdrantGallery(uri, client, name, current, About.from_json(said["about"], uri))
 
 
 def rebuild(uri: str, about: About) -> "QdrantGallery":
     """An empty collection beside the one that is in use."""
-    location, name = _parts(uri)
+    location, name = _location_and_name(uri)
     client, models = _client(location), _models()
     collection = f"{name}{_BETWEEN}{datetime.now(UTC).strftime(_STAMP)}-{token_hex(4)}"
     vectors = models.VectorParams(size=about.dim, distance=models.Distance.EUCLID, on_disk=True)
@@ -180,7 +180,7 @@ class QdrantGallery:
         if about.dim != self._about.dim:
             raise UserError(f"the gallery holds vectors of {self._about.dim} numbers, not of {about.dim}.")
         self._about = about
-        self._say(self._do(lambda: _said(self._client, self._collection))["since"])
+        self._write_metadata(self._do(lambda: _metadata(self._client, self._collection))["since"])
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:  # noqa: ARG002
         """Remove what is left of rebuilds and measure the index: the rest the server does by itself."""
@@ -198,7 +198,7 @@ class QdrantGallery:
     def swap(self) -> None:
         """Let this gallery take its place; see `Rebuild`."""
         models = _models()
-        self._say(datetime.now(UTC).isoformat())
+        self._write_metadata(datetime.now(UTC).isoformat())
         there = models.CreateAlias(collection_name=self._collection, alias_name=self._name)
         changes: list[Any] = [models.CreateAliasOperation(create_alias=there)]
         if self._do(lambda: _current(self._client, self._name)) is not None:
@@ -206,7 +206,7 @@ class QdrantGallery:
             changes.insert(0, models.DeleteAliasOperation(delete_alias=old))
         self._do(lambda: self._client.update_collection_aliases(changes))  # all at once
 
-    def _say(self, since: str) -> None:
+    def _write_metadata(self, since: str) -> None:
         said = {"tammes": json.dumps({"about": self._about.to_json(), "since": since})}
         self._do(lambda: self._client.update_collection(self._collection, metadata=said))
 
@@ -216,7 +216,7 @@ class QdrantGallery:
         if label is not None:
             match = models.MatchValue(value=storable(label))
             only = models.Filter(must=[models.FieldCondition(key="label", match=match)])
-        local = _parts(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
+        local = _location_and_name(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
         options = None if local else models.SearchParams(exact=complete)
 
         def fetch(number: int) -> Candidates:
@@ -294,7 +294,7 @@ class QdrantGallery:
         """Collections of this gallery that the alias does not point to, after a while."""
         before = datetime.now(UTC) - rest
         current = self._do(lambda: _current(self._client, self._name))
-        since = "" if current is None else self._do(lambda: _said(self._client, current))["since"]
+        since = "" if current is None else self._do(lambda: _metadata(self._client, current))["since"]
         if not since or datetime.fromisoformat(since) > before:
             return ()  # who has opened the old one may still use it
         removed = []
@@ -303,7 +303,9 @@ class QdrantGallery:
             if name != self._name or each.name in (current, self._collection):
                 continue
             begun = _begun(stamp)
-            unfinished = begun is not None and not self._do(lambda name=each.name: _said(self._client, name))["since"]
+            unfinished = (
+                begun is not None and not self._do(lambda name=each.name: _metadata(self._client, name))["since"]
+            )
             # One that is being filled has not taken its place yet, however long that takes.
             if begun is not None and begun < before - (_BUILDING * rest if unfinished else timedelta()):
                 self._do(self._client.delete_collection, each.name)
@@ -315,7 +317,7 @@ class QdrantGallery:
             return _do(self.uri, action, *arguments)
         except UserError:
             if not _do(self.uri, lambda: self._client.collection_exists(self._collection)):
-                raise UserError(f"the gallery {self.uri} was made anew since it was opened. Open it again.") from None
+                raise UserError(f"the gallery {self.uri} was rebuilt since it was opened. Open it again.") from None
             raise
 
 
@@ -340,12 +342,12 @@ def _do(uri: str, action: Callable[..., T], *arguments: Any) -> T:
         raise UserError(f"cannot use the gallery {uri}: {error}. {how_to_remake(uri)}") from None
 
 
-def _parts(uri: str) -> tuple[str, str]:
+def _location_and_name(uri: str) -> tuple[str, str]:
     """Where Qdrant is, and the name of the gallery."""
     location, _, name = uri.removeprefix("qdrant://").rpartition("/")
     if not location or not name or _BETWEEN in name or not _is_server(location):
         raise UserError(
-            f"{uri} is no place for a gallery: write qdrant://host:port/name, the name without slashes or {_BETWEEN!r}."
+            f"{uri} cannot be a gallery: write qdrant://host:port/name, the name without slashes or {_BETWEEN!r}."
         )
     return location, name
 
@@ -355,7 +357,7 @@ def _is_server(location: str) -> bool:
     try:
         found = urlsplit(f"http://{location}")
         return location == ":memory:" or (found.netloc == location and found.hostname is not None and found.port != 0)
-    except ValueError:  # a port that is no number, or too large a one
+    except ValueError:  # a port that is not a number, or too large
         return False
 
 
@@ -384,7 +386,7 @@ def _current(client: Any, name: str) -> str | None:
     return next((str(each.collection_name) for each in aliases if each.alias_name == name), None)
 
 
-def _said(client: Any, collection: str) -> dict[str, str]:
+def _metadata(client: Any, collection: str) -> dict[str, str]:
     """What stands in a collection's metadata; nothing if it is not ours."""
     metadata = client.get_collection(collection).config.metadata or {}
     said = json.loads(metadata.get("tammes", "{}"))

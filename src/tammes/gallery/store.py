@@ -97,7 +97,7 @@ class About:
             if given != FORMAT:
                 raise UserError(
                     f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
-                    f" tammes that made it, or make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
+                    f" tammes that made it, or rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
                 )
             texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
             if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
@@ -133,7 +133,7 @@ class Store(Protocol):
     """A gallery that is open. Who writes and who reads may be several, in several processes.
 
     An open gallery sees what others write to it from its next call on. Where another gallery takes its place (`swap`),
-    it goes on with the one that it opened, whose vectors its model can be compared with, for an hour at least;
+    it continues with the one that it opened, whose vectors its model can be compared with, for an hour at least;
     `replaced` says so.
     """
 
@@ -235,7 +235,7 @@ def no_gallery(where: str) -> UserError:
 
 
 def how_to_remake(where: str) -> str:
-    return f"Make it anew: tammes index RUN FOLDER --gallery {where} --rebuild"
+    return f"Rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
 
 
 def missing_paths(where: str, missing: Sequence[str]) -> UserError:
@@ -284,7 +284,7 @@ def as_it_was(stored: str, where: str) -> str:
         return stored
     text = re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
     if storable(text) != stored:
-        raise UserError(f"the gallery {where} holds a name that is none: {shown(stored)}. {how_to_remake(where)}")
+        raise UserError(f"the gallery {where} holds a name that is not valid: {shown(stored)}. {how_to_remake(where)}")
     return text
 
 
@@ -313,7 +313,7 @@ def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
 
 
 def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[ndarray, "rows dim"]:
-    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are a stranger's, or
+    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are untrusted or
     damaged."""
     if vectors.size and not max(-vectors.min(), vectors.max()) < _LARGEST:  # nor is NaN
         raise UserError(

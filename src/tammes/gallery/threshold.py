@@ -202,7 +202,8 @@ def calibrated(
     unseen = sizes.keys() - set(trained_on)
     chosen = unseen if len(unseen) >= _FEWEST_CLASSES else sizes.keys()
     others = min(OTHERS, len(sizes) - 2)  # of two classes one is left where the other is left out: no scale
-    rows, found, search = _sample(store, seed), [], _in_memory(store)
+    rows, search = _sample(store, seed), _in_memory(store)
+    found: list[list[Hit]] = []
     for start in range(0, len(rows), _TOGETHER):
         some = rows[start : start + _TOGETHER]
         vectors, paths = np.stack([row.vector for row in some]), [row.path for row in some]

@@ -34,8 +34,10 @@ class QueryModel(BaseModel):
     """What was searched with."""
 
     kind: Literal["item", "picture", "vector"]
-    id: str | None = Field(None, description="Of the item, or of the uploaded image while it is kept in memory.")
-    label: str | None = Field(None, description="The item's class.")
+    id: str | None = Field(
+        default=None, description="Of the item, or of the uploaded image while it is kept in memory."
+    )
+    label: str | None = Field(default=None, description="The item's class.")
     width: int | None = None
     height: int | None = None
 

@@ -23,7 +23,7 @@ from tammes.serve.examples import examples
 from tammes.serve.gallery import ServedGallery
 from tammes.serve.middleware import COOKIE, cookie_of, same_token
 from tammes.serve.models import Item
-from tammes.serve.reports import Report, policy
+from tammes.serve.reports import policy
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.state import Answer, ServerState
 
@@ -163,7 +163,7 @@ def _reports(pages: APIRouter, state: ServerState) -> None:
             raise RequestError(404, "no reports are served here: tammes serve RUNS serves those of a folder of runs.")
         found = list((await state.reports()).values())
         return _page(
-            state, "runs.html", here="runs", rows=[_row(each) for each in found if each.kind == "run"],
+            state, "runs.html", here="runs", runs=[each for each in found if each.kind == "run"],
             benchmarks=[each for each in found if each.kind == "benchmark"],
         )  # fmt: skip
 
@@ -241,19 +241,6 @@ async def _results(
         among=[(name, number, f"{address}{_query(k=k, label=name)}") for name, number in among.most_common(8)],
         everything=f"{address}{_query(k=k)}", **about,
     )  # fmt: skip
-
-
-def _row(report: Report) -> dict[str, Any]:
-    """What the table of runs says of one."""
-    trained = report.results.get("trained") or {}
-    return {
-        "report": report,
-        "data": Path(str(report.config.get("data", ""))).name,
-        "loss": report.config.get("loss", ""),
-        "backbone": report.config.get("backbone", ""),
-        "recall": trained.get("recall_at_1"),
-        "nmi": trained.get("NMI"),
-    }
 
 
 def _some(rows: Rows) -> list[str]:

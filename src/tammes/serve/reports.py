@@ -1,7 +1,8 @@
 """The reports of runs and benchmarks in a folder, by their names; nothing else of the folder can be reached."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tammes.benchmark.tables import read_results
 from tammes.errors import UserError
 from tammes.report.page import script_digest
 from tammes.serve.rows import escaped
-from tammes.training.run_folder import Run, is_run, listed
+from tammes.training.run_folder import is_run, listed
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,10 @@ class Report:
 
     Attributes:
         name: its folder, below the one that is served.
+        folder: without links.
         written: its report; None where there is none yet.
         current: whether the report was written by this version: the script of another is not allowed to run.
-        config, results: what the run has written down; empty for a benchmark.
+        config, results: what the run has written down; of a benchmark only its results.
     """
 
     name: str
@@ -28,10 +30,13 @@ class Report:
     written: Path | None
     current: bool
     kind: str
-    title: str
     state: str
     config: dict[str, Any]
     results: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return str(self.results.get("title", self.name))
 
     @property
     def file(self) -> Path | None:
@@ -44,11 +49,10 @@ def reports_in(roots: Sequence[Path]) -> dict[str, Report]:
     found: dict[str, Report] = {}
     for root in roots:
         for run in reversed(listed(root)):
-            _add(found, root, run.folder, _of_run(run, _name(root, run.folder)))
+            _add(found, root, run.folder, "run", run.state, _read(run.read, "config"), _read(run.read, "results"))
         for plan in sorted(root.glob("**/plan.json")):
-            report = _of_benchmark(plan.parent, _name(root, plan.parent))
-            if report is not None:
-                _add(found, root, plan.parent, report)
+            if _report(plan.parent) is not None:
+                _add(found, root, plan.parent, "benchmark", "", {}, _read(read_results, plan.parent))
     return found
 
 
@@ -66,38 +70,27 @@ def policy() -> str:
     )
 
 
-def _add(found: dict[str, Report], root: Path, folder: Path, report: Report) -> None:
-    # A link may lead out of the folder that is served.
-    if not folder.resolve().is_relative_to(root.resolve()):
+def _add(
+    found: dict[str, Report],
+    root: Path,
+    folder: Path,
+    kind: str,
+    state: str,
+    config: dict[str, Any],
+    results: dict[str, Any],
+) -> None:
+    """Add a report under a name that no other has."""
+    whole, top = folder.resolve(), root.resolve()
+    if not whole.is_relative_to(top):  # a link may lead out of the folder that is served
         return
-    if report.name in found and found[report.name].folder != report.folder:  # of another folder that is served
-        report = replace(report, name=_unlike(found, f"{escaped(root.resolve().name)}/{report.name}"))
-    found.setdefault(report.name, report)
-
-
-def _unlike(found: dict[str, Report], name: str) -> str:
-    """The name, with a number if there is such a report already."""
-    names = (name, *(f"{name} {number}" for number in range(2, len(found) + 3)))
-    return next(each for each in names if each not in found)
-
-
-def _name(root: Path, folder: Path) -> str:
     below = folder.relative_to(root)
-    return escaped(str(below) if below.parts else root.resolve().name)
-
-
-def _of_run(run: Run, name: str) -> Report:
-    config, results = _read(lambda: run.read("config")), _read(lambda: run.read("results"))
-    file = _report(run.folder)
-    return Report(name, run.folder.resolve(), file, _is_current(file), "run", name, run.state, config, results)
-
-
-def _of_benchmark(folder: Path, name: str) -> Report | None:
-    results, file = _read(lambda: read_results(folder)), _report(folder)
-    if file is None:
-        return None
-    title = str(results.get("title", name))
-    return Report(name, folder.resolve(), file, _is_current(file), "benchmark", title, "", {}, {})
+    name = escaped(str(below) if below.parts else top.name)
+    if name in found and found[name].folder != whole:  # of another folder that is served
+        name = f"{escaped(top.name)}/{name}"
+        numbered = (f"{name} {number}" for number in count(2))
+        name = next(each for each in chain([name], numbered) if each not in found)
+    written = _report(folder)
+    found.setdefault(name, Report(name, whole, written, _is_current(written), kind, state, config, results))
 
 
 def _report(folder: Path) -> Path | None:
@@ -117,9 +110,9 @@ def _is_current(file: Path | None) -> bool:
     return script_digest() in head
 
 
-def _read(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+def _read(read: Callable[..., dict[str, Any] | None], what: str | Path) -> dict[str, Any]:
     """Empty for a file that is missing or cannot be read: the other reports are shown."""
     try:
-        return read() or {}
+        return read(what) or {}
     except UserError:
         return {}

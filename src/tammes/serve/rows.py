@@ -4,9 +4,11 @@ The server answers from here whatever it can. It asks the store for thumbnails, 
 items (`EXACT_UP_TO`), also for searches and vectors.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -23,6 +25,14 @@ _BATCH = 8192  # rows that are read at a time
 MAPPED = 12_000  # items of the map: t-SNE of more takes minutes; of a large gallery only their vectors are kept
 
 
+class _Row(NamedTuple):
+    path: str
+    label: str
+    width: int
+    height: int
+    mark: str
+
+
 class Rows:
     """The items of a gallery as they were at one moment, in the order of their paths.
 
@@ -30,51 +40,36 @@ class Rows:
     """
 
     def __init__(self, store: Store, *, exact_up_to: int = EXACT_UP_TO) -> None:
-        self.version = store.version()
+        self.version, self.dim = store.version(), store.about.dim
         count = store.count()
-        keep_all = count <= exact_up_to
-        sampled = np.ones(count, dtype=bool) if keep_all else _sample(count)
-        paths: list[str] = []
-        labels: list[str] = []
-        sizes: list[tuple[int, int]] = []
-        marks: list[str] = []
-        kept: list[int] = []
-        vectors: list[ndarray] = []
-        for rows in store.rows(_BATCH):
-            for row in rows:
-                number = len(paths)
-                if number >= len(sampled) or sampled[number]:  # more than were counted: another program writes
-                    kept.append(number)
-                    # A vector is a view of its batch: a copy lets go of the rest.
-                    vectors.append(row.vector if keep_all else row.vector.copy())
-                paths.append(row.path)
-                labels.append(row.label)
-                sizes.append((row.width, row.height))
-                marks.append(blake2b(row.fingerprint.encode(errors="surrogatepass"), digest_size=6).hexdigest())
-        order = sorted(range(len(paths)), key=paths.__getitem__)  # equally near items come in this order
-        self._paths = [paths[number] for number in order]
-        self._sizes, self._marks = [sizes[number] for number in order], [marks[number] for number in order]
-        self.dim = store.about.dim
-        place = np.empty(len(order), dtype=np.int64)
-        place[order] = np.arange(len(order))
-        whole = np.stack(vectors) if vectors else np.zeros((0, self.dim), dtype=np.float32)
-        by_place = np.argsort(place[kept])
-        self._sampled: Int64[ndarray, " sampled"] = place[kept][by_place]
-        self._vectors: Float32[ndarray, "sampled dim"] = np.ascontiguousarray(whole[by_place])
+        sample = None if count <= exact_up_to else set(np.random.default_rng(0).permutation(count)[:MAPPED].tolist())
+        read: list[tuple[_Row, ndarray | None]] = []
+        for batch in store.rows(_BATCH):
+            for row in batch:
+                mark = blake2b(row.fingerprint.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+                # A vector is a view of its batch: a copy lets go of the rest.
+                vector = row.vector if sample is None else row.vector.copy() if len(read) in sample else None
+                read.append((_Row(row.path, row.label, row.width, row.height, mark), vector))
+        read.sort(key=lambda each: each[0].path)  # equally near items come in this order
+        self._rows = [row for row, _ in read]
+        self._sampled = [number for number, (_, vector) in enumerate(read) if vector is not None]
+        vectors = [vector for _, vector in read if vector is not None]
+        self._vectors: Float32[ndarray, "sampled dim"] = (
+            np.stack(vectors) if vectors else np.zeros((0, self.dim), dtype=np.float32)
+        )
         self._squares = np.square(self._vectors).sum(axis=1)  # (sampled,)
-
-        self._labels = [labels[number] for number in order]
-        names = sorted(set(self._labels), key=natural)
-        self._class_names = _distinct([escaped(name) for name in names])
-        self._real_label = dict(zip(self._class_names, names, strict=True))
-        code = {name: number for number, name in enumerate(names)}
-        self._codes: Int64[ndarray, " items"] = np.array([code[name] for name in self._labels], dtype=np.int64)
-        ends = np.cumsum(np.bincount(self._codes, minlength=len(code)))
-        members = np.split(np.argsort(self._codes, kind="stable"), ends[:-1]) if code else []
-        self._members = dict(zip(names, members, strict=True))
+        self.ids = [item_id(row.path) for row in self._rows]
+        self._numbers = {item: number for number, item in enumerate(self.ids)}
         self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
-        self.ids = [item_id(path) for path in self._paths]
-        self._numbers = {each: number for number, each in enumerate(self.ids)}
+
+        members: dict[str, list[int]] = defaultdict(list)
+        for number, row in enumerate(self._rows):
+            members[row.label].append(number)
+        labels = sorted(members, key=natural)
+        self._members: dict[str, Int64[ndarray, " members"]] = {label: np.array(members[label]) for label in labels}
+        self._real_label = dict(zip(_distinct([escaped(label) for label in labels]), labels, strict=True))
+        self._shown_label = {label: name for name, label in self._real_label.items()}
+        self._codes = {label: code for code, label in enumerate(labels)}
         self._in_order: dict[str | None, Sequence[str]] = {}
 
     def __len__(self) -> int:
@@ -112,40 +107,42 @@ class Rows:
 
     def item(self, item: str) -> Item:
         """The item of an id; an error if there is none, as of all methods that take one."""
-        number = self._number(item)
-        width, height = self._sizes[number]
+        row = self._row(item)
         return Item(
             id=item,
-            name=self._name(number),
-            label=self._class_names[self._codes[number]],
-            width=width,
-            height=height,
-            thumbnail=f"/api/items/{item}/thumbnail?v={self._marks[number]}",
+            name=self._name(row),
+            label=self._shown_label[row.label],
+            width=row.width,
+            height=row.height,
+            thumbnail=f"/api/items/{item}/thumbnail?v={row.mark}",
         )
 
     def path(self, item: str) -> str:
         """The key of an item in the store."""
-        return self._paths[self._number(item)]
+        return self._row(item).path
 
     def mark(self, item: str) -> str:
         """A text that changes with the image of an item."""
-        return self._marks[self._number(item)]
+        return self._row(item).mark
 
     def code(self, item: str) -> int:
         """The class of an item, as its place in `classes`."""
-        return int(self._codes[self._number(item)])
+        return self._codes[self._row(item).label]
 
     def vector(self, item: str) -> Float32[ndarray, " dim"]:
         """The vector of an item, if all are in memory."""
-        return np.asarray(self._vectors[self._number(item)])
+        self._row(item)
+        return np.asarray(self._vectors[self._numbers[item]])
 
     def members(self, label: str | None) -> Sequence[str]:
         """The items of a class, or all, in the natural order of their paths; of many it takes a while."""
         if label not in self._in_order:
             if label is None:
-                self._in_order[None] = [item for name in self._class_names for item in self.members(name)]
+                self._in_order[None] = [item for name in self._real_label for item in self.members(name)]
             else:
-                numbers = sorted(self._members[self.real_label(label)].tolist(), key=lambda n: natural(self._paths[n]))
+                numbers = sorted(
+                    self._members[self.real_label(label)].tolist(), key=lambda each: natural(self._rows[each].path)
+                )
                 self._in_order[label] = [self.ids[number] for number in numbers]
         return self._in_order[label]
 
@@ -157,17 +154,12 @@ class Rows:
 
     def sample(self) -> tuple[list[str], Float32[ndarray, "sampled dim"]]:
         """The items whose vectors are in memory, in the order of their paths: all, or some drawn at random."""
-        return [self.ids[number] for number in self._sampled.tolist()], self._vectors
+        return [self.ids[number] for number in self._sampled], self._vectors
 
     def same_as(self, other: "Rows") -> bool:
         """Whether nothing has changed but the version."""
-        return (
-            self.ids == other.ids
-            and self._marks == other._marks
-            and self._labels == other._labels
-            and np.array_equal(self._sampled, other._sampled)
-            and np.array_equal(self._vectors, other._vectors)
-        )
+        same = self._rows == other._rows and self._sampled == other._sampled
+        return same and np.array_equal(self._vectors, other._vectors)
 
     def search(
         self, vector: Float32[ndarray, " dim"], k: int, *, label: str | None = None, leave_out: str | None = None
@@ -193,19 +185,18 @@ class Rows:
                 reach = float(np.sqrt(max(0.0, float(squared[places].max()) - error)))
             else:
                 places, reach = np.arange(len(squared)), np.inf
-            rows = places if members is None else members[places]
-            block = Block([self._paths[row] for row in rows], [self._labels[row] for row in rows], vectors[places])
-            return Candidates(block, reach)
+            rows = [self._rows[number] for number in (places if members is None else members[places])]
+            return Candidates(Block([row.path for row in rows], [row.label for row in rows], vectors[places]), reach)
 
         return ranked(vector, fetch, k, leave_out, complete=True)
 
-    def _number(self, item: str) -> int:
+    def _row(self, item: str) -> _Row:
         if item not in self._numbers:
             raise RequestError(404, f"the gallery has no item {item!r}.")
-        return self._numbers[item]
+        return self._rows[self._numbers[item]]
 
-    def _name(self, number: int) -> str:
-        path = PurePath(self._paths[number])
+    def _name(self, row: _Row) -> str:
+        path = PurePath(row.path)
         root = next((root for root in self._roots if path.is_relative_to(root)), None)
         if root is None:
             return escaped(path.name)
@@ -228,9 +219,3 @@ def _distinct(names: list[str]) -> list[str]:
             distinct = f"{name} ({again})"
         result[distinct] = None
     return list(result)
-
-
-def _sample(count: int) -> ndarray:
-    result = np.zeros(count, dtype=bool)
-    result[np.random.default_rng(0).permutation(count)[:MAPPED]] = True
-    return result
