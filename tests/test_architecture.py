@@ -71,6 +71,13 @@ def test_every_module_stands_on_the_line() -> None:
     assert set(modules()) - {"__init__"} <= set(LINE)
 
 
+def test_the_tree_in_the_document_is_that_of_the_package_in_the_same_order() -> None:
+    document = (ROOT / "ARCHITECTURE.md").read_text()
+    tree = document[document.index("    src/tammes/\n") :].split("\n\n")[0]
+    listed = re.findall(r"^      ([a-z]+)(?:/|\.py) ", tree, flags=re.MULTILINE)
+    assert listed == [name for name in LINE if not name.startswith("_")]
+
+
 @pytest.mark.parametrize("name", [name for name in LINE if name in modules()])
 def test_a_module_imports_only_what_stands_before_it(name: str) -> None:
     allowed = set(LINE[: LINE.index(name) + 1]) | {"__version__"}

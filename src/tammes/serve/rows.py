@@ -63,8 +63,8 @@ class Rows:
         self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
 
         members: dict[str, list[int]] = defaultdict(list)
-        for number, row in enumerate(self._rows):
-            members[row.label].append(number)
+        for number, kept in enumerate(self._rows):
+            members[kept.label].append(number)
         labels = sorted(members, key=natural)
         self._members: dict[str, Int64[ndarray, " members"]] = {label: np.array(members[label]) for label in labels}
         self._real_label = dict(zip(_distinct([escaped(label) for label in labels]), labels, strict=True))
