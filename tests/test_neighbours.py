@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tammes import UserError
 from tammes.search import distance_tables, neighbours
-from tammes.search.neighbours import Search, search
+from tammes.search.neighbours import NeighbourSearch, search
 from tammes.search.validation import checked_vectors
 
 Array = NDArray[np.floating]
@@ -57,15 +57,15 @@ def always_in_half(monkeypatch: pytest.MonkeyPatch, *, faster: bool = True) -> l
         monkeypatch.setattr(neighbours, name, value)
     monkeypatch.setattr(neighbours, "half_is_faster", lambda: faster)
     made: list[tuple[int, int]] = []
-    ranking = Search._ranking
+    ranking = NeighbourSearch._ranking
 
-    def watched(self: Search, rows: Any, depth: int, candidates: Any) -> Any:
+    def watched(self: NeighbourSearch, rows: Any, depth: int, candidates: Any) -> Any:
         found = ranking(self, rows, depth, candidates)
         if candidates == self._rough_candidates:
             made.append((len(rows), len(found[1])))
         return found
 
-    monkeypatch.setattr(Search, "_ranking", watched)
+    monkeypatch.setattr(NeighbourSearch, "_ranking", watched)
     return made
 
 
@@ -124,7 +124,7 @@ def test_one_query_far_away_does_not_blur_the_others(far: float, half: bool, mon
     assert found.ids[1:].tolist() == nearest_by_loops(queries[1:], gallery, 5)
     gallery[3], gallery[4] = far, -far
     rows = np.arange(1, 60)
-    closer, _, _ = Search(queries[1:], gallery).places(rows - 1, np.full(59, 7))
+    closer, _, _ = NeighbourSearch(queries[1:], gallery).places(rows - 1, np.full(59, 7))
     assert closer.tolist() == [
         sum(squared(query, item) < squared(query, gallery[7]) for item in gallery) for query in queries[1:]
     ]
@@ -279,7 +279,7 @@ def test_ties_on_a_grid_are_found_to_the_last_one(points: list[list[int]], k: in
 @pytest.mark.usefixtures("blocks")
 def test_the_place_of_an_item_is_that_in_the_full_ranking() -> None:
     vectors = np.random.default_rng(14).integers(-3, 4, size=(150, 2)) / 7
-    problem = Search(vectors, vectors, np.arange(150))
+    problem = NeighbourSearch(vectors, vectors, np.arange(150))
     rows, ids = np.arange(150), (np.arange(150) * 7 + 3) % 150
     rows, ids = rows[rows != ids], ids[rows != ids]
     closer, tied, before = problem.places(rows, ids)
@@ -296,7 +296,7 @@ def test_the_place_of_an_item_is_that_in_the_full_ranking() -> None:
 
 def test_the_nearest_of_some_items() -> None:
     vectors = np.array([[0.0], [1.0], [-1.0], [1.0], [9.0]])
-    nearest, tied = Search(vectors, vectors, np.arange(5)).nearest_of(np.array([0, 1]), np.array([1, 2, 3]))
+    nearest, tied = NeighbourSearch(vectors, vectors, np.arange(5)).nearest_of(np.array([0, 1]), np.array([1, 2, 3]))
     assert nearest.tolist() == [1, 3]
     assert tied.tolist() == [3, 1]
 
@@ -304,7 +304,7 @@ def test_the_nearest_of_some_items() -> None:
 @pytest.mark.usefixtures("blocks")
 def test_the_groups_of_a_ranking_are_the_items_at_one_distance() -> None:
     vectors = np.random.default_rng(21).integers(-9, 10, size=(200, 2)) / 7
-    problem = Search(vectors, vectors, np.arange(200))
+    problem = NeighbourSearch(vectors, vectors, np.arange(200))
     for rows, ids, groups in problem.rankings(np.full(200, 30)):
         for row, items, group in zip(rows, ids, groups, strict=True):
             apart = np.array([squared(vectors[row], vectors[i]) for i in items[items >= 0]])
@@ -317,7 +317,7 @@ def test_the_depth_may_differ_from_query_to_query() -> None:
     depths = np.random.default_rng(16).integers(0, 80, size=80)
     expected = nearest_by_loops(vectors, vectors, 80)
     seen = []
-    for rows, ids, _ in Search(vectors, vectors).rankings(depths):
+    for rows, ids, _ in NeighbourSearch(vectors, vectors).rankings(depths):
         for row, found in zip(rows, ids, strict=True):
             assert found[: depths[row]].tolist() == expected[row][: depths[row]]
             seen.append(int(row))
@@ -358,13 +358,13 @@ def test_errors_for_k() -> None:
 def test_errors_for_what_does_not_fit_together() -> None:
     vectors = normal(5, 2, seed=19)
     with pytest.raises(UserError, match=r"^queries and gallery must have the same dim, got 3 and 2\.$"):
-        Search(normal(4, 3, seed=20), vectors)
+        NeighbourSearch(normal(4, 3, seed=20), vectors)
     with pytest.raises(UserError, match=r"^query_groups and gallery_groups go together: pass both or neither\.$"):
-        Search(vectors, vectors, query_groups=np.arange(5))
+        NeighbourSearch(vectors, vectors, query_groups=np.arange(5))
     with pytest.raises(UserError, match=r"^itself must be 5 numbers, got shape \(4,\)\.$"):
-        Search(vectors, vectors, np.arange(4))
+        NeighbourSearch(vectors, vectors, np.arange(4))
     with pytest.raises(UserError, match=r"^itself must be rows of the gallery, 0\.\.4, or -1 for none; got 1\.\.5\.$"):
-        Search(vectors, vectors, np.arange(1, 6))
+        NeighbourSearch(vectors, vectors, np.arange(1, 6))
 
 
 def test_vectors_of_very_different_length_are_placed_right_and_without_looking_twice(
@@ -374,19 +374,19 @@ def test_vectors_of_very_different_length_are_placed_right_and_without_looking_t
     vectors = normal(300, 8, seed=0)
     vectors[::7] *= np.geomspace(10, 3e4, len(vectors[::7]))[:, None].astype(np.float32)
     vectors[1::7][: len(vectors[::7])] = -vectors[::7]  # the mean stays where the many are
-    problem = Search(vectors, vectors, np.arange(300))
+    problem = NeighbourSearch(vectors, vectors, np.arange(300))
     rows, ids = np.arange(300), np.roll(np.arange(300), 1)
     exact = np.square(vectors[:, None].astype(np.float64) - vectors).sum(2)
     exact[rows, rows] = np.inf
     bars = exact[rows, ids][:, None]
     looked = []
-    plain = Search.squared_distances
+    plain = NeighbourSearch.squared_distances
 
-    def counted(self: Search, row: Array, item: Array) -> Array:
+    def counted(self: NeighbourSearch, row: Array, item: Array) -> Array:
         looked.append(len(row))
         return plain(self, row, item)
 
-    monkeypatch.setattr(Search, "squared_distances", counted)
+    monkeypatch.setattr(NeighbourSearch, "squared_distances", counted)
     closer, tied, _ = problem.places(rows, ids)
     assert closer.tolist() == (exact < bars).sum(1).tolist()
     assert tied.tolist() == (exact == bars).sum(1).tolist()

@@ -104,7 +104,7 @@ class _Distances(torch.autograd.Function):
             squared = torch.addmm(mean_square, points, others.T, beta=2, alpha=-2)  # (rows, columns)
             row, column = (squared < CLOSE**2 * mean_square).nonzero(as_tuple=True)
             result = squared.clamp_(min=0).sqrt_()
-            for part in parts(len(row), points.shape[1]):
+            for part in chunks(len(row), points.shape[1]):
                 point = points[row[part]]  # (close, dim)
                 apart = torch.linalg.vector_norm(point - others[column[part]], dim=1)  # (close,)
                 noise = COINCIDE * torch.finfo(apart.dtype).eps * torch.linalg.vector_norm(point, dim=1)
@@ -125,7 +125,7 @@ class _Distances(torch.autograd.Function):
                 to_points = weight.sum(1, keepdim=True) * points - weight @ others  # (rows, dim)
             if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
                 to_others = weight.sum(0)[:, None] * others - weight.T @ points  # (columns, dim)
-            for part in parts(len(row), points.shape[1]):
+            for part in chunks(len(row), points.shape[1]):
                 step = close[part, None] * (points[row[part]] - others[column[part]])  # (close, dim)
                 if to_points is not None:
                     to_points.index_add_(0, row[part], step)
@@ -145,7 +145,7 @@ def refuse_second_derivative(what: str) -> None:
         )
 
 
-def parts(pairs: int, dim: int) -> Iterator[slice]:
+def chunks(pairs: int, dim: int) -> Iterator[slice]:
     """Slices over the pairs such that their differences fit in one small temporary."""
     size = max(1, _PAIRS_AT_ONCE // max(1, dim))
     return (slice(start, start + size) for start in range(0, pairs, size))

@@ -95,7 +95,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSpace:
     """What is chosen for each method, by the mean R@1 over quarters of the training classes that do not train.
 
     Attributes:
@@ -125,7 +125,7 @@ class Plan:
     layers: tuple[str, ...]
     train: dict[str, Any]
     methods: tuple[Method, ...]
-    search: Search | None
+    search: SearchSpace | None
     paper: str | None
     rates_from: "Plan | None" = None  # the plan whose search has chosen for the methods of this one
 
@@ -255,7 +255,7 @@ class _Reader:
             raise UserError(f"{self.file}: rates_from = {name!r}, and {found.file} does not search for {missing[0]!r}.")
         return found
 
-    def search(self, given: dict[str, Any], train: dict[str, Any]) -> Search | None:
+    def search(self, given: dict[str, Any], train: dict[str, Any]) -> SearchSpace | None:
         if "search" not in given:
             return None
         table = self.of(given, "search", dict, default=MISSING)
@@ -264,7 +264,7 @@ class _Reader:
             raise UserError(f"{self.file}: lr is given in [train] and searched for in [search]. Leave out one of them.")
         seed = self.of(table, "seed", int, default=0, where="[search] ")
         self.seed("[search] seed", seed)
-        return Search(
+        return SearchSpace(
             lr=self.listed(table, "lr", float, MISSING, "[search] "),
             quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
             seed=seed,
@@ -275,7 +275,7 @@ class _Reader:
     def method(
         self,
         table: dict[str, Any],
-        search: Search | None,
+        search: SearchSpace | None,
         train: dict[str, Any],
         layers: tuple[str, ...],
         seeds: tuple[int, ...],

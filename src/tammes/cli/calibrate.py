@@ -88,7 +88,7 @@ def _of_gallery(config: Calibrate) -> None:
     if config.json:
         print_json(asdict(found))
         return
-    print(f"{found.in_words()} --unknown-rate moves this.")
+    print(f"{found.describe()} --unknown-rate moves this.")
     print(f"Measured on {found.items:,} images of {found.classes} classes of {config.run}, and kept in it.")
 
 

@@ -1,7 +1,6 @@
 """What the commands share: how options without a value are shown, and how work in progress and results are."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import tyro
@@ -40,27 +39,6 @@ def check_words(given: Sequence[str]) -> None:
             raise UserError(
                 f"there is an empty word{where}: a variable of the shell may not be set. For the current folder type ."
             )
-
-
-class _DefaultText(str):
-    """A default that nobody typed."""
-
-
-class _DefaultNumber(int):
-    """Likewise."""
-
-
-def default(value: Value) -> Value:
-    """The default of an option, a text or a whole number, that `said` can tell from the same value typed."""
-    marked: Any = _DefaultText(value) if isinstance(value, str) else _DefaultNumber(value)  # type: ignore[call-overload]
-    return marked  # type: ignore[no-any-return]
-
-
-def said(config: Any, option: str) -> bool:
-    """Whether an option was given, be it with the value that it has by default."""
-    value, kinds = getattr(config, option), (_DefaultText, _DefaultNumber)
-    unsaid = next(field.default for field in fields(config) if field.name == option)
-    return bool(value != unsaid) or (isinstance(unsaid, kinds) and not isinstance(value, kinds))
 
 
 def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:

@@ -95,7 +95,7 @@ class Gallery:
         if self.threshold is None:
             run = printable(quote(str(self.run.folder)))  # the gallery names it, and may be untrusted
             return f"For a threshold, which tells known classes from unknown: tammes calibrate {run}"
-        rates = self.threshold.in_words()
+        rates = self.threshold.describe()
         moved = f" {rates} `tammes calibrate {self.uri} --unknown-rate …` moves this." if rates else ""
         return f"An image is of a known class if its nearest neighbour is within the threshold.{moved}"
 

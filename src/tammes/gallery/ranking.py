@@ -8,7 +8,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.gallery.store import Hit
-from tammes.search.neighbours import Search
+from tammes.search.neighbours import NeighbourSearch
 
 _UNDERFLOW = 1e-17  # squares of differences so small vanish in float32
 
@@ -42,7 +42,7 @@ def nearest(
         if not block.paths:
             continue
         order = sorted(range(len(block.paths)), key=block.paths.__getitem__)  # ties are then in the order of the paths
-        problem = Search(vectors, block.vectors[order])
+        problem = NeighbourSearch(vectors, block.vectors[order])
         for ranking in problem.rankings(np.full(len(vectors), min(wanted, len(order)))):
             ids = ranking.ids[:, :wanted]
             row, place = np.nonzero(ids >= 0)

@@ -86,7 +86,7 @@ class Threshold:
         """So many classes a neighbourhood must have to tell the scale."""
         return 1 + self.others
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Both errors for a person; empty if they were not measured."""
         if self.accepted is None:
             return ""

@@ -129,13 +129,13 @@ def _is(value: Any, shape: Any) -> bool:
 
 
 def _other(value: Any, shape: Any, name: str) -> str:
-    return f"{name} must be {_in_words(shape)}, got {shortened(value)}"
+    return f"{name} must be {_describe_shape(shape)}, got {shortened(value)}"
 
 
-def _in_words(shape: Any) -> str:
+def _describe_shape(shape: Any) -> str:
     origin, parts = get_origin(shape), get_args(shape)
     if origin in (Union, UnionType):
-        return " or ".join(map(_in_words, parts))
+        return " or ".join(map(_describe_shape, parts))
     if origin is tuple:
         return f"a list of {len(parts)}"
     if origin is Literal:

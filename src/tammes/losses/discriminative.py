@@ -22,7 +22,6 @@ from tammes.geometry import (
     distances_to_axes,
     keep_full_precision,
     normalise,
-    parts,
     refuse_second_derivative,
     shortening,
     some_rows,
@@ -428,7 +427,7 @@ class _Near:
             self.pulled = torch.zeros_like(self._shapes[1])  # (batch, dim)
         rows, columns = (squared < CLOSE**2).nonzero(as_tuple=True)
         squared[rows, columns] = 1
-        for some in parts(len(rows), part.shape[1]):
+        for some in chunks(len(rows), part.shape[1]):
             row, column = rows[some], columns[some]
             gap = torch.add(part[column], minus_2x[row], alpha=0.5)  # (close, dim): c - x
             distance = torch.linalg.vector_norm(gap, dim=1, keepdim=True)  # (close, 1)

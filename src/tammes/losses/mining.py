@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from tammes.errors import UserError
 from tammes.geometry import distances, full_precision
-from tammes.search.neighbours import Search
+from tammes.search.neighbours import NeighbourSearch
 
 TIED = 64  # units in the last place: a product of matrices rounds two equal squared distances up to so far apart
 
@@ -123,7 +123,7 @@ def squared_distances_of(
 ) -> tuple[Float64[Tensor, " triplets"], Float64[Tensor, " triplets"]]:
     """The squared distances of each anchor to its positive and to its negative."""
     points = full_precision(embeddings.detach()).cpu().numpy()
-    search = Search(points, points)
+    search = NeighbourSearch(points, points)
     anchors, positive, negative = triplets.cpu().numpy().T
     to_positive = search.squared_distances(anchors, positive)
     return torch.from_numpy(to_positive), torch.from_numpy(search.squared_distances(anchors, negative))
@@ -180,7 +180,7 @@ def _negatives(
     """(images,): of each anchor one of the nearest images of other classes; -1 for the others."""
     listed = (len(points) - classes.size).clamp(max=neighbours)  # (images,): how long its list is
     groups = labels.cpu().numpy()
-    search = Search(points.numpy(), points.numpy(), None, groups, groups)
+    search = NeighbourSearch(points.numpy(), points.numpy(), None, groups, groups)
     found, depths = np.full(len(points), -1), np.zeros(len(points), dtype=np.int64)
     anchors = classes.anchors.numpy()
     rank = _draw(draws, _hardest(listed, hardness)).numpy()  # (images,)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tammes.errors import UserError, check_seed, check_whole, shown, unknown_name
 from tammes.search.kmeans import kmeans
-from tammes.search.neighbours import Search, check_k
+from tammes.search.neighbours import NeighbourSearch, check_k
 from tammes.search.validation import Labels, as_array, checked_vectors, label_array
 
 Members = Sequence[int] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
@@ -256,7 +256,7 @@ def per_query(
         raise UserError("ks is empty: pass at least one k.")
     groups = None if sequence is None else _codes(sequence, "sequence", items)
     whole = array if len(shelf) == items and gallery is None else array[shelf]
-    problem = Search(
+    problem = NeighbourSearch(
         whole if query is None and gallery is None else array[asked],
         whole,
         itself if (itself >= 0).any() else None,
@@ -354,7 +354,7 @@ def _over_r(
 
 
 def _retrieval(
-    problem: Search,
+    problem: NeighbourSearch,
     query_classes: Int64[np.ndarray, " queries"],
     gallery_classes: Int64[np.ndarray, " gallery"],
     relevant: Int64[np.ndarray, " queries"],
@@ -393,7 +393,7 @@ def _retrieval(
 
 
 def _nearest_of_class(
-    problem: Search,
+    problem: NeighbourSearch,
     rows: Int64[np.ndarray, " rows"],
     query_classes: Int64[np.ndarray, " queries"],
     gallery_classes: Int64[np.ndarray, " gallery"],

@@ -21,7 +21,7 @@ NUMBERS_AT_ONCE = 1 << 20  # 8 MB of float64
 _GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
 
 
-def parts(vectors: Numbers) -> Iterator[slice]:
+def row_blocks(vectors: Numbers) -> Iterator[slice]:
     """Some vectors after the other, few enough to copy."""
     size = max(1, NUMBERS_AT_ONCE // vectors.shape[1])
     return (slice(start, start + size) for start in range(0, len(vectors), size))
@@ -39,7 +39,7 @@ class Products:
         self.dtype = dtype
         self.table = torch.from_numpy(np.empty((len(gallery), gallery.shape[1] + 1), dtype=dtype))  # (gallery, dim + 1)
         longest = 0.0
-        for part in parts(gallery):
+        for part in row_blocks(gallery):
             moved = centred(gallery[part])
             squares = np.square(moved).sum(axis=1)
             self.table.numpy()[part, :-1] = moved
@@ -109,7 +109,7 @@ class BothWays:
         self.rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-23  # of a whole product, in proportion
         number = _parts_of(products.table[:1, -1], dtype).shape[1]
         self.table = torch.ones(len(products.table), dim + 2 * number, dtype=dtype)  # (gallery, dim, |b|², 1)
-        for part in parts(products.table.numpy()):
+        for part in row_blocks(products.table.numpy()):
             vectors = products.table[part, :-1]
             self.table[part, :dim] = vectors
             self.lost = max(

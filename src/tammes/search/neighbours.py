@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
-from tammes.search.distance_tables import NUMBERS_AT_ONCE, BothWays, Numbers, Products, half_is_faster, parts
+from tammes.search.distance_tables import NUMBERS_AT_ONCE, BothWays, Numbers, Products, half_is_faster, row_blocks
 from tammes.search.topk import Smallest
 from tammes.search.validation import checked_vectors
 
@@ -79,7 +79,7 @@ def search(
            [2.]]), ids=array([[0],
            [0]]), ties_cut=array([1, 1]))
     """
-    problem = Search(queries, gallery, itself, query_groups, gallery_groups)
+    problem = NeighbourSearch(queries, gallery, itself, query_groups, gallery_groups)
     check_k(k, len(problem.gallery) - (itself is not None and bool((itself >= 0).any())))
     count = len(problem.queries)
     ids = np.full((count, k), -1)
@@ -94,7 +94,7 @@ def search(
     return Neighbours(distances, ids, cut)
 
 
-class Search:
+class NeighbourSearch:
     """Queries, a gallery, and what each query may not find. Arguments as those of `search`."""
 
     def __init__(
@@ -141,11 +141,11 @@ class Search:
     def _extent(self) -> tuple[Float64[np.ndarray, " dim"], float]:
         """The gallery's mean, and how far from it vectors reach."""
         centre = self.gallery.mean(axis=0, dtype=np.float64)
-        longest = max(np.linalg.norm(self.queries[part] - centre, axis=1).max() for part in parts(self.queries))
+        longest = max(np.linalg.norm(self.queries[part] - centre, axis=1).max() for part in row_blocks(self.queries))
         if self.queries is not self.gallery:
             longest = max(
                 longest,
-                *(np.linalg.norm(self.gallery[part] - centre, axis=1).max() for part in parts(self.gallery)),
+                *(np.linalg.norm(self.gallery[part] - centre, axis=1).max() for part in row_blocks(self.gallery)),
             )
         return centre, float(longest)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tammes.errors import UserError
-from tammes.search.distance_tables import Numbers, parts
+from tammes.search.distance_tables import Numbers, row_blocks
 
 Labels = Sequence[int] | Sequence[str] | Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 _LARGEST = 1e150  # the square of anything larger overflows
@@ -64,7 +64,7 @@ def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
         raise UserError(f"{what} are empty: got shape {array.shape}.")
     array = array.astype(np.float32) if array.dtype == np.float16 else array
     limit = array.dtype.type(min(_LARGEST, float(np.finfo(array.dtype).max)))
-    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in parts(array)])  # (items,)
+    fine = np.concatenate([(np.abs(array[part]) <= limit).all(axis=1) for part in row_blocks(array)])  # (items,)
     if not fine.all():
         raise UserError(
             f"{what} must be finite numbers below {_LARGEST:g}: row {np.argmin(fine)} is not"

@@ -235,7 +235,7 @@ async def _results(
         state, "results.html", here="search", found=found, k=k, label=label, address=address,
         judged=judged, guess="" if judged is None else escaped(judged.best_guess),
         end=1.05 * max([0.0 if judged is None else judged.threshold, *(each.distance for each in found)]) or 1.0,
-        rates="" if judged is None or gallery.threshold is None else gallery.threshold.in_words(),
+        rates="" if judged is None or gallery.threshold is None else gallery.threshold.describe(),
         numbers=sorted({*_NUMBERS, k}), classes=classes[:_SUGGESTED], more_classes=len(classes) > _SUGGESTED,
         no_such_class=no_such_class,
         among=[(name, number, f"{address}{_query(k=k, label=name)}") for name, number in among.most_common(8)],

@@ -34,7 +34,7 @@ from tammes.io.files import (
 )
 from tammes.io.schema import checked, read_json
 from tammes.training.distributed import is_first
-from tammes.training.run_schema import SHAPES, Line, Places
+from tammes.training.run_schema import SHAPES, CentroidSlots, Line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ class Run:
             what = f"{file} is missing" if found is None else f"{file}: {missing} is missing"
             raise UserError(f"{what}. {self.advice(name)}")
         if name == "classes" and found is not None and "places" in found:
-            self._check_places(found["train"], found["places"], file)
+            self._check_slots(found["train"], found["places"], file)
         return found
 
     def advice(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Run:
             f"Put back the file that training wrote, or train anew: tammes train DATA --out {self.folder} --overwrite"
         )
 
-    def _check_places(self, train: list[str], places: Places, file: Path) -> None:
+    def _check_slots(self, train: list[str], places: CentroidSlots, file: Path) -> None:
         """Each class that trains or has trained has a centroid, and no other class has the same."""
         taken = list(places["of"].values())
         lost = [name for name in [*train, *places["old"]] if name not in places["of"]]

@@ -95,7 +95,7 @@ class Results(TypedDict, total=False):
     test_classes: int
 
 
-class Places(TypedDict):
+class CentroidSlots(TypedDict):
     """Which centroid each class has, where these are more than the classes."""
 
     number: Positive
@@ -110,7 +110,7 @@ class Classes(TypedDict):
     val: list[str]
     test: list[str]
     unused: NotRequired[list[str]]  # of which no image could be read
-    places: NotRequired[Places]
+    places: NotRequired[CentroidSlots]
 
 
 class Bound(TypedDict):
