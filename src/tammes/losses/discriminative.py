@@ -18,6 +18,7 @@ from tammes.geometry import (
     checked_centroids,
     checked_push,
     checked_sizes,
+    chunks,
     distances,
     distances_to_axes,
     keep_full_precision,
