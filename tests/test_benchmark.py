@@ -18,17 +18,20 @@ from PIL import Image
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from tammes.benchmark import runner
 from tammes.benchmark.cells import Cell, table_cells
 from tammes.benchmark.choose import chosen, trials
 from tammes.benchmark.plan import Plan, read_plan
-from tammes.cli import benchmark_job, job, main, measuring, networks
+from tammes.benchmark.runner import all_cells, config_of, held_out_quarter, seconds_left
+from tammes.benchmark.watch import Watch
+from tammes.cli import main
 from tammes.cli.benchmark import _command
-from tammes.cli.benchmark_job import all_cells, options_of, seconds_left, without_quarter
-from tammes.cli.benchmark_watch import Watch
-from tammes.cli.saved import saved_options
-from tammes.cli.train import Train
-from tammes.errors import UserError
+from tammes.models.backbones import backbone
+from tammes.training import evaluation, train
+from tammes.training.config import load_config, resolve
+from tammes.training.data import load_data
 from tammes.training.run_folder import Run, open_run
+from tammes.training.train import train_images
 from tests.compared import same_end
 from tests.test_cli_train import printed, refused
 
@@ -70,7 +73,7 @@ batch-size = 8
 epochs = 1
 train = "head"
 [search]
-rate = [0.001, 0.01]
+lr = [0.001, 0.01]
 quarters = [1]
 [[method]]
 name = "ours"
@@ -152,7 +155,7 @@ def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done:
 
 
 def test_the_options_of_a_loss_that_is_not_there_yet_are_in_its_command(tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, PLAN + "sharpness-of-it = 3\n"), Train)
+    plan = read_plan(planned(tmp_path, PLAN + "sharpness-of-it = 3\n"))
     cell = table_cells(plan, tmp_path)[3]
     assert _command(plan, cell).endswith("--precision no --sharpness-of-it 3")
 
@@ -207,7 +210,7 @@ def test_what_is_done_is_not_run_again_and_what_failed_only_if_asked(
         ran.append(cell.name)
         return {"error": "again"}
 
-    monkeypatch.setattr(benchmark_job, "_attempted", fails)
+    monkeypatch.setattr(runner, "_attempted", fails)
     words = ["benchmark", str(done / "plan.toml"), "--data", str(root), "--out", str(done / "out")]
     before = {file: file.read_bytes() for file in (done / "out").glob("default/broken/*.json")}
     with pytest.raises(SystemExit):
@@ -244,7 +247,7 @@ def test_a_dry_run_of_what_is_not_begun_times_a_few_steps_and_leaves_nothing(
 ) -> None:
     words = ["benchmark", str(planned(tmp_path, SEARCH)), "--data", str(root), "--out", str(tmp_path / "out")]
     said = printed(capsys, *words, "--dry-run")
-    assert said.startswith("waiting        ours, preset default, search: rate 0.001, push 0.2, quarter 1\n")
+    assert said.startswith("waiting        ours, preset default, search: lr 0.001, push 0.2, quarter 1\n")
     assert "5 of 5 cells would run" in said
     assert "by a few steps of the first cell and an evaluation of random vectors." in said
     assert "to compute, once, what the frozen part of the network gives" in said
@@ -254,58 +257,74 @@ def test_a_dry_run_of_what_is_not_begun_times_a_few_steps_and_leaves_nothing(
 def test_the_search_sees_no_test_class_and_the_table_takes_what_it_chose(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = read_plan(planned(tmp_path, SEARCH), Train)
+    plan = read_plan(planned(tmp_path, SEARCH))
     data, out = str(root / "photos"), tmp_path / "out"
     seen: list[tuple[bool, set[int]]] = []
-    embedded = measuring.embedded
+    embedded = evaluation.embedded
 
     def watched(embedder: Any, given: Any, indices: np.ndarray, **options: Any) -> Any:
         seen.append((in_search, set(given.dataset.labels[indices].tolist())))
         return embedded(embedder, given, indices, **options)
 
-    for module in (measuring, job):
+    for module in (evaluation, train):
         monkeypatch.setattr(module, "embedded", watched)
     *tried, cell = all_cells(plan, out)
     in_search = True
     for trial in tried:
-        assert not benchmark_job._take(plan, cell, data)  # its search is not done
-        assert benchmark_job._take(plan, trial, data)
+        assert not runner._take(plan, cell, data)  # its search is not done
+        assert runner._take(plan, trial, data)
         assert trial.state == "done"
         assert not trial.folder.exists()
     # The second quarter of the eight training classes: two closed forms and an epoch of four trials.
     assert seen == [(True, {2, 3})] * 12
     in_search = False
-    assert benchmark_job._take(plan, cell, data)
+    assert runner._take(plan, cell, data)
     assert set(range(8, 16)) in [classes for searching, classes in seen if not searching]
     found, scores = cell.result(), [trial.result() or {} for trial in tried]
     assert found is not None
     best = max(scores, key=lambda score: score["recall_at_1"])
     assert found["chosen"] == best["changes"]
     config = json.loads((cell.folder / "config.json").read_text())
-    assert (config["rate"], config["push"]) == (best["changes"]["rate"], best["changes"]["push"])
-    assert config["backbone_rate"] == pytest.approx(config["rate"])  # of conv4 both are the same
+    assert (config["lr"], config["push"]) == (best["changes"]["lr"], best["changes"]["push"])
+    assert config["backbone_lr"] == pytest.approx(config["lr"])  # of conv4 both are the same
 
 
 def test_the_rate_of_the_backbone_goes_with_that_of_the_new_layers(tmp_path: Path) -> None:
-    for part, expected in (("top", pytest.approx(0.05)), ("head", None)):  # which has none of it to train
+    for part, times in (("top", 5), ("head", 1)):  # which has none of it to train
         text = (
             SEARCH.replace('"conv4"', '"resnet18"').replace('"photos"', f'"{tmp_path}"').replace('"head"', f'"{part}"')
         )
-        plan = read_plan(planned(tmp_path, text), Train)
-        options = options_of(plan, table_cells(plan, tmp_path)[0], str(tmp_path), {"rate": 0.5})
-        assert options.rate == 0.5
-        assert options.backbone_rate == expected
+        plan = read_plan(planned(tmp_path, text))
+        usual, config = (
+            config_of(plan, table_cells(plan, tmp_path)[0], str(tmp_path), changes) for changes in ({}, {"lr": 0.5})
+        )
+        assert (usual.lr, config.lr) == (0.1, 0.5)
+        assert config.backbone_lr == pytest.approx(times * usual.backbone_lr)
 
 
 def test_a_quarter_is_held_out_of_the_training_classes(root: Path) -> None:
-    config = Train(data=str(root / "photos"), backbone="conv4")
-    data = without_quarter(config, 3)
+    config = resolve(str(root / "photos"), {"backbone": "conv4", "val_classes": "0"})
+    data = held_out_quarter(load_data(config, backbone("conv4", weights="none")), 3)
     assert data.classes() == {
         "train": [f"class {number:02}" for number in range(6)], "val": ["class 06", "class 07"], "test": [],
     }  # fmt: skip
-    assert without_quarter(config, 3, data.classes()).num_classes == 6
-    with pytest.raises(UserError, match="no longer those that the search was started with"):
-        without_quarter(config, 2, data.classes())
+    assert data.num_classes == 6
+
+
+def test_a_training_of_the_search_that_was_stopped_is_resumed(root: Path, tmp_path: Path) -> None:
+    plan = read_plan(planned(tmp_path, SEARCH.replace("epochs = 1", "epochs = 2")))
+    trial = all_cells(plan, tmp_path / "out")[0]
+
+    def stops(run: Run, line: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    config = config_of(plan, trial, str(root / "photos"), trial.changes)
+    with pytest.raises(KeyboardInterrupt):
+        train_images(config, select=lambda data: held_out_quarter(data, 1), on_epoch=stops)
+    assert len(Run(trial.folder).epochs()) == 1
+    assert runner._take(plan, trial, str(root / "photos"))
+    assert trial.state == "done", trial.result()
+    assert (trial.result() or {})["quarter"] == 1
 
 
 def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
@@ -317,7 +336,7 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
     process = started(words, tmp_path / "said.txt")
-    cell = table_cells(read_plan(file, Train), tmp_path / "out")[0]
+    cell = table_cells(read_plan(file), tmp_path / "out")[0]
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
         assert process.is_alive()
         time.sleep(0.02)
@@ -329,8 +348,8 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     main(words)
     assert (cell.result() or {})["config"]["epochs"] == 12
     assert (run / "log.txt").read_text().count("run       ") == 2  # begun twice
-    alone = replace(saved_options(open_run(run)), out=tmp_path / "alone")
-    job.run_job(alone)
+    alone = replace(load_config(open_run(run)), out=tmp_path / "alone")
+    train_images(alone)
     ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, tmp_path / "alone"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     kept, alone_kept = (
@@ -385,8 +404,8 @@ def test_a_cell_keeps_its_epochs_and_how_many_images_there_were(watched: Path, t
         assert bound["gap"] <= bound["certificate"] + 1e-6
     assert "32 images trained and 32 tested." in (watched / "table.md").read_text()
     # The first epoch by itself is the first point of the curve.
-    alone = replace(saved_options(open_run(watched / "default" / "ours" / "seed-0")), epochs=1, out=tmp_path / "alone")
-    job.run_job(replace(alone, curve=(), log_bound=False))
+    alone = replace(load_config(open_run(watched / "default" / "ours" / "seed-0")), epochs=1, out=tmp_path / "alone")
+    train_images(replace(alone, curve=(), log_bound=False))
     found = json.loads((tmp_path / "alone" / "results.json").read_text())["trained"]["recall_at_1"]
     assert cell["epochs"][0]["test_recall_at_1"] == found
 
@@ -408,7 +427,7 @@ def test_the_page_of_a_benchmark_draws_what_was_watched(watched: Path) -> None:
 
 
 def test_a_cell_of_a_newer_version_is_not_taken_for_one_of_ours(watched: Path, tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, WATCHED), Train)
+    plan = read_plan(planned(tmp_path, WATCHED))
     cell = table_cells(plan, tmp_path / "out")[0]
     cell.folder.parent.mkdir(parents=True)
     newer = json.loads((watched / "default" / "ours" / "seed-0.json").read_text()) | {"schema": 3}
@@ -420,19 +439,19 @@ def test_a_cell_of_a_newer_version_is_not_taken_for_one_of_ours(watched: Path, t
 def found_in_search(plan: Plan, out: Path, recalls: dict[float, float]) -> None:
     """What was found for each rate, without any training."""
     for trial in trials(plan, out, "default", plan.methods[0]):
-        if trial.changes["rate"] in recalls:
+        if trial.changes["lr"] in recalls:
             trial.folder.parent.mkdir(parents=True, exist_ok=True)
-            trial.write({"recall_at_1": recalls[trial.changes["rate"]], "seconds": 1.0})
+            trial.write({"recall_at_1": recalls[trial.changes["lr"]], "seconds": 1.0})
 
 
 def test_a_search_goes_a_step_further_where_the_best_rate_is_at_the_edge(tmp_path: Path) -> None:
-    text = SEARCH.replace("rate = [0.001, 0.01]", "rate = [0.001, 0.01, 0.1]\nwiden = true").replace(
+    text = SEARCH.replace("lr = [0.001, 0.01]", "lr = [0.001, 0.01, 0.1]\nwiden = true").replace(
         "search = { push = [0.2, 0.3] }", ""
     )
-    plan = read_plan(planned(tmp_path, text), Train)
+    plan = read_plan(planned(tmp_path, text))
 
     def tried(out: Path) -> list[float]:
-        return [cell.changes["rate"] for cell in trials(plan, out, "default", plan.methods[0])]
+        return [cell.changes["lr"] for cell in trials(plan, out, "default", plan.methods[0])]
 
     for name, best, more in (("low", 0.001, [0.0001]), ("middle", 0.01, []), ("high", 0.1, [1.0])):
         out = tmp_path / name
@@ -442,25 +461,25 @@ def test_a_search_goes_a_step_further_where_the_best_rate_is_at_the_edge(tmp_pat
         assert (chosen(plan, out, "default", plan.methods[0]) is None) == bool(more)
         found_in_search(plan, out, {1.0: 0.6, 0.0001: 0.4})
         expected = {"low": 0.001, "middle": 0.01, "high": 1.0}[name]
-        assert chosen(plan, out, "default", plan.methods[0]) == {"rate": expected}
+        assert chosen(plan, out, "default", plan.methods[0]) == {"lr": expected}
         assert len(tried(out)) == 3 + len(more)  # one step, not more
 
 
 def test_a_method_is_searched_with_rates_of_its_own_and_the_search_with_options_of_its_own(tmp_path: Path) -> None:
-    text = SEARCH.replace("push = [0.2, 0.3]", "rate = [0.5, 5.0]").replace(
+    text = SEARCH.replace("push = [0.2, 0.3]", "lr = [0.5, 5.0]").replace(
         "quarters = [1]", 'quarters = [1]\n[search.train]\ntrain = "top"\nepochs = 4'
     )
-    plan = read_plan(planned(tmp_path, text.replace('"conv4"', '"resnet18"')), Train)
+    plan = read_plan(planned(tmp_path, text.replace('"conv4"', '"resnet18"')))
     *tried, cell = all_cells(plan, tmp_path / "out")
-    assert [trial.changes for trial in tried] == [{"rate": 0.5}, {"rate": 5.0}]
-    trial, table = (options_of(plan, each, str(tmp_path), {}) for each in (tried[0], cell))
+    assert [trial.changes for trial in tried] == [{"lr": 0.5}, {"lr": 5.0}]
+    trial, table = (config_of(plan, each, str(tmp_path), {}) for each in (tried[0], cell))
     assert (trial.train, trial.epochs, table.train, table.epochs) == ("top", 4, "head", 1)
 
 
 def test_rates_are_taken_over_from_the_search_of_another_plan(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    searching = read_plan(planned(tmp_path, SEARCH.replace("search = { push = [0.2, 0.3] }", "")), Train)
+    searching = read_plan(planned(tmp_path, SEARCH.replace("search = { push = [0.2, 0.3] }", "")))
     file = tmp_path / "more.toml"
     start, end = SEARCH.index("[search]"), SEARCH.index("[[method]]")
     file.write_text(
@@ -472,13 +491,13 @@ def test_rates_are_taken_over_from_the_search_of_another_plan(
     found_in_search(searching, tmp_path / "plan", {0.001: 0.5, 0.01: 0.4})
     main(words)
     cell = json.loads((tmp_path / "more" / "default" / "ours" / "seed-5.json").read_text())
-    assert cell["chosen"] == {"rate": 0.001}
-    assert "--rate 0.001" in cell["command"]
+    assert cell["chosen"] == {"lr": 0.001}
+    assert "--lr 0.001" in cell["command"]
     assert "is the one that plan chose" in (tmp_path / "more" / "table.md").read_text()
 
 
 def test_one_cell_has_one_owner(tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, PLAN), Train)
+    plan = read_plan(planned(tmp_path, PLAN))
     cell, other = table_cells(plan, tmp_path / "out")[:2]
     with cell.claimed() as first, cell.claimed() as second, other.claimed() as third:
         assert (first, second, third) == (True, False, True)
@@ -487,11 +506,11 @@ def test_one_cell_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_left_half_made_is_begun_anew(root: Path, tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, PLAN), Train)
+    plan = read_plan(planned(tmp_path, PLAN))
     cell = table_cells(plan, tmp_path / "out")[0]
     cell.folder.mkdir(parents=True)
     (cell.folder / "config.json").write_text("{}")
-    assert benchmark_job._take(plan, cell, str(root / "photos"))
+    assert runner._take(plan, cell, str(root / "photos"))
     assert cell.state == "done"
 
 
@@ -501,18 +520,18 @@ def test_the_untrained_backbone_is_measured_once(
 ) -> None:
     """Of random weights once for each seed."""
     if weights == "file":
-        torch.save(networks.make_embedder(Train(backbone="conv4"), 2).backbone.state_dict(), tmp_path / "weights.pt")
+        torch.save(backbone("conv4", weights="none").state_dict(), tmp_path / "weights.pt")
         weights = str(tmp_path / "weights.pt")
-    plan = read_plan(planned(tmp_path, PLAN.replace("dim = 16", f'dim = 16\nweights = "{weights}"')), Train)
+    plan = read_plan(planned(tmp_path, PLAN.replace("dim = 16", f'dim = 16\nweights = "{weights}"')))
     cells = [cell for cell in table_cells(plan, tmp_path / "out") if cell.method.name in ("one-hot", "softmax")]
-    count, plain = list[int](), measuring.evaluated
+    count, plain = list[int](), evaluation.evaluate_images
 
     def counted(*given: Any, **options: Any) -> Any:
         count.extend([1] if options.get("backbone_only") else [])
         return plain(*given, **options)
 
-    monkeypatch.setattr(job, "evaluated", counted)
-    assert all(benchmark_job._take(plan, cell, str(root / "photos")) for cell in cells)
+    monkeypatch.setattr(train, "evaluate_images", counted)
+    assert all(runner._take(plan, cell, str(root / "photos")) for cell in cells)
     assert len(count) == measured
     found: dict[int, list[Any]] = {cell.seed: [] for cell in cells}
     for cell in cells:
@@ -524,27 +543,27 @@ def test_the_untrained_backbone_is_measured_once(
 def test_an_error_that_is_not_the_users_is_recorded_with_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(*_: object) -> None:
+    def breaks(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nothing to divide by")
 
-    monkeypatch.setattr(benchmark_job, "run_job", breaks)
-    plan = read_plan(planned(tmp_path, PLAN), Train)
+    monkeypatch.setattr(runner, "train_images", breaks)
+    plan = read_plan(planned(tmp_path, PLAN))
     cell = table_cells(plan, tmp_path / "out")[0]
-    assert benchmark_job._take(plan, cell, "photos")
+    assert runner._take(plan, cell, "photos")
     found = cell.result() or {}
     assert found["error"] == "ZeroDivisionError: nothing to divide by"
     assert "in breaks" in found["traceback"]
 
 
 def test_without_test_classes_there_is_nothing_to_compare(root: Path, tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, PLAN.replace("val-classes = 2", "test-classes = 0")), Train)
+    plan = read_plan(planned(tmp_path, PLAN.replace("val-classes = 2", "test-classes = 0")))
     cell = table_cells(plan, tmp_path / "out")[0]
-    assert benchmark_job._take(plan, cell, str(root / "photos"))
+    assert runner._take(plan, cell, str(root / "photos"))
     assert (cell.result() or {})["error"].startswith("there are no test classes to measure on")
 
 
 def test_what_is_left_is_estimated_by_the_nearest_that_is_known(tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, SEARCH.replace("seeds = [5]", "seeds = [5, 6]")), Train)
+    plan = read_plan(planned(tmp_path, SEARCH.replace("seeds = [5]", "seeds = [5, 6]")))
     cells = all_cells(plan, tmp_path / "out")
     assert [cell.quarter for cell in cells] == [1, 1, 1, 1, None, None]
     assert seconds_left(cells) is None
@@ -556,14 +575,14 @@ def test_what_is_left_is_estimated_by_the_nearest_that_is_known(tmp_path: Path) 
 
 
 def test_a_person_sees_methods_by_seeds(done: Path, tmp_path: Path) -> None:
-    plan = read_plan(done / "plan.toml", Train)
+    plan = read_plan(done / "plan.toml")
     drawn = io.StringIO()
     Console(file=drawn, width=120).print(Watch(plan, all_cells(plan, done / "out"), 1).table())
     lines = {line.split("│")[1].strip(): line for line in drawn.getvalue().splitlines() if line.startswith("│")}
     assert re.search(r"one-hot +│ +\d+\.\d\d │ +\d+\.\d\d │", lines["one-hot"])
     assert lines["broken"].count("failed") == 2
     assert lines["later"].count("not there yet") == 2
-    searched = read_plan(planned(tmp_path, SEARCH), Train)
+    searched = read_plan(planned(tmp_path, SEARCH))
     cells = trials(searched, tmp_path, "default", searched.methods[0])
     cells[0].file.parent.mkdir(parents=True)
     cells[0].write({"recall_at_1": 0.25, "seconds": 90.0})
@@ -619,7 +638,6 @@ def test_results_of_another_plan_do_not_come_into_the_table(
 def test_a_cell_is_found_by_what_it_is(tmp_path: Path) -> None:
     plan = read_plan(
         planned(tmp_path, PLAN.replace('title = "stripes"', 'presets = ["paper", "default"]')),
-        Train,
     )
     cells = table_cells(plan, tmp_path)
     assert len({cell.folder for cell in cells}) == len(cells) == 16

@@ -26,7 +26,6 @@ from tammes.benchmark.tables import (
     table,
 )
 from tammes.centroids import CENTROIDS
-from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.training.run_folder import Run
 
@@ -50,7 +49,7 @@ loss = "of-tomorrow"
 """
 CONFIG = {
     "preset": "default", "backbone": "conv4", "weights": "none", "train": "all", "views": None, "dim": 16,
-    "epochs": 2, "batch_size": 8, "mirror": False, "shift": 2, "pool": "published", "start": "random",
+    "epochs": 2, "batch_size": 8, "mirror": False, "shift": 2, "pool": "published", "init": "random",
 }  # fmt: skip
 
 
@@ -86,7 +85,7 @@ def written(plan: Plan, out: Path, results: dict[tuple[str, int], dict[str, Any]
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     (tmp_path / "plan.toml").write_text(TEXT)
-    return read_plan(tmp_path / "plan.toml", Train)
+    return read_plan(tmp_path / "plan.toml")
 
 
 @pytest.mark.parametrize("number", [2, 3, 5, 12])
@@ -201,7 +200,7 @@ paper = "K-means"
 
 def planned(folder: Path, text: str) -> Plan:
     (folder / "plan.toml").write_text(text)
-    return read_plan(folder / "plan.toml", Train)
+    return read_plan(folder / "plan.toml")
 
 
 def test_a_plan_compares_centroids_if_they_are_in_different_places(tmp_path: Path) -> None:
@@ -258,7 +257,7 @@ def test_distances_are_those_of_the_centroids_that_a_run_had(tmp_path: Path) -> 
 SEARCHED = """
 data = "glyphs"
 [search]
-rate = [0.1, 0.2]
+lr = [0.1, 0.2]
 quarters = [3, 1]
 [[method]]
 name = "A"
@@ -271,15 +270,15 @@ name = "B"
 @pytest.fixture
 def searched(tmp_path: Path) -> Plan:
     (tmp_path / "plan.toml").write_text(SEARCHED)
-    return read_plan(tmp_path / "plan.toml", Train)
+    return read_plan(tmp_path / "plan.toml")
 
 
 def test_the_search_takes_the_best_mean_over_the_quarters(searched: Plan, tmp_path: Path) -> None:
     method = searched.methods[0]
     assert combinations(searched, tmp_path, "default", method) == [
-        {"rate": 0.1, "push": 0.0}, {"rate": 0.1, "push": 0.3}, {"rate": 0.2, "push": 0.0}, {"rate": 0.2, "push": 0.3},
+        {"lr": 0.1, "push": 0.0}, {"lr": 0.1, "push": 0.3}, {"lr": 0.2, "push": 0.0}, {"lr": 0.2, "push": 0.3},
     ]  # fmt: skip
-    assert combinations(searched, tmp_path, "default", searched.methods[1]) == [{"rate": 0.1}, {"rate": 0.2}]
+    assert combinations(searched, tmp_path, "default", searched.methods[1]) == [{"lr": 0.1}, {"lr": 0.2}]
     cells = trials(searched, tmp_path, "default", method)
     assert [cell.quarter for cell in cells] == [3, 1] * 4
     assert len({cell.folder for cell in cells}) == len({cell.name for cell in cells}) == 8
@@ -289,9 +288,9 @@ def test_the_search_takes_the_best_mean_over_the_quarters(searched: Plan, tmp_pa
         cell.file.parent.mkdir(parents=True, exist_ok=True)
         cell.write({"error": "it broke"} if score is None else {"recall_at_1": score, "seconds": 1.0})
     # Of two equal means, 0.55 and 0.55, the first.
-    assert chosen(searched, tmp_path, "default", method) == {"rate": 0.1, "push": 0.3}
+    assert chosen(searched, tmp_path, "default", method) == {"lr": 0.1, "push": 0.3}
     for cell in cells:
-        cell.write({"error": f"{cell.changes['rate']} broke"})
+        cell.write({"error": f"{cell.changes['lr']} broke"})
     with pytest.raises(UserError, match=r"every combination of the search failed; the first: 0.1 broke"):
         chosen(searched, tmp_path, "default", method)
 

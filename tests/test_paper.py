@@ -11,7 +11,6 @@ from benchmarks.page import PLANS
 from benchmarks.paper import ORDER, Options, run, status, take
 from tammes.benchmark.plan import read_plan
 from tammes.cli import main
-from tammes.cli.train import Train
 from tammes.errors import UserError
 from tests.test_cli_train import photos  # noqa: F401 - a fixture
 
@@ -74,9 +73,9 @@ def test_a_run_of_train_is_taken_over_as_the_cell_of_a_plan(tiny: Options, tmp_p
     words += ["--dim", "8", "--epochs", "1"]
     main([*words, "--out", str(tmp_path / "run")])
     commit = json.loads((tmp_path / "run" / "environment.json").read_text())["commit"]
-    main([*words, "--rate", "0.2", "--out", str(tmp_path / "other")])
+    main([*words, "--lr", "0.2", "--out", str(tmp_path / "other")])
     plan = paper.planned("first", tiny)
-    with pytest.raises(UserError, match=r"--rate 0\.2"):
+    with pytest.raises(UserError, match=r"--lr 0\.2"):
         take(plan, tmp_path / "other", tiny.out)
     take(plan, tmp_path / "run", tiny.out)
     assert not (tmp_path / "run").exists()
@@ -91,7 +90,7 @@ def test_a_run_of_train_is_taken_over_as_the_cell_of_a_plan(tiny: Options, tmp_p
 
 
 def test_weights_are_found_by_the_name_of_the_network(tiny: Options, tmp_path: Path) -> None:
-    plan = read_plan(tmp_path / "plans" / "first.toml", Train)
+    plan = read_plan(tmp_path / "plans" / "first.toml")
     with pytest.raises(UserError, match=r"conv4\*"):
         paper.weights_of(plan, str(tmp_path))
     (tmp_path / "conv4.safetensors").write_bytes(b"")

@@ -362,11 +362,11 @@ def test_without_a_grid_nothing_is_said_of_both_together(tmp_path: Path) -> None
 
 
 def test_what_was_chosen_among_how_many(tmp_path: Path) -> None:
-    rows = [trained("a", 50.0, chosen="rate 0.1, push 0.5 of 8"), Row("b", "penultimate", "last"), untrained()]
+    rows = [trained("a", 50.0, chosen="lr 0.1, push 0.5 of 8"), Row("b", "penultimate", "last"), untrained()]
     first, second = table(made(results(rows, CELLS), tmp_path)["search"])
     assert {title: said(shown) for title, shown in first.items()} == {
         "method": "a",
-        "chosen": "rate 0.1, push 0.5",
+        "chosen": "lr 0.1, push 0.5",
         "among combinations": "8",
     }
     assert said(second["chosen"]) == "not chosen yet"
@@ -374,9 +374,9 @@ def test_what_was_chosen_among_how_many(tmp_path: Path) -> None:
 
 
 def test_what_each_preset_chose(tmp_path: Path) -> None:
-    both = {"one": [trained("a", 50.0, chosen="rate 0.1 of 4")], "two": [trained("a", 50.0, chosen="rate 0.2 of 4")]}
+    both = {"one": [trained("a", 50.0, chosen="lr 0.1 of 4")], "two": [trained("a", 50.0, chosen="lr 0.2 of 4")]}
     found = table(made(results(both, CELLS), tmp_path)["search"])
-    assert [(said(row["preset"]), said(row["chosen"])) for row in found] == [("one", "rate 0.1"), ("two", "rate 0.2")]
+    assert [(said(row["preset"]), said(row["chosen"])) for row in found] == [("one", "lr 0.1"), ("two", "lr 0.2")]
 
 
 # ---- every training

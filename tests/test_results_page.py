@@ -33,7 +33,6 @@ from benchmarks.peers import ROWS
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
 from tammes.benchmark.tables import Figure, Row, as_json
-from tammes.cli.train import Train
 from tammes.errors import UserError
 from tammes.losses import METHODS
 
@@ -273,7 +272,7 @@ def test_the_data_that_needs_no_folder_is_asked_for_none() -> None:
     ("command", "named"),
     [
         ("tammes train glyphs --no-class-layer --seed 3", "tammes train glyphs --no-class-layer --seed 3"),
-        ("tammes train a/b --out /x/y z --rate 0.1", "tammes train b --rate 0.1"),
+        ("tammes train a/b --out /x/y z --lr 0.1", "tammes train b --lr 0.1"),
         ("tammes train /a b/c d --weights imagenet", "tammes train 'c d' --weights imagenet"),
     ],
 )
@@ -309,7 +308,7 @@ def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) 
     assert (
         "| softmax, penultimate layer | not run | 48.34 / 60.16 / 71.21 / 80.30 / 57.21"
         " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head --epochs 15"
-        " --batch-size 128 --start pca --keep-start False` |"
+        " --batch-size 128 --init pca --no-keep-init` |"
     ) in made
     assert "Not run yet. The paper's column is table 8" in made
     assert (
@@ -335,7 +334,7 @@ def test_every_plan_has_its_place_on_the_page(tmp_path: Path) -> None:
 
 def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
     for _, name, preset, methods in IN_README:
-        plan = read_plan(PLANS / f"{name}.toml", Train)
+        plan = read_plan(PLANS / f"{name}.toml")
         assert preset in plan.presets
         assert set(methods) <= {method.name for method in plan.methods}
         assert "penultimate" in plan.layers
@@ -344,7 +343,7 @@ def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
 def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> None:
     of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
     measures = {"recall_at_1": 0.5, "recall_at_2": 0.6, "recall_at_4": 0.7, "recall_at_8": 0.8}
-    epoch = {"epoch": 1, "rate": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
+    epoch = {"epoch": 1, "lr": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
     every = {
         "machine": of, "command": "tammes train all", "seed": 3, "commit": of["commit"], "epochs": [epoch],
         "seconds": 120.0, "untrained": measures, "penultimate": measures | {"recall_at_1": 0.55}, "last": measures,
