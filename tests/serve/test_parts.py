@@ -224,7 +224,7 @@ def test_only_so_many_are_kept_however_small() -> None:
 # Embedding.
 
 
-def test_pictures_that_wait_go_through_the_network_together(run: Path) -> None:
+def test_images_that_come_at_once_get_the_vectors_they_get_alone(run: Path) -> None:
     from tammes.models.embedder import load
 
     embedder = load(run)
