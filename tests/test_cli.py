@@ -169,6 +169,7 @@ def test_common_options_exist(name: str) -> None:
         ("train x --epochs --seed 1", "--epochs needs a value"),
         ("train x --epoch 3", "unknown option --epoch. Did you mean --epochs?"),
         ("train x -e 3", "unknown option -e."),
+        ("train x --rate 3", "unknown option --rate. `tammes train --help-all` lists all."),
         ("train x y", "one word too many: 'y'."),
         ("train x epochs", "one word too many: 'epochs'. Did you mean --epochs?"),
         ("losses --json=yes", "--json takes no value, got 'yes'."),

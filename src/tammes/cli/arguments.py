@@ -6,7 +6,7 @@ The class is a frozen dataclass, with a text below each field, or a TypedDict, w
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -191,8 +191,8 @@ def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iter
         typed, equals, value = word.partition("=")
         option = flags.get(typed.replace("_", "-"))
         if option is None:
-            near = get_close_matches(typed, flags, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"`tammes {name} --help-all` lists all."
+            near = _nearest(typed, flags)
+            hint = f"Did you mean {near}?" if near else f"`tammes {name} --help-all` lists all."
             yield f"unknown option {typed}. {hint}"
             continue
         given.add(option.name)
@@ -212,8 +212,8 @@ def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iter
             given |= {option.name} if values else set()
     usage = usage_of(name, options)
     if plain:
-        near = get_close_matches(f"--{plain[0]}", flags, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It takes: {usage}"
+        near = _nearest(plain[0], flags)
+        hint = f"Did you mean {near}?" if near else f"It takes: {usage}"
         yield f"one word too many: {plain[0]!r}. {hint}"
     missing = [option.typed for option in options if option.required and option.name not in given]
     if missing:
@@ -226,6 +226,13 @@ def usage_of(name: str, options: Sequence[Option]) -> str:
     required = [option.typed for option in options if option.required and not option.positional]
     optional = ["[options]"] if any(not option.required and not option.positional for option in options) else []
     return " ".join(["tammes", name, *positional, *required, *optional])
+
+
+def _nearest(word: str, flags: Collection[str]) -> str | None:
+    """The flag that may be meant; dashes do not count, for all flags share them."""
+    names = {flag.lstrip("-"): flag for flag in flags}
+    near = get_close_matches(word.lstrip("-").replace("_", "-"), names, n=1)
+    return names[near[0]] if near else None
 
 
 def _is_flag(word: str) -> bool:
