@@ -300,8 +300,8 @@ def test_vectors_can_be_compared_from_their_own_zero() -> None:
     ("options", "complaint"),
     [
         ({"centre": 1}, "centre must be True, False or None, got 1."),
-        ({"centre": True, "init": "random"}, "centre is for the starts pca and whiten: leave it out."),
-        ({"centre": False, "method": "ridge"}, "centre is for the starts pca and whiten: leave it out."),
+        ({"centre": True, "init": "random"}, "centre is for init pca and whiten: leave it out."),
+        ({"centre": False, "method": "ridge"}, "centre is for init pca and whiten: leave it out."),
     ],
 )
 def test_centre_is_checked(options: dict[str, Any], complaint: str) -> None:
@@ -416,7 +416,7 @@ def test_with_too_few_classes_nothing_is_held_out(classes: int, each: int, share
 
 
 def test_what_is_held_out_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tammes.vectors.training.MOST_HELD_OUT", 60)
+    monkeypatch.setattr("tammes.vectors.validation.MOST_HELD_OUT", 60)
     random = np.random.default_rng(0)
     assert len(validation.held_out(np.repeat(np.arange(100), 10), 0.2, random)) == 6
     assert len(validation.held_out(np.repeat(np.arange(100), 50), 0.2, random)) == 5
@@ -527,16 +527,15 @@ def test_the_same_random_state_gives_the_same_and_torch_is_left_alone() -> None:
 
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
     learner = MetricLearner(learning_rate=1e30, epochs=20, random_state=0, loss="softmax", init="random")
-    assert refused(learner) == (
-        "the loss is not a finite number. The likely cause is a learning rate that is too high (now 1e+30):"
-        " try a tenth, by learning_rate in Python or --lr of tammes train; or a weight decay that is (now 0.0005)."
-    )
+    assert "the loss is not a finite number" in (said := refused(learner))
+    assert "a learning rate that is too high" in said
+    assert "checkpoint" not in said
 
 
 def test_weights_that_the_last_step_lost_are_an_error() -> None:
-    assert refused(MetricLearner(learning_rate=1e300, epochs=1, random_state=0)).startswith(
-        "the weights are no finite numbers. The likely cause is a learning rate that is too high (now 1e+300): try a"
-    )
+    said = refused(MetricLearner(learning_rate=1e300, epochs=1, random_state=0))
+    assert said.startswith("a weight is not a finite number")
+    assert "(now 1e+300)" in said
 
 
 def test_a_network_that_no_machine_has_memory_for_is_not_made() -> None:
@@ -743,7 +742,7 @@ def test_a_vector_does_not_depend_on_its_block(monkeypatch: pytest.MonkeyPatch) 
 def test_a_mapped_file_is_never_copied_whole(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "BLOCK", 1 << 16)
     monkeypatch.setattr("tammes.vectors.init.MOST_FOR_INIT", 512)
-    monkeypatch.setattr("tammes.vectors.training.MOST_HELD_OUT", 100)
+    monkeypatch.setattr("tammes.vectors.validation.MOST_HELD_OUT", 100)
     file = tmp_path / "vectors.npy"
     stored = np.lib.format.open_memmap(file, "w+", np.float16, (50_000, 128))
     labels = np.arange(50_000) % 40
@@ -833,7 +832,7 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
             "Known: discriminative, hard-discriminative, softmax.",
         ),
         ({"method": "exact"}, "unknown method 'exact'. Known: gradient, ridge."),
-        ({"init": 3}, "unknown start '3'. Known: auto, pca, random, ridge, whiten."),
+        ({"init": 3}, "unknown init '3'. Known: auto, pca, random, ridge, whiten."),
         ({"scale": "column"}, "unknown scale 'column'. Did you mean 'columns'? Known: columns, common."),
         ({"dim": 0}, "dim must be a whole number from 1 up, or None, got 0."),
         ({"dim": True}, "dim must be a whole number from 1 up, or None, got True."),

@@ -89,7 +89,7 @@ def fit(
     accumulate: int = 1,
     at_once: int | None = None,
     stop: Callable[[], bool] = lambda: False,
-    save: Callable[[Position], None] = lambda _: None,
+    save: Callable[[Position], None] | None = None,
     save_every: float = 600.0,
     everything: Callable[[], tuple[Tensor, Tensor]] | None = None,
 ) -> Iterator[Epoch]:
@@ -166,12 +166,12 @@ def fit(
             at.step += len(together)
             looks = at.step % look_every < len(together)
             broken = looks and not all(total.isfinite() for total in totals.values())
-            asked = [broken, perf_counter() - saved >= save_every, stop()]
+            asked = [broken, save is not None and perf_counter() - saved >= save_every, stop()]
             if number_of_processes > 1:
                 asked = distributed.in_any(*asked) if looks else [False] * 3
             broken, late, stopped = asked
             if broken:
-                raise distributed.same_everywhere(_not_finite(at, optimizer))
+                raise distributed.same_everywhere(_not_finite(at, optimizer, saves=save is not None))
             optimizer.step()
             optimizer.zero_grad()
             at.images += seen
@@ -179,16 +179,16 @@ def fit(
             if stopped:
                 complete = False
                 break
-            if late:
+            if late and save is not None:
                 at.totals = _of_all(totals)
                 save(at)
                 saved = perf_counter()
         at.totals = _of_all(totals)
         if not all(isfinite(total) for total in at.totals.values()):
-            raise distributed.same_everywhere(_not_finite(at, optimizer))
+            raise distributed.same_everywhere(_not_finite(at, optimizer, saves=save is not None))
         if complete and not all(tensor.isfinite().all() for tensor in own.state_dict().values()):
             # By the last step, whose loss nobody has seen.
-            raise distributed.same_everywhere(_not_finite(at, optimizer, "a weight"))
+            raise distributed.same_everywhere(_not_finite(at, optimizer, "a weight", saves=save is not None))
         losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
         rates = tuple(group["lr"] for group in optimizer.param_groups)
         done = at
@@ -242,14 +242,14 @@ def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[
     return zip(images.tensor_split(number), labels.tensor_split(number), strict=True)
 
 
-def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss") -> str:
-    rates = ", ".join(f"{group['lr']:g}" for group in optimizer.param_groups)
+def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss", *, saves: bool) -> str:
+    lrs = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in optimizer.param_groups))
     kept = (
-        "The checkpoint of the last good epoch is kept." if at.epoch > 1 else "No epoch had ended, so nothing is lost."
+        " The checkpoint of the last good epoch is kept." if at.epoch > 1 else " No epoch had ended: nothing is lost."
     )
     return (
         f"{what} is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
-        f" is too high (now {rates}): try a tenth. {kept}"
+        f" is too high (now {lrs}): try a tenth.{kept if saves else ''}"
     )
 
 

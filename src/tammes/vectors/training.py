@@ -24,11 +24,11 @@ from tammes.training.checkpoints import START_OVER, load_checkpoint, save_checkp
 from tammes.training.loop import Batch, Epoch, Position, cosine, fit, parameter_groups
 from tammes.training.run_folder import Run
 from tammes.training.verdict import EPOCH, PRETRAINED, WHITENED, candidates_again, is_epoch, not_judged
+from tammes.vectors import validation as of_held_out
 from tammes.vectors.init import make, set_loss
 from tammes.vectors.network import Network
 from tammes.vectors.options import Init, check_classes, widths
 from tammes.vectors.statistics import Rows
-from tammes.vectors.validation import MOST_HELD_OUT, held_out
 
 if TYPE_CHECKING:
     from tammes.vectors.learner import MetricLearner
@@ -193,12 +193,12 @@ def epochs(
         return np.random.default_rng([learner._seed, purpose])
 
     choice = random(_HELD_OUT)
-    held = held_out(codes, learner.validation_classes, choice)
+    held = of_held_out.held_out(codes, learner.validation_classes, choice)
     learner.held_out_classes_ = learner.classes_[held]
     outside = np.isin(codes, held)
     rows, validation = np.flatnonzero(~outside), np.flatnonzero(outside)
-    if len(validation) > MOST_HELD_OUT:
-        validation = np.sort(choice.choice(validation, MOST_HELD_OUT, replace=False))
+    if len(validation) > of_held_out.MOST_HELD_OUT:
+        validation = np.sort(choice.choice(validation, of_held_out.MOST_HELD_OUT, replace=False))
     own, checksum = Randomness(learner._seed), crc32(codes.tobytes())
     if learner.method == "ridge":
         with own.drawn():
