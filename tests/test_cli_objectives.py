@@ -163,7 +163,7 @@ def test_layers_of_a_base_have_one_output_for_each_class_or_none(waves: Path, tm
 
 
 def test_class_layers_of_a_base_train_as_new_layers_and_what_else_is_learned_at_its_own_rate() -> None:
-    config = config_of("glyphs", loss="daml", base="discriminative", optimizer="sgd", rate=0.5, dim=8)
+    config = config_of("glyphs", loss="daml", base="discriminative", optimizer="sgd", lr=0.5, dim=8)
     embedder = Embedder(EmbedderConfig("conv4", 8))
     base = Base("discriminative", lambda dim: ClassLayer(dim, DiscriminativeLoss(4)))
     loss = DAML(base, 64, 8)

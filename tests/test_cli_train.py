@@ -605,7 +605,7 @@ def test_a_run_that_is_stopped_while_it_measures_for_its_curve_measures_when_it_
     def interrupted(*given: Any, **options: Any) -> dict[str, Any]:
         nonlocal calls
         calls += 1
-        if calls == 2:  # the second epoch of the curve
+        if calls == 3:  # the second epoch of the curve; before it is the network before training
             signal.raise_signal(signal.SIGTERM)
         return measure(*given, **options)
 

@@ -134,8 +134,8 @@ def test_only_old_classes_are_held() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--init-from", "x"), "--continue-from says what the network begins as: leave out --init-from."),
-        (("--init", "pca"), "--continue-from says what the network begins as: leave out --init."),
+        (("--init-from", "x"), "--continue-from says what the network starts from: leave out --init-from."),
+        (("--init", "pca"), "--continue-from says what the network starts from: leave out --init."),
         (("--dim", "8"), "--continue-from keeps the network and the centroids of {first}, which has --dim 16: leave"),
         (("--backbone", "resnet18"), "which has --backbone conv4: leave out --backbone."),
         (("--seed", "0"), "which has --seed 5: leave out --seed."),
@@ -144,7 +144,7 @@ def test_only_old_classes_are_held() -> None:
         (("--out", "{first}"), "--continue-from and --out are the same folder. Choose another --out."),
         (("--test-classes", "1"), "'class 4', so it cannot be one to measure on. Name others by --test-classes FILE."),
         (("--weighting", "balanced"), "weighs classes by their images, and reserved ones have none: leave one out."),
-        (("--resume", "{first}"), "--resume goes on with the run's own options: leave out DATA."),
+        (("--resume", "{first}"), "--resume takes the run's own options: leave out DATA."),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_new_classes(
@@ -165,10 +165,10 @@ def test_what_needs_another_option(first: Path, waves: Path, capsys: pytest.Capt
         capsys, "train", str(waves), "--continue-from", str(first), "--out", str(first.parent / "never")
     ).endswith(
         f"has 4 classes that {first} has not, and that run has 2 free centroids."
-        " Train anew with room for more: --reserve-classes 4."
+        " Train again with room for more: --reserve-classes 4."
     )
     assert refused(capsys, "train", str(waves), "--compatible", "1") == (
-        "--compatible holds what another run has learned: name it by --continue-from RUN."
+        "--compatible keeps what another run has learned: name it by --continue-from RUN."
     )
     assert refused(capsys, "train", str(waves), "--loss", "softmax", "--reserve-classes", "3") == (
         "--reserve-classes keeps centroids free, and --loss softmax has none: leave it out, or use"

@@ -393,7 +393,7 @@ def test_batches_and_folder_of_their_losses() -> None:
 
 
 def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
-    config = config_of(loss="pml:ArcFaceLoss", rate=0.5, weight_decay=0.1, optimizer="sgd")
+    config = config_of(loss="pml:ArcFaceLoss", lr=0.5, weight_decay=0.1, optimizer="sgd")
     loss = made("pml:ArcFaceLoss")
     objective = Objective(Embedder(EmbedderConfig("conv4", DIM)), loss)
     for asked, wanted in ((None, 0.5 * from_pml.PROXY_LR), (3.0, 3.0)):

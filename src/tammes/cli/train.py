@@ -91,6 +91,8 @@ def options_for(words: Sequence[str]) -> type:
     for word in words:
         name = word.removeprefix("--").partition("=")[0].replace("-", "_").removeprefix("no_")
         if word.startswith("--") and name in set(other.__annotations__) - set(chosen.__annotations__):
+            if "--resume" in words:
+                raise UserError(f"--resume takes the run's own options: leave out {word}.")
             holds = "this is not a .npz or .parquet file" if file is None else f"{Path(file).name} holds vectors"
             raise UserError(f"{word} is for {what}, and {holds}: leave it out.")
     return chosen

@@ -182,6 +182,7 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainCon
     Raises:
         UserError: an option cannot be what it is, or would change nothing.
     """
+    typed = given = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     _check_values(given)
     _check_new_classes(given, out)
     if "continue_from" in given:
@@ -229,7 +230,7 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainCon
     if out is None:
         config = replace(config, out=Path("runs") / _name(config))
     config = replace(config, data=data if data == "glyphs" else str(Path(data).absolute()))
-    _check_complete(given, config)
+    _check_complete(typed, config)
     return config
 
 
