@@ -21,7 +21,6 @@ from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
 from tammes.cli.losses import explained
 from tammes.errors import UserError
-from tammes.training.config import command_of
 from tammes.training.objectives import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -249,15 +248,10 @@ def not_run_section(plan: Plan) -> list[str]:
         rows = [row for row in table(plan, preset, []) if row.method != UNTRAINED]
         # What is there yet changes with the code, and the page only with what is stored.
         shown = {title: cells for title, cells in _with_not_run(rows).items() if title != "remark"}
-        shown["command"] = [f"`{_command(plan, preset, by_name[row.method].options, row.layer)}`" for row in rows]
+        shown["command"] = [f"`{plan.command(by_name[row.method], preset, plan.seeds[0], row.layer)}`" for row in rows]
         lines += [f"Preset {preset}:", ""] if len(plan.presets) > 1 else []
         lines += _drawn(shown)
     return lines
-
-
-def _command(plan: Plan, preset: str, options: Mapping[str, Any], layer: str) -> str:
-    given: dict[str, Any] = {"preset": preset, "seed": plan.seeds[0], **plan.train, **options, "embedding": layer}
-    return command_of(plan.data, given)
 
 
 def _drawn(shown: Mapping[str, Sequence[str]]) -> list[str]:

@@ -8,9 +8,9 @@ from tammes.benchmark import tables as benchmark_tables
 from tammes.benchmark.cells import table_cells
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published, published_table
+from tammes.benchmark.runner import check_options
 from tammes.cli import main
 from tammes.errors import UserError
-from tammes.training.config import resolve
 
 ROOT = Path(__file__).parents[1]
 SHORTEST = 'data = "glyphs"\n[[method]]\nname = "one"\n'
@@ -105,7 +105,7 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         ('paper = "cub"\n' + SHORTEST + "paper = 3\n", "paper must be the name of a row, or {"),
         ('paper = "cub"\n' + SHORTEST + 'paper = { last = "Softmax" }\n', "paper: unknown key 'last'"),
         (SHORTEST + '[[method]]\nname = "One!"\n', "'one' and 'One!' would share a folder"),
-        (SHORTEST + "[search]\nrates = [1]\n", "[search] unknown key 'rates'. Did you mean 'lr'?"),
+        (SHORTEST + "[search]\nlrs = [1]\n", "[search] unknown key 'lrs'. Did you mean 'lr'?"),
         (SHORTEST + "[search]\nquarters = [1]\n", "[search] lr must be a list"),
         (SHORTEST + "[search]\nlr = [1]\nquarters = [4]\n", "quarters must be one of 0, 1, 2, 3, got 4."),
         (SHORTEST + "[search]\nlr = [1]\n[train]\nlr = 1\n", "lr is given in [train] and searched for"),
@@ -157,11 +157,10 @@ PLANS = sorted((ROOT / "benchmarks" / "plans").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", PLANS, ids=lambda file: file.stem)
-def test_the_plans_that_come_with_the_code_are_plans(file: Path) -> None:
+def test_the_plans_that_come_with_the_code_are_plans(file: Path, tmp_path: Path) -> None:
     found = read_plan(file)
     assert [method.name for method in found.methods if method.missing is not None] == []
-    for method in found.methods:
-        resolve(found.data, found.options(method))  # type: ignore[arg-type]
+    check_options(found, table_cells(found, tmp_path), found.data)
     assert f"#     tammes benchmark benchmarks/plans/{file.name}" in file.read_text()
 
 

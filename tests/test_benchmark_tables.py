@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tammes.benchmark.cells import Cell, table_cells
+from tammes.benchmark.cells import Cell, renamed, table_cells
 from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.tables import (
@@ -110,6 +110,15 @@ def test_differences_are_paired_over_the_seeds_that_both_have() -> None:
     assert found.seeds == 3
     assert found.half == pytest.approx(student_95(2) * statistics.stdev([1.0, 0.5, 1.5]) / math.sqrt(3), rel=1e-5)
     assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_a_result_of_an_earlier_version_is_read_by_the_names_of_now(plan: Plan, tmp_path: Path) -> None:
+    old = {name: value for name, value in CONFIG.items() if name != "init"} | {"start": "pca", "keep_start": True}
+    cell = written(plan, tmp_path / "out", {("A", 0): result(0.5, 0.4, 0.3, config=old, chosen={"rate": 0.1})})[0]
+    found = cell.result() or {}
+    assert (found["config"]["init"], found["config"]["keep_init"], found["chosen"]) == ("pca", True, {"lr": 0.1})
+    assert not {"start", "keep_start"} & set(found["config"])
+    assert renamed({"rate": 1.0, "lr": 2.0}) == {"lr": 2.0}
 
 
 def test_every_row_has_its_figures(plan: Plan, tmp_path: Path) -> None:

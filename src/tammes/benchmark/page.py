@@ -405,7 +405,7 @@ def _bound(cell: Mapping[str, Any]) -> bool:
 
 def _search(tables: Mapping[str, Sequence[Row]]) -> Markup:
     trained = [(preset, row) for preset, rows in tables.items() for row in _once_each(rows)]
-    # `rate 0.1, push 0.5 of 8`: the combination, and among how many.
+    # `lr 0.1, push 0.5 of 8`: the combination, and among how many.
     parts = [(row.chosen or "not chosen yet of ").rpartition(" of ") for _, row in trained]
     columns = [
         Column("method", [Shown(row.method) for _, row in trained], "name"),

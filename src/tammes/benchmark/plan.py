@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
 from tammes.losses import Method as Loss
+from tammes.training.config import command_of
 from tammes.training.objectives import METHODS, find_method, find_miner
 from tammes.training.options import TrainOptions
 
@@ -132,6 +133,18 @@ class Plan:
     def options(self, method: Method) -> dict[str, Any]:
         """The options of `tammes train` for a method, beside data, preset, seed and what is searched for."""
         return self.train | method.options | {"embedding": method.layers[0]}
+
+    def command(self, method: Method, preset: str, seed: int, layer: str | None = None) -> str:
+        """The `tammes train` of a method, in the order of its help, without what is the default.
+
+        Args:
+            layer: that images are compared by, if not the method's first.
+        """
+        given = self.options(method) | {"preset": preset, "seed": seed} | ({"embedding": layer} if layer else {})
+        usual = {"preset": "default", "loss": "discriminative", "embedding": "penultimate", "seed": 0}
+        known = [name for name in TrainOptions.__annotations__ if name in given]
+        own = [name for name in given if name not in known]  # of a loss that is not there yet
+        return command_of(self.data, {name: given[name] for name in [*known, *own] if given[name] != usual.get(name)})
 
 
 def slug(name: str) -> str:

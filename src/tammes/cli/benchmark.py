@@ -201,7 +201,7 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
 
     tables, said = _tables(plan, out)
     cells = [
-        {"command": _command(plan, cell)}
+        {"command": plan.command(cell.method, cell.preset, cell.seed)}  # that of a cell with a result says all options
         | {name: value for name, value in (cell.result() or {}).items() if name != "traceback"}
         | {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
         for cell in table_cells(plan, out)
@@ -218,13 +218,6 @@ def _write(plan: "Plan", out: Path) -> dict[str, Any]:
     write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
     write_atomically(out / "table.md", markdown(plan, tables, said).encode(errors="backslashreplace"))
     return content
-
-
-def _command(plan: "Plan", cell: "Cell") -> str:
-    """The `tammes train` of a cell as the plan has it; that of a cell with a result says every option."""
-    from tammes.training.config import command_of
-
-    return command_of(plan.data, {"preset": cell.preset, "seed": cell.seed, **plan.options(cell.method)})
 
 
 def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:
