@@ -50,7 +50,7 @@ class Options:
     """Rows of one `upsert`."""
     queries: int = 200
     again: bool = False
-    """Measure sizes anew that are in the results."""
+    """Measure again what is in the results."""
     folder: Path | None = None
     """Where the temporary gallery goes; without it, where the system keeps such things."""
     out: Path = Path("benchmarks/results/gallery.json")

@@ -289,7 +289,7 @@ def cub_all(stored: Mapping[str, Any]) -> list[str]:
         "",
         *_drawn(measured),
         *_drawn(epochs),
-        f"{stored['seconds'] / 60:.0f} minutes; {stored['machine']['processor']}, one thread of two beside other work,"
+        f"{stored['seconds'] / 60:.0f} minutes; {stored['machine']['processor']}, one thread of two on a busy machine,"
         f" commit {stored['commit'][:7]}.",
         "",
     ]
@@ -376,7 +376,7 @@ def complexity(stored: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
     return [
         "Exponents of the seconds of the loss's part of an epoch, over the images N and over the classes C, beside what"
-        " the paper counted; `-` was not measured. Rows come from two runs, beside one of which tests ran at times.",
+        " the paper counted; `-` was not measured. Rows come from two runs, one of them on a busy machine at times.",
         "",
         "    python -m benchmarks.complexity",
         "",
@@ -407,7 +407,7 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
         f" {stored['limit']} seconds was ended"
         + (f" ({', '.join(longer)} had more, by a larger --limit)" if longer else "")
         + ". Rows were measured one after another over hours, those of LDA, NCA and"
-        " LMNN beside other work: times are good for their order of magnitude. The made-up set of 4,000 was added after"
+        " LMNN on a busy machine: times are good for their order of magnitude. The made-up set of 4,000 was added after"
         " a fault of MetricLearner had been found and mended on its test classes (docs/log.md).",
         "",
         "    python -m benchmarks.estimators --cub FOLDER --weights FILE --omniglot FOLDER --million"
@@ -627,7 +627,7 @@ def trained_speed(stored: Mapping[str, Any]) -> list[str]:
         }
         compiling = row.get("compiling_seconds")
         waits = "" if compiling is None else f" The first step of the compiled one took {compiling:.0f} s."
-        seconds = ", seconds of the processor, beside other work" if row["busy"] else ""
+        seconds = ", seconds of the processor, on a busy machine" if row["busy"] else ""
         lines += _drawn(shown)
         lines += [
             f"Batches of {row['batch_size']}, {row['gflop']:.1f} GFLOP an image, {row['peak_gflops']:.0f} GFLOP/s at"
@@ -719,8 +719,8 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
     for side in row["sides"][1:]:
         if side.get("ratio") is None:
             continue
-        if _is_level(row["sides"][0], side):
-            said.append(f"{side['name']} is level: the fastest of its turns is faster than the slowest of ours.")
+        if _within_noise(row["sides"][0], side):
+            said.append(f"{side['name']} is within noise of ours: its fastest turn is faster than our slowest.")
         elif side["ratio"] < 1:
             said.append(f"{side['name']} is {1 / side['ratio']:.2f} times as fast as {row['sides'][0]['name']}.")
     limit = row["limit"]
@@ -729,7 +729,7 @@ def _standing(row: Mapping[str, Any]) -> list[str]:
     return [" ".join(said), ""] if said else []
 
 
-def _is_level(ours: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _within_noise(ours: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether the turns of two sides overlap, so that their medians may differ by chance."""
     if "best" in ours or "from_to" not in ours or min(ours["counted"], other["counted"]) < 2:
         return False  # seeds are not turns of the same, and one turn says nothing of chance
@@ -791,8 +791,8 @@ def _with_fastest_peer(stored: Mapping[str, Any]) -> Iterator[tuple[Mapping[str,
 def _ratio(side: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if side["ratio"] is None:
         return "never there"
-    level = "level, " if _is_level(ours, side) else ""
-    return level + (f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**")
+    noise = "within noise, " if _within_noise(ours, side) else ""
+    return noise + (f"{side['ratio']:.2f}" if side["ratio"] >= 1 else f"**{side['ratio']:.2f}**")
 
 
 def in_short(stored: Mapping[str, Any]) -> list[str]:
@@ -877,9 +877,9 @@ def many_classes(stored: Mapping[str, Any]) -> list[str]:
     lines = [
         *wrap(
             f"A step of {stored['batch']} embeddings in {stored['dim']} dimensions, SGD with momentum, one thread; in"
-            f" blocks of {stored['chunk']:,} classes, or {stored['sample']} drawn anew. Memory is the peak of a process"
+            f" blocks of {stored['chunk']:,} classes, or {stored['sample']} drawn again. Memory is the peak of a process"
             " of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`); times were"
-            " taken beside other work.",
+            " taken on a busy machine.",
             127,
         ),
         "",

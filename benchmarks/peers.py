@@ -1,7 +1,7 @@
 """How fast is everything around the loss, beside the libraries that people use for it?
 
     python -m benchmarks.peers                                    # all rows but those that are stored
-    python -m benchmarks.peers --only evaluation kmeans --again   # these rows anew
+    python -m benchmarks.peers --only evaluation kmeans --again   # these rows again
     TAMMES_DATA=datasets python -m benchmarks.peers --weights googlenet.safetensors --oml-python other-venv/bin/python
 
 Every turn of every side is a process of its own, on one thread; the sides of a row take turns, and the median of a

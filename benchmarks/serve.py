@@ -10,7 +10,7 @@ own, before there is a server. Then follow minutes of mixed load, in which the m
 that decode for it is looked at: what they have filled themselves, without their libraries' files.
 
 What is measured is written as it is, and a run that was interrupted goes on with the rows that are missing; the mixed
-load begins anew, as its server is gone.
+load starts over, as its server is gone.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Options:
     seed: int = 0
     """Of what is drawn: images, ids, kinds of requests."""
     again: bool = False
-    """Measure everything anew, also what is in the results."""
+    """Measure everything again, also what is in the results."""
     json: bool = False
     """Print the results as one JSON object."""
     out: Path = Path("benchmarks/results/serve.json")

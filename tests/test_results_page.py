@@ -380,7 +380,7 @@ def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> N
     made = page(tmp_path)
     assert "### CUB-200-2011: every layer trained, in 1 epochs" in made
     assert "| 256-d layer | 55.00 | 60.00 | 70.00 | 80.00 |" in made
-    assert "2 minutes; Abacus, one thread of two beside other work, commit 0123456." in made
+    assert "2 minutes; Abacus, one thread of two on a busy machine, commit 0123456." in made
     assert "| Ours | O(NC) | 1.00 | - | x |\n| Later |  | - | - |  |\n" in made
     assert "time grows with N^0.98 C^1.02." in made
     assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
