@@ -175,7 +175,7 @@ class Cell:
             layers: that it must have been measured in, where it is of the table.
         """
         shape = Failed | (Tabled if self.quarter is None else Tried)
-        advice = f"Remove it, and it is trained again: {self.name}."
+        advice = f"Remove it to have it made anew: {self.name}."
         found: dict[str, Any] | None = read_json(self.file, dict[str, Any], advice)
         if found is None:
             return None
