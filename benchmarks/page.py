@@ -878,8 +878,8 @@ def many_classes(stored: Mapping[str, Any]) -> list[str]:
         *wrap(
             f"A step of {stored['batch']} embeddings in {stored['dim']} dimensions, SGD with momentum, one thread; in"
             f" blocks of {stored['chunk']:,} classes, or {stored['sample']} drawn again. Memory is the peak of a"
-            " process of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`); times"
-            " were taken on a busy machine.",
+            " process of its own, beyond that of a few steps with 512 classes (`python -m benchmarks.many_classes`);"
+            " times were taken on a busy machine.",
             127,
         ),
         "",

@@ -24,9 +24,9 @@ from benchmarks.page import PLANS, RESULTS
 from tammes.benchmark.cells import DONE, FAILED, Cell, begin, table_cells
 from tammes.benchmark.choose import chosen
 from tammes.benchmark.plan import Plan, read_plan
+from tammes.benchmark.results import find_data
 from tammes.benchmark.runner import all_cells, config_of
 from tammes.cli import main as tammes
-from tammes.cli.benchmark import place
 from tammes.errors import UserError
 from tammes.io.console import duration
 from tammes.io.environment import data_folder
@@ -96,7 +96,7 @@ def folder_of(plan: Plan, options: Options) -> Path | None:
     """What to look for the data of a plan in; an error that says what to type if it is not there."""
     folder = options.cars if plan.data == "cars196" and options.cars else options.data
     try:
-        place(plan, folder)
+        find_data(plan, folder)
         return folder
     except UserError:
         name = (

@@ -1,11 +1,10 @@
-"""`tammes benchmark`: a table of training runs, as a file describes it; fair, gone on with where it stopped."""
+"""`tammes benchmark`: a table of training runs, as a file describes it; fair, and resumed where it stopped."""
 
-import json as as_text
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class Benchmark:
     """Train and measure every method of a plan with every seed, and print one table.
 
-    What has a result is not run again: the same command goes on where it was stopped, by whatever. It may be started
+    What has a result is not run again: the same command continues where it was stopped. It may be started
     several times at once: the processes share the work.
 
     For example:
@@ -66,13 +65,14 @@ def benchmark(config: Benchmark) -> None:
             raise UserError(f"{flag} must be at least 1, got {value}.")
     from tammes.benchmark.cells import FAILED, begin
     from tammes.benchmark.plan import read_plan
+    from tammes.benchmark.results import find_data, write_results
     from tammes.benchmark.runner import all_cells, check_chosen, check_options, work
     from tammes.benchmark.watch import Watch
 
     plan = read_plan(config.file)
     if config.weights is not None:
         plan = replace(plan, train=plan.train | {"weights": config.weights})
-    data, out = place(plan, config.data), config.out or Path("runs") / config.file.stem
+    data, out = find_data(plan, config.data), config.out or Path("runs") / config.file.stem
     cells = all_cells(plan, out, config.only)
     if not cells:
         names = ", ".join(method.name for method in plan.methods)
@@ -94,7 +94,7 @@ def benchmark(config: Benchmark) -> None:
 
             def on_change(cells: "list[Cell]") -> None:
                 if watch.look(cells):
-                    _write(plan, out)  # so that what is there can be looked at, and stored, while the others run
+                    write_results(plan, out)  # so that what is there can be looked at, and stored, while the others run
 
             work(plan, lambda: all_cells(plan, out, config.only), data, on_change)
         for number, other in enumerate(others, start=1):
@@ -107,7 +107,7 @@ def benchmark(config: Benchmark) -> None:
         for other in others:
             other.terminate()
             other.wait()
-    written = _write(plan, out)
+    written = write_results(plan, out)
     if config.json:
         print_json(written)
     else:
@@ -115,26 +115,6 @@ def benchmark(config: Benchmark) -> None:
     if any(cell.state == FAILED for cell in all_cells(plan, out, config.only)):
         say(f"Some cells failed: {out}/…/seed-N.json says how. `--retry-failed` runs them again.")
         raise SystemExit(1)
-
-
-def place(plan: "Plan", folder: Path | None) -> str:
-    """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here; or --data itself."""
-    from tammes.data import is_cars196, is_cub
-    from tammes.io.environment import data_folder
-
-    if plan.data == "glyphs" or Path(plan.data).is_absolute():
-        found = Path(plan.data)
-    else:
-        found = (folder or data_folder() or Path()) / plan.data
-        known = {"cars196": is_cars196, "CUB_200_2011": is_cub}.get(plan.data)
-        if folder is not None and known is not None and not found.exists() and known(folder):
-            found = folder
-    if plan.data != "glyphs" and not found.exists():
-        raise UserError(
-            f"{plan.file} is about the data {plan.data!r}, and there is no {found}. Say which folder holds it, with"
-            " --data FOLDER or the environment variable TAMMES_DATA. `tammes data` gets those that may be fetched."
-        )
-    return str(found)
 
 
 def _use_threads(config: Benchmark) -> None:
@@ -193,61 +173,14 @@ def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) 
         print(f"{duration(once)} of it to compute, once, what the frozen part of the network gives.")
 
 
-def _write(plan: "Plan", out: Path) -> dict[str, Any]:
-    """results.json and table.md, from every cell of the plan that has a result."""
-    from tammes.benchmark.cells import table_cells
-    from tammes.benchmark.tables import as_json, markdown
-    from tammes.io.files import write_atomically
-
-    tables, said = _tables(plan, out)
-    cells = [
-        {"command": plan.command(cell.method, cell.preset, cell.seed)}  # that of a cell with a result says all options
-        | {name: value for name, value in (cell.result() or {}).items() if name != "traceback"}
-        | {"preset": cell.preset, "method": cell.method.name, "seed": cell.seed, "state": cell.state}
-        for cell in table_cells(plan, out)
-    ]
-    content = {
-        "plan": plan.file.stem,
-        "title": plan.title,
-        "data": plan.data,
-        "paper": plan.paper,
-        "remarks": said,
-        "tables": as_json(tables),
-        "cells": cells,
-    }
-    write_atomically(out / "results.json", as_text.dumps(content, indent=1).encode() + b"\n")
-    write_atomically(out / "table.md", markdown(plan, tables, said).encode(errors="backslashreplace"))
-    return content
-
-
-def _tables(plan: "Plan", out: Path) -> tuple[dict[str, Any], list[str]]:
-    from tammes.benchmark.cells import table_cells
-    from tammes.benchmark.choose import combinations
-    from tammes.benchmark.tables import remarks, table
-
-    cells = table_cells(plan, out)
-    tried = {
-        preset: {method.name: len(combinations(plan, out, preset, method)) for method in plan.methods}
-        for preset in plan.presets
-    }
-    configs: dict[str, dict[str, Any]] = {}
-    images: list[dict[str, int]] = []
-    for cell in cells:
-        result = cell.result()
-        if result is not None and "config" in result:
-            configs.setdefault(cell.preset, result["config"])
-            images += [result["images"]] if "images" in result else []
-    said = remarks(plan, list(configs.values()), {k: n for of in tried.values() for k, n in of.items()}, images)
-    return {preset: table(plan, preset, cells, tried[preset]) for preset in plan.presets}, said
-
-
 def _print_tables(plan: "Plan", out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tammes.benchmark.results import tables_of
     from tammes.benchmark.tables import columns
 
-    tables, said = _tables(plan, out)
+    tables, said = tables_of(plan, out)
     for preset, rows in tables.items():
         shown = columns(rows)
         drawn = Table(title=f"{plan.title}, preset {preset}")

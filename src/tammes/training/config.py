@@ -182,7 +182,8 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainCon
     Raises:
         UserError: an option cannot be what it is, or would change nothing.
     """
-    typed = given = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    given = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    typed = given
     _check_values(given)
     _check_new_classes(given, out)
     if "continue_from" in given:
