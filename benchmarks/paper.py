@@ -33,7 +33,7 @@ from tammes.io.environment import data_folder
 from tammes.training.build import build_backbone
 from tammes.training.config import load_config, resolve
 from tammes.training.presets import recipe_of
-from tammes.training.run_folder import Run, held, is_run, open_run
+from tammes.training.run_folder import RunFolder, held, is_run, open_run
 
 ORDER = (
     *("paper-cub", "paper-cars196", "minutes-cub", "minutes-cars196", "methods-cub", "methods-cars196"),
@@ -192,15 +192,15 @@ def _epochs(plan: Plan, cell: Cell) -> int:
 
 
 def _epoch(cell: Cell) -> str:
-    epochs = (Run(cell.folder).read("config") or {}).get("epochs")
-    return f"epoch {len(Run(cell.folder).epochs()) + 1}/{epochs}"
+    epochs = (RunFolder(cell.folder).read("config") or {}).get("epochs")
+    return f"epoch {len(RunFolder(cell.folder).epochs()) + 1}/{epochs}"
 
 
 def _images_left(plan: Plan, cell: Cell) -> float:
     """That still train, and those that are embedded to be measured as if they trained for as long."""
     train, test = IMAGES[plan.data]
     epochs = _epochs(plan, cell)
-    left = epochs - (len(Run(cell.folder).epochs()) if is_run(cell.folder) else 0)
+    left = epochs - (len(RunFolder(cell.folder).epochs()) if is_run(cell.folder) else 0)
     if cell.quarter is not None:
         return 0.75 * train * left
     looks = sum(epoch > epochs - left for epoch in plan.train.get("curve", ())) + len(cell.method.layers) - 1
@@ -228,7 +228,7 @@ def _measured(plan: Plan, cell: Cell) -> Iterator[tuple[float, float]]:
     if cell.quarter is not None and "training_seconds" in result:
         yield 0.75 * IMAGES[plan.data][0] * _epochs(plan, cell), result["training_seconds"]
     elif cell.quarter is None and is_run(cell.folder):
-        for line in Run(cell.folder).epochs():
+        for line in RunFolder(cell.folder).epochs():
             yield line["images_per_second"] * line["seconds"], line["seconds"]
 
 
@@ -270,7 +270,7 @@ def take(plan: Plan, folder: Path, out: Path) -> None:
     begin(plan, into)
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with held(run.folder):  # nobody trains it now
-        moved = Run(Path(shutil.move(run.folder, cell.folder)))
+        moved = RunFolder(Path(shutil.move(run.folder, cell.folder)))
         moved.write("config", asdict(replace(had, out=cell.folder, curve=wanted.curve)))
     print(f"{folder} is now {cell.folder}")
 

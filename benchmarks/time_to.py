@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tammes.benchmark.plan import slug
 from tammes.errors import UserError
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Options:
 
 def curve(folder: Path) -> tuple[ndarray, ndarray, int]:
     """Seconds of training and R@1 after each epoch, as means over the seeds of a method; and how many there are."""
-    runs = [Run(each) for each in sorted(folder.glob("seed-*")) if each.is_dir()]
+    runs = [RunFolder(each) for each in sorted(folder.glob("seed-*")) if each.is_dir()]
     epochs = [run.epochs() for run in runs if run.state == "finished"]
     if not epochs:
         return np.empty(0), np.empty(0), 0

@@ -30,7 +30,7 @@ from tammes.models.backbones import backbone
 from tammes.training import evaluation, train
 from tammes.training.config import load_config, resolve
 from tammes.training.data import load_data
-from tammes.training.run_folder import Run, open_run
+from tammes.training.run_folder import RunFolder, open_run
 from tammes.training.train import train_images
 from tests.compared import same_end
 from tests.test_cli_train import printed, refused
@@ -338,7 +338,7 @@ def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     ours, theirs = (load_file(folder / "embedder.safetensors") for folder in (run, tmp_path / "alone"))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     kept, alone_kept = (
-        [_timeless(line) for line in each.epochs()] for each in (open_run(run), Run(tmp_path / "alone"))
+        [_timeless(line) for line in each.epochs()] for each in (open_run(run), RunFolder(tmp_path / "alone"))
     )
     assert kept == alone_kept
     assert [_timeless(line) for line in (cell.result() or {})["epochs"][:-1]] == kept[:-1]

@@ -27,7 +27,7 @@ from tammes.benchmark.tables import (
 )
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 TEXT = """
 title = "two ways"
@@ -240,7 +240,7 @@ def test_distances_stand_beside_the_papers_as_means_over_seeds(tmp_path: Path) -
 
 
 def test_distances_are_those_of_the_centroids_that_a_run_had(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     assert centroid_distances(run) is None
     run.write("classes", {"train": ["a", "b", "c", "d"], "val": [], "test": ["e"]})
     run.write("embedder", {"backbone": "conv4", "dim": 9, "class_dim": 3})

@@ -15,7 +15,7 @@ from tammes.cli import main
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.report.calibration import classes_to_measure
 from tammes.run import items_of
-from tammes.training.run_folder import Run, open_run
+from tammes.training.run_folder import RunFolder, open_run
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "0", "--epochs", "1")
 
@@ -108,7 +108,7 @@ def test_the_validation_classes_choose_and_the_test_classes_check(
     out, err = run_it(capsys, run=run, fmr=0.2, json=True)
     found = json.loads(out)
     assert found == kept(run)
-    val, test = (items_of(Run(run), part=part) for part in ("val", "test"))
+    val, test = (items_of(RunFolder(run), part=part) for part in ("val", "test"))
     for measured, items, other, same in ((found, val, 25, 20), (found["check"], test, 250, 50)):
         expected = rates(items.vectors, items.labels, found["threshold"])
         assert measured["threshold"] == found["threshold"]
@@ -209,9 +209,9 @@ def test_one_validation_class_makes_no_pair_so_the_test_classes_are_measured(
     run = copied(validated, tmp_path)
     classes = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps({**classes, "val": classes["val"][:1]}))
-    assert classes_to_measure(Run(run)) == "test"
+    assert classes_to_measure(RunFolder(run)) == "test"
     assert "note: one validation class makes no pairs of different classes: the test" in capsys.readouterr().err
-    assert classes_to_measure(Run(run), "validation") == "val"
+    assert classes_to_measure(RunFolder(run), "validation") == "val"
 
 
 def test_a_check_that_cannot_be_made_is_said_and_left_out(

@@ -28,7 +28,7 @@ from tammes.training.config import command_of
 from tammes.training.evaluation import evaluate_images
 from tammes.training.objectives import Objective
 from tammes.training.presets import RECIPES, recipe_of
-from tammes.training.run_folder import Run, open_run
+from tammes.training.run_folder import RunFolder, open_run
 from tests.compared import same_end
 from tests.configs import config_of, embedder_of
 
@@ -478,7 +478,7 @@ def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path
         assert (begun if (out / ".lock").exists() else f"no run in {out}: ") in said
         main(words)
         return "nothing"
-    state = Run(out).state
+    state = RunFolder(out).state
     if state == "finished":  # killed in its last moments
         assert f"{out} has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
     else:
@@ -529,17 +529,17 @@ def test_a_run_killed_before_it_had_begun_is_started_again(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """There is nothing to lose yet, and nobody has to remove what is there."""
-    out, write = tmp_path / "run", Run.write
+    out, write = tmp_path / "run", RunFolder.write
     words = ["train", str(photos), "--out", str(out), "--epochs", "1", *SMALL]
 
-    def stopped(self: Run, name: str, content: Any) -> None:
+    def stopped(self: RunFolder, name: str, content: Any) -> None:
         if name == at:
             (out / f".{name}.json.x1y2.partial").touch()
             raise KeyboardInterrupt
         write(self, name, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "write", stopped)
+        patch.setattr(RunFolder, "write", stopped)
         with pytest.raises(SystemExit):
             main([*words, "--train", "head"])
     capsys.readouterr()

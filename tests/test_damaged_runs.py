@@ -25,7 +25,7 @@ from tammes.run import items_of
 from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
 from tammes.training.config import load_config
 from tammes.training.loop import Position
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tests.configs import data_of
 from tests.test_errors import SMALL, ended, small_set
 from tests.test_untrusted import plain_values, refusal
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def looked(made: Path) -> Looked:
     """What the network finds, which is the same whatever the other files say."""
-    return look(items_of(Run(made / "runs" / "sound")), way=None)
+    return look(items_of(RunFolder(made / "runs" / "sound")), way=None)
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_a_checkpoint_of_vectors_of_a_stranger_is_refused_by_its_name(
 def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     network = nn.ModuleDict({"embedder": nn.Linear(2, 2).requires_grad_(False), "head": nn.Linear(2, 2)})
     optimizer = torch.optim.SGD(network["head"].parameters(), lr=0.1)
-    save_checkpoint(Run(tmp_path), network, optimizer, Position())
+    save_checkpoint(RunFolder(tmp_path), network, optimizer, Position())
     weight, bias = torch.zeros(2, 2), torch.zeros(2)
     for tensors, text in (
         (None, "frozen.safetensors is missing"),
@@ -334,9 +334,9 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
             given = {f"embedder.{name}": tensor for name, tensor in tensors.items()}
             write_tensors(tmp_path / "frozen.safetensors", given)
         with pytest.raises(UserError, match=text):
-            load_weights(Run(tmp_path), network)
-    save_frozen(Run(tmp_path), network)
-    load_weights(Run(tmp_path), network)
+            load_weights(RunFolder(tmp_path), network)
+    save_frozen(RunFolder(tmp_path), network)
+    load_weights(RunFolder(tmp_path), network)
 
 
 def mutated(value: Any, draw: Callable[[Any], Any]) -> Any:
@@ -373,7 +373,7 @@ def ends_well(*words: str) -> None:
 @FEW
 @given(st.data())
 def test_runs_of_any_content(made: Path, looked: Looked, name: str, data: st.DataObject) -> None:
-    run = Run(made / "runs" / "x")
+    run = RunFolder(made / "runs" / "x")
     file = run.folder / f"{name}.json"
     before = file.read_text()
     try:
@@ -382,7 +382,7 @@ def test_runs_of_any_content(made: Path, looked: Looked, name: str, data: st.Dat
         ends_well("runs", str(made / "runs"))
         refusal(lambda: run_page(run, looked))
         readers: dict[str, Callable[[], object]] = {
-            "results": lambda: compare_page([run, Run(made / "runs" / "sound")], made / "report.html"),
+            "results": lambda: compare_page([run, RunFolder(made / "runs" / "sound")], made / "report.html"),
             "embedder": lambda: load(run.folder),
             "config": lambda: data_of(load_config(run), run.read("classes")),
             "classes": lambda: data_of(load_config(run), run.read("classes")),
@@ -402,7 +402,7 @@ def test_curves_of_any_content(made: Path, looked: Looked, data: st.DataObject) 
         lines = [mutated(json.loads(line), data.draw) for line in before.splitlines()]
         file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, data.draw(plain_values)]))
         ends_well("runs", str(made / "runs"))
-        refusal(lambda: run_page(Run(file.parent), looked))
+        refusal(lambda: run_page(RunFolder(file.parent), looked))
     finally:
         file.write_text(before)
 

@@ -272,16 +272,16 @@ def test_tensors_of_a_kind_that_is_not_known(tmp_path: Path) -> None:
 def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
     from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
     from tammes.training.loop import Position
-    from tammes.training.run_folder import Run
+    from tammes.training.run_folder import RunFolder
 
     network, file = nn.Linear(2, 2), tmp_path / "frozen.safetensors"
     network.bias.requires_grad_(False)
-    save_checkpoint(Run(tmp_path), network, torch.optim.SGD([network.weight], lr=0.1), Position())
-    save_frozen(Run(tmp_path), network)
+    save_checkpoint(RunFolder(tmp_path), network, torch.optim.SGD([network.weight], lr=0.1), Position())
+    save_frozen(RunFolder(tmp_path), network)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    said = refused(lambda: load_weights(Run(tmp_path), network))
+    said = refused(lambda: load_weights(RunFolder(tmp_path), network))
     assert said.startswith(f"{file} is damaged: ")
     assert said.endswith(" The run cannot be resumed: start over with --overwrite.")
 

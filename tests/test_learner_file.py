@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 
 from tammes import MetricLearner, UserError
 from tammes.training import verdict
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tammes.vectors.statistics import Rows
 from tammes.vectors.training import epochs
 from tests.test_learner import Array, blobs
@@ -230,7 +230,7 @@ def _any_gain_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 OPTIONS: dict[str, Any] = {"epochs": 8, "init": "pca", "learning_rate": 0.01, "batch_size": 64, "random_state": 2}
 
 
-def trained(learner: MetricLearner, vectors: Any, labels: Array, run: Run, stops: list[int]) -> list[bool]:
+def trained(learner: MetricLearner, vectors: Any, labels: Array, run: RunFolder, stops: list[int]) -> list[bool]:
     """Train with a stop after each of these numbers of steps, always with a new learner; whether each was in the second
     training, on all classes."""
     phases: list[bool] = []
@@ -276,7 +276,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_very_same_weights(
     whole = MetricLearner(**OPTIONS | options).fit(vectors, labels)
     assert whole.n_iter_ > 0
     learner = MetricLearner(**OPTIONS | options)
-    assert trained(learner, vectors, labels, Run(tmp_path), stops) == phases
+    assert trained(learner, vectors, labels, RunFolder(tmp_path), stops) == phases
     for name, tensor in whole.network_.state_dict().items():
         assert torch.equal(learner.network_.state_dict()[name], tensor)
     assert (learner.n_iter_, learner.history_) == (whole.n_iter_, whole.history_)
@@ -298,7 +298,7 @@ def test_the_loss_knows_how_many_vectors_of_each_class_train() -> None:
 
 def test_an_epoch_at_a_time_is_reported_and_saved(tmp_path: Path) -> None:
     vectors, labels = blobs(classes=25, columns=32, spread=0.7)
-    learner, run = MetricLearner(**OPTIONS), Run(tmp_path)
+    learner, run = MetricLearner(**OPTIONS), RunFolder(tmp_path)
     lines = []
     for passed in epochs(learner, vectors, labels):
         lines.append((passed.number, passed.again, passed.loss, passed.recall, passed.vectors))
@@ -320,11 +320,11 @@ def test_an_epoch_at_a_time_is_reported_and_saved(tmp_path: Path) -> None:
 def test_other_vectors_or_labels_are_not_gone_on_with(tmp_path: Path) -> None:
     vectors, labels = blobs(classes=25)
     for passed in epochs(MetricLearner(**OPTIONS), vectors, labels):
-        passed.save(Run(tmp_path))
+        passed.save(RunFolder(tmp_path))
         break
     for other in ((vectors + 1e-3, labels), (vectors, labels[::-1].copy())):
         with pytest.raises(UserError) as refusal:
-            next(epochs(MetricLearner(**OPTIONS), *other, resumed=Run(tmp_path)))
+            next(epochs(MetricLearner(**OPTIONS), *other, resumed=RunFolder(tmp_path)))
         assert str(refusal.value) == (
             f"the vectors are no longer those that {tmp_path} was started with. Put them back, or train again."
         )

@@ -22,7 +22,7 @@ from tammes.io.console import say
 from tammes.io.downloads import _alone
 from tammes.io.files import check_no_links, folder_inside, open_inside, remove_partial, write_atomically
 from tammes.io.hub import push_to_hub
-from tammes.training.run_folder import Run, held, remove
+from tammes.training.run_folder import RunFolder, held, remove
 from tests.test_errors import SMALL, ended, small_set
 
 SOURCES = sorted((Path(__file__).parents[1] / "src" / "tammes").rglob("*.py"))
@@ -197,7 +197,7 @@ def test_a_run_is_removed_only_by_its_own_lock(
 def test_an_epoch_is_noted_only_in_the_run(plant: Plant, precious: Path, tmp_path: Path) -> None:
     plant(tmp_path / "metrics.jsonl", precious)
     with pytest.raises(UserError, match=r"metrics\.jsonl is a "):
-        Run(tmp_path).log({"epoch": 1})
+        RunFolder(tmp_path).log({"epoch": 1})
     assert precious.read_text() == PRECIOUS
 
 

@@ -17,7 +17,7 @@ from tammes.errors import UserError
 from tammes.models.embedder import load
 from tammes.training.build import build_loss
 from tammes.training.objectives import Hold
-from tammes.training.run_folder import Run, centroids_of
+from tammes.training.run_folder import RunFolder, centroids_of
 from tests.several_processes import exit_code, stopped_after
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--test-classes", "0")
@@ -56,7 +56,7 @@ def test_reserved_centroids_are_free_and_recorded(first: Path) -> None:
     assert json.loads((first / "classes.json").read_text())["places"]["number"] == 6
     assert load(first).config.class_dim == 6
     assert "4 classes, room for 2 more" in (first / "log.txt").read_text()
-    found = centroids_of(Run(first))
+    found = centroids_of(RunFolder(first))
     assert found is not None
     assert found.shape == (4, 6)
 
@@ -90,7 +90,7 @@ def test_new_classes_get_free_centroids_and_old_ones_keep_theirs(
     main(["train", "--resume", str(run)])
     assert places(run) == places(first) | {"class 0": 4, "class 5": 5}
     assert "6 classes (2 new), room for 0 more" in (run / "log.txt").read_text()
-    old, new = centroids_of(Run(first)), centroids_of(Run(run))
+    old, new = centroids_of(RunFolder(first)), centroids_of(RunFolder(run))
     assert old is not None
     assert new is not None
     assert torch.equal(new[1:5], old)  # in the order of their names
@@ -109,7 +109,7 @@ def test_a_strangers_number_of_centroids_is_not_believed(
     words = ("train", str(folders[1]), "--continue-from", str(tmp_path / "first"), "--out", str(tmp_path / "second"))
     assert "memory" in refused(capsys, *words)
     with pytest.raises(UserError, match="1000000000000000 centroids of .* memory"):
-        centroids_of(Run(tmp_path / "first"))
+        centroids_of(RunFolder(tmp_path / "first"))
 
 
 def test_a_run_begins_with_the_weights_of_the_one_that_it_goes_on_from(

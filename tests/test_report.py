@@ -13,7 +13,7 @@ from tammes.report.compare import names_of
 from tammes.report.curves import curves
 from tammes.report.page import Section, data_block, page
 from tammes.report.thumbnails import sheets, thumbnail
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "2", "--epochs", "2")
 
@@ -164,9 +164,9 @@ def test_a_run_that_has_not_finished_is_refused(run: Path, tmp_path: Path, capsy
 
 
 def test_runs_are_told_apart_by_where_their_folders_differ() -> None:
-    runs = [Run(Path(f"/a/b/{name}")) for name in ("one/seed-0", "one/seed-1", "two/seed-0")]
+    runs = [RunFolder(Path(f"/a/b/{name}")) for name in ("one/seed-0", "one/seed-1", "two/seed-0")]
     assert names_of(runs) == ["one/seed-0", "one/seed-1", "two/seed-0"]
-    assert names_of([Run(Path("/a/one")), Run(Path("/a/two"))]) == ["one", "two"]
+    assert names_of([RunFolder(Path("/a/one")), RunFolder(Path("/a/two"))]) == ["one", "two"]
 
 
 def test_data_cannot_end_the_block_it_stands_in() -> None:

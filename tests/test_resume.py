@@ -23,7 +23,7 @@ from tammes.io.environment import cache_folder
 from tammes.models.backbones import backbone
 from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.training.loop import Position
-from tammes.training.run_folder import NEWEST, PREVIOUS, Run
+from tammes.training.run_folder import NEWEST, PREVIOUS, RunFolder
 from tests.compared import differing
 from tests.configs import config_of
 from tests.several_processes import commands_resumed, exit_code, stopped_after, without_batch_norm
@@ -310,10 +310,10 @@ def test_a_weight_of_the_loss_that_does_not_train_is_kept_too(tmp_path: Path) ->
         return network, torch.optim.SGD(network["embedder"].parameters(), lr=0.1)
 
     (first, optimizer), (other, its_own) = made(0), made(1)
-    save_frozen(Run(tmp_path), first)
-    save_checkpoint(Run(tmp_path), first, optimizer, Position())
-    load_weights(Run(tmp_path), other)
-    load_checkpoint(Run(tmp_path), other, its_own)
+    save_frozen(RunFolder(tmp_path), first)
+    save_checkpoint(RunFolder(tmp_path), first, optimizer, Position())
+    load_weights(RunFolder(tmp_path), other)
+    load_checkpoint(RunFolder(tmp_path), other, its_own)
     assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in first.state_dict().items())
 
 

@@ -12,7 +12,7 @@ from tammes.io.files import errors_name, write_atomically
 from tammes.io.machine import environment
 from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.training.loop import Position
-from tammes.training.run_folder import Run, create, listed, open_run
+from tammes.training.run_folder import RunFolder, create, listed, open_run
 
 
 def trained(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -38,13 +38,13 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path, kind: str) -> None:
     network, optimizer = trained(kind)
     position = Position(3, 7, 70, 1.5, {"loss": -2.25})
     torch.manual_seed(5)
-    save_checkpoint(Run(tmp_path), network, optimizer, position, {"scale": 65536.0})
+    save_checkpoint(RunFolder(tmp_path), network, optimizer, position, {"scale": 65536.0})
     expected = torch.rand(3)
     step(network, optimizer)
     other, its_optimizer = trained(kind)
     for _ in range(3):
         step(other, its_optimizer)
-    assert load_checkpoint(Run(tmp_path), other, its_optimizer) == (position, {"scale": 65536.0})
+    assert load_checkpoint(RunFolder(tmp_path), other, its_optimizer) == (position, {"scale": 65536.0})
     assert torch.equal(torch.rand(3), expected)
     step(other, its_optimizer)
     assert torch.equal(other.weight, network.weight)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_an_error_names_the_file_that_a_disk_was_full_for(tmp_path: Path) -> Non
 
 
 def test_metrics_survive_a_line_cut_short_and_forget_what_is_trained_again(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     for epoch in (1, 2, 3):
         run.log({"epoch": epoch, "loss": -epoch})
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -168,7 +168,7 @@ def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="has no checkpoint to resume from: it was stopped before its first epoch ended.$"
     ):
-        load_checkpoint(Run(tmp_path), network, optimizer)
+        load_checkpoint(RunFolder(tmp_path), network, optimizer)
 
 
 def test_the_environment_names_versions_and_machine() -> None:
@@ -196,10 +196,10 @@ def test_a_fused_optimizer_goes_on_alike_where_weights_have_their_channels_last(
 
     network, optimizer = made()
     steps(network, optimizer)
-    save_checkpoint(Run(tmp_path), network, optimizer, Position())
+    save_checkpoint(RunFolder(tmp_path), network, optimizer, Position())
     steps(network, optimizer)
     other, its_optimizer = made()
-    load_checkpoint(Run(tmp_path), other, its_optimizer)
+    load_checkpoint(RunFolder(tmp_path), other, its_optimizer)
     steps(other, its_optimizer)
     for name, tensor in network.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
@@ -212,7 +212,7 @@ def test_frozen_weights_are_kept_once_and_not_in_every_checkpoint(tmp_path: Path
         layers[0].requires_grad_(False)
         return layers
 
-    run, first, other = Run(tmp_path), network(0), network(1)
+    run, first, other = RunFolder(tmp_path), network(0), network(1)
     optimizer = torch.optim.SGD([each for each in first.parameters() if each.requires_grad], lr=0.1, momentum=0.9)
     save_frozen(run, first)
     save_checkpoint(run, first, optimizer, Position())
@@ -225,5 +225,5 @@ def test_frozen_weights_are_kept_once_and_not_in_every_checkpoint(tmp_path: Path
 
 
 def test_a_run_in_which_all_trains_has_no_frozen_weights(tmp_path: Path) -> None:
-    save_frozen(Run(tmp_path), nn.Linear(2, 2))
+    save_frozen(RunFolder(tmp_path), nn.Linear(2, 2))
     assert not (tmp_path / "frozen.safetensors").exists()

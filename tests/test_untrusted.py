@@ -31,7 +31,7 @@ from tammes.io.tensor_files import read_tensors
 from tammes.models.backbones.caffemodel import read_caffemodel
 from tammes.models.embedder import load
 from tammes.training.config import TrainConfig, load_config
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tests.test_architecture import ROOT
 
 FEW = settings(max_examples=60)
@@ -183,9 +183,9 @@ def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, ke
     folder = tmp_path_factory.getbasetemp() / "options"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"data": "glyphs", key: value}))
-    said = refusal(lambda: load_config(Run(folder)))
+    said = refusal(lambda: load_config(RunFolder(folder)))
     if said is None:
-        assert load_config(Run(folder)).out == folder  # never where the file says
+        assert load_config(RunFolder(folder)).out == folder  # never where the file says
     else:
         assert key in said
 
@@ -200,7 +200,7 @@ def test_what_a_gallery_or_a_run_says_of_itself(tmp_path_factory: pytest.TempPat
     readers: list[Callable[[], object]] = [
         lambda: About.from_json(content.decode(errors="replace"), "here"),
         lambda: load(folder),
-        lambda: load_config(Run(folder)),
+        lambda: load_config(RunFolder(folder)),
     ]
     for read in readers:
         refusal(read)

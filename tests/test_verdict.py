@@ -19,7 +19,7 @@ from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.training.build import trained_embedder
 from tammes.training.config import load_config
-from tammes.training.run_folder import Run, centroids_of
+from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged
 from tests.compared import same_end
 from tests.configs import data_of
@@ -154,7 +154,7 @@ def test_a_training_that_helped_keeps_its_best_epoch(helped: Path) -> None:
     assert verdict["gain"] == pytest.approx(100 * (recalls[verdict["kept"]] - recalls["pretrained"]))
     low, high = verdict["gain_interval"]
     assert low < verdict["gain"] < high
-    lines = Run(helped).epochs()
+    lines = RunFolder(helped).epochs()
     assert [line["val_recall_at_1"] for line in lines] == pytest.approx(list(epochs.values()))
     assert "Training helped" in (helped / "log.txt").read_text()
     assert not (helped / "best").exists()
@@ -191,7 +191,7 @@ def test_what_comes_after_training_works_on_a_pretrained_embedding(
     assert sentence in (file / "README.md").read_text()
     assert f"trained on {patterns.name}" not in (file / "README.md").read_text()
     assert load(file).config == load(hurt).config
-    points = centroids_of(Run(hurt))
+    points = centroids_of(RunFolder(hurt))
     assert points is not None
     assert points.shape == (19, 19)  # those of the training, not of what is kept
 
@@ -242,7 +242,7 @@ def test_an_unjudged_training_that_hurts_on_the_test_classes_says_so() -> None:
 
 
 def test_a_run_of_before_there_were_verdicts_is_read_as_it_was_split(helped: Path) -> None:
-    run = Run(helped)
+    run = RunFolder(helped)
     classes = run.read("classes")
     before = classes | {"train": sorted([*classes["train"], *classes["val"]]), "val": []}
     assert data_of(load_config(run), before).split.val is None

@@ -25,7 +25,7 @@ from tammes.training.config import TrainConfig, load_config, resolve
 from tammes.training.data import Data, changed_images, load_data
 from tammes.training.embedding import Items, decode_for, embed, vectors
 from tammes.training.evaluation import protocol
-from tammes.training.run_folder import Run, check_new, open_run
+from tammes.training.run_folder import RunFolder, check_new, open_run
 from tammes.training.train import OnEpoch, Trained, resume_images, train_images
 from tammes.vectors import MetricLearner
 from tammes.vectors.config import load_vector_config
@@ -116,12 +116,12 @@ class ItemsOf:
     chosen: ndarray
 
 
-def trained_on_vectors(run: Run) -> bool:
+def trained_on_vectors(run: RunFolder) -> bool:
     return is_vector_file(run.read("config").get("data", ""))
 
 
 def evaluate_run(
-    run: Run,
+    run: RunFolder,
     data: str | None = None,
     *,
     embedding: Embedding | None = None,
@@ -176,7 +176,9 @@ def evaluate_vectors(file: Path, *, clustering: bool = True, **options: Any) -> 
         return {"vectors": evaluate(found.vectors, found.labels, **how, **options)}
 
 
-def _evaluate_vectors(run: Run, data: str | None, *, clustering: bool, **options: Any) -> dict[str, dict[str, Any]]:
+def _evaluate_vectors(
+    run: RunFolder, data: str | None, *, clustering: bool, **options: Any
+) -> dict[str, dict[str, Any]]:
     learner = MetricLearner.load(run.folder)
     found, chosen = _vectors_of(run, learner, data)
     if data is not None:
@@ -191,7 +193,7 @@ def _evaluate_vectors(run: Run, data: str | None, *, clustering: bool, **options
 
 
 def items_of(
-    run: Run,
+    run: RunFolder,
     data: str | None = None,
     *,
     part: Part = "test",
@@ -227,7 +229,7 @@ def items_of(
     )
 
 
-def own_data(run: Run, config: TrainConfig, embedder: Embedder) -> Data:
+def own_data(run: RunFolder, config: TrainConfig, embedder: Embedder) -> Data:
     """The images of a run, in the classes that it was started with; a note says what has changed in them."""
     data = load_data(config, embedder, run.read("classes"))
     differs = changed_images(run, data)
@@ -246,7 +248,7 @@ def say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
         )
 
 
-def _items_of(run: Run, config: TrainConfig, embedder: Embedder, data: str | None, part: Part) -> ItemsOf:
+def _items_of(run: RunFolder, config: TrainConfig, embedder: Embedder, data: str | None, part: Part) -> ItemsOf:
     """The test or validation images of a run, or all of other data."""
     if data is None:
         own = own_data(run, config, embedder)
@@ -278,7 +280,7 @@ def _embedded(embedder: Embedder, of: ItemsOf) -> ndarray:
         return embed(embedder, of.images, of.chosen, on_progress=on_progress)
 
 
-def _vectors_of(run: Run, learner: MetricLearner, data: str | None) -> tuple[Vectors, ndarray]:
+def _vectors_of(run: RunFolder, learner: MetricLearner, data: str | None) -> tuple[Vectors, ndarray]:
     """The test vectors of a run, or all of other data."""
     if data is not None:
         found = other_vectors(learner, run, data)
@@ -288,7 +290,7 @@ def _vectors_of(run: Run, learner: MetricLearner, data: str | None) -> tuple[Vec
     return own.vectors, own.split.test
 
 
-def _vector_items(run: Run, data: str | None, part: Part) -> Items:
+def _vector_items(run: RunFolder, data: str | None, part: Part) -> Items:
     assert data is not None or part == "test", "validation vectors train in the end"
     learner = MetricLearner.load(run.folder)
     found, chosen = _vectors_of(run, learner, data)

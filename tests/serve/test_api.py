@@ -25,7 +25,7 @@ from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.state import ServerState
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tests.serve.conftest import NASTY, Inside, Server, inside, stripes
 
 FREE = Limits(rate=0.0)
@@ -387,7 +387,7 @@ def test_classes_and_counts(server: Server, store: Store) -> None:
 def test_what_is_served(server: Server, run: Path, store: Store) -> None:
     said = server.get("/api/gallery").json()
     assert (said["name"], said["items"], said["classes"], said["dim"]) == ("stripes", 80, 10, 16)
-    assert said["model"] == model_digest(Run(run))
+    assert said["model"] == model_digest(RunFolder(run))
     assert said["created"] == store.about.created
     held = json.loads(store.about.threshold)
     assert (said["known_called_unknown"], said["unknown_accepted"]) == (held["rejected"], held["accepted"])
@@ -482,7 +482,11 @@ def made(run: Path, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
     ) -> Inside:
         uri = uri or str(tmp_path / f"gallery{len(opened)}")
         about = About(
-            model_digest(Run(run)), str(run), 16, (str(tmp_path),) if roots is None else roots, "2026-01-02T03:04:05"
+            model_digest(RunFolder(run)),
+            str(run),
+            16,
+            (str(tmp_path),) if roots is None else roots,
+            "2026-01-02T03:04:05",
         )
         store = open_gallery(uri, create=about)
         store.upsert([Row(path, vector, label, 8, 8, "f", small()) for path, vector, label in rows])
@@ -618,7 +622,9 @@ def files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     for name, target in links.items():
         (root / "in" / name).symlink_to(target)
     paths = [f"in/{kind}.html" for kind in KINDS] + [f"in/{name}.png" for name in (*NO_IMAGES, *GONE)] + OUTSIDE + FINE
-    about = About(model_digest(Run(run)), str(run), 16, (str(root / "behind"), str(root / "in")), "2026-01-02T03:04:05")
+    about = About(
+        model_digest(RunFolder(run)), str(run), 16, (str(root / "behind"), str(root / "in")), "2026-01-02T03:04:05"
+    )
     store = open_gallery(str(root / "gallery"), create=about)
     store.upsert(
         [Row(str(root / path), vector, path, 8, 8, "f", small()) for path, vector in zip(paths, unit(99), strict=False)]

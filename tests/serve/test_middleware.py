@@ -23,7 +23,7 @@ from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import COOKIE, POLICY, cookie_of, same_token
 from tammes.serve.state import ServerState
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tests.serve.conftest import Inside, Server, inside, listening
 from tests.serve.test_api import png, refused
 
@@ -464,7 +464,7 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     with (root / "1.png").open("wb") as file:
         file.write(png())
         file.truncate(80_000_000)
-    about = About(model_digest(Run(run)), str(run), 16, (str(root),), "2026-01-02T03:04:05")
+    about = About(model_digest(RunFolder(run)), str(run), 16, (str(root),), "2026-01-02T03:04:05")
     store = open_gallery(str(root / "gallery"), create=about)
     vector = np.eye(16, dtype=np.float32)[0]
     store.upsert([Row(str(root / "1.png"), vector, "", 8, 8, "f", b"")])

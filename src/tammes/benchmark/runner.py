@@ -27,7 +27,7 @@ from tammes.training.data import Data, keep_activations, load_data, training_bat
 from tammes.training.evaluation import evaluate_images, measure
 from tammes.training.objectives import Objective
 from tammes.training.options import TrainOptions
-from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.train import resume_images, train_images
 from tammes.training.verdict import EPOCH, is_epoch, not_judged
 
@@ -131,7 +131,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     best = chosen(plan, cell.out, cell.preset, cell.method)
     assert best is not None, "a cell is run when its search is done"
     _train(config_of(plan, cell, data, best), pretrained=_pretrained(plan, cell))
-    run = Run(cell.folder)
+    run = RunFolder(cell.folder)
     if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
     results = run.read("results", needs=("untrained", "seconds", "command", "train_images", "test_images"))
@@ -170,7 +170,7 @@ def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     assert cell.quarter is not None
     config = replace(config_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
     _train(config, quarter=cell.quarter)
-    lines = Run(cell.folder).epochs()
+    lines = RunFolder(cell.folder).epochs()
     return {
         "changes": cell.changes,
         "quarter": cell.quarter,
@@ -187,10 +187,10 @@ def _pretrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
     """
     alike = [each for each in table_cells(plan, cell.out) if each.preset == cell.preset and each.state == DONE]
     for each in alike:
-        made = Run(each.folder).read("config") or {}
+        made = RunFolder(each.folder).read("config") or {}
         shared = made.get("weights") not in (None, "none") and made.get("test_classes") is None
         if each.seed == cell.seed or shared:
-            found: dict[str, Any] | None = Run(each.folder).read("untrained")
+            found: dict[str, Any] | None = RunFolder(each.folder).read("untrained")
             if found is not None:
                 return found
     return None
@@ -202,7 +202,7 @@ def _train(config: TrainConfig, *, quarter: int | None = None, pretrained: dict[
     def select(data: Data) -> Data:
         return data if quarter is None else held_out_quarter(data, quarter)
 
-    state = Run(config.out).state if is_run(config.out) else None
+    state = RunFolder(config.out).state if is_run(config.out) else None
     if state == "finished":
         return
     if state == "interrupted":
@@ -243,7 +243,7 @@ def held_out_quarter(data: Data, quarter: int) -> Data:
     return data.with_split(parts)
 
 
-def _in_layer(run: Run, layer: str) -> dict[str, Any]:
+def _in_layer(run: RunFolder, layer: str) -> dict[str, Any]:
     """A trained network measured in another layer than its own, from what is kept of the images if anything is."""
     config = load_config(run)
     embedder = load(run.folder / LAST, embedding=layer).to(device(config.device))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
 from tammes.io.schema import Positive, read_json
 from tammes.losses import WITH_CENTROIDS
-from tammes.training.run_folder import Run, centroids_of
+from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.run_schema import Line, Measures
 
 MEASURES = {
@@ -99,7 +99,7 @@ def compares_centroids(plan: Plan) -> bool:
     return len({each.get("centroids") for each in chosen if each["loss"] in WITH_CENTROIDS}) > 1
 
 
-def centroid_distances(run: Run) -> dict[str, float] | None:
+def centroid_distances(run: RunFolder) -> dict[str, float] | None:
     """Distances between the centroids that a run was trained with, made again from its record; None if it has none."""
     centroids = centroids_of(run)
     if centroids is None:

@@ -8,7 +8,7 @@ from tammes.benchmark.cells import DONE, FAILED, RUNNING, Cell
 from tammes.benchmark.plan import Method, Plan
 from tammes.benchmark.runner import seconds_left
 from tammes.io.console import duration, say
-from tammes.training.run_folder import Run, is_run
+from tammes.training.run_folder import RunFolder, is_run
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -97,6 +97,6 @@ def _found(cell: Cell, *, short: bool = False) -> str:
         recall = f"{100 * measures['recall_at_1']:.2f}"
         return recall if short else f"R@1 {recall}{' on validation classes' if cell.quarter is not None else ''}"
     if state == RUNNING and is_run(cell.folder):
-        run = Run(cell.folder)
+        run = RunFolder(cell.folder)
         return f"epoch {len(run.epochs())}/{(run.read('config') or {}).get('epochs')}"
     return state

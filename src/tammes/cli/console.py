@@ -9,7 +9,7 @@ from tammes.errors import UserError
 from tammes.io.console import printable
 
 if TYPE_CHECKING:
-    from tammes.training.run_folder import Run
+    from tammes.training.run_folder import RunFolder
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -20,7 +20,7 @@ def optional(metavar: str) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
-def check_for_images(run: "Run", *, skip_bad: bool) -> Literal["images", "vectors"]:
+def check_for_images(run: "RunFolder", *, skip_bad: bool) -> Literal["images", "vectors"]:
     """What a run was trained on; --skip-bad is refused where it means nothing."""
     from tammes.io.files import is_vector_file
 

@@ -12,7 +12,7 @@ from tammes.errors import UserError
 from tammes.io.console import print_json, say
 
 if TYPE_CHECKING:
-    from tammes.training.run_folder import Run
+    from tammes.training.run_folder import RunFolder
 
 NAMES = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors", "hub": "hub"}
 
@@ -99,7 +99,7 @@ def _check(config: Export) -> None:
         raise UserError("--int8 is measured on the run's own test classes: leave --data out.")
 
 
-def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
+def _to_file(config: Export, run: "RunFolder", out: Path) -> dict[str, Any]:
     from tammes.export.files import (
         CHECKED_OF_ANY_SIZE,
         Trial,
@@ -127,7 +127,7 @@ def _to_file(config: Export, run: "Run", out: Path) -> dict[str, Any]:
     return made.checked | {"bytes": len(made.content), "beside": f"{out}.json"}
 
 
-def _to_hub(config: Export, run: "Run", out: Path) -> dict[str, Any]:
+def _to_hub(config: Export, run: "RunFolder", out: Path) -> dict[str, Any]:
     from tammes.export.files import photos_to_check
     from tammes.export.hub_folder import card_of, check_folder, export_to_folder, licence_text
     from tammes.io.hub import push_to_hub

@@ -12,7 +12,7 @@ from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
 
 if TYPE_CHECKING:
-    from tammes.training.run_folder import Run
+    from tammes.training.run_folder import RunFolder
 
 FMR = 1e-3  # the false match rate by default
 
@@ -97,7 +97,7 @@ def _check(config: Report, benchmark: Path | None) -> None:
             raise UserError(f"{flag} is for the report of a run, and {benchmark} is a benchmark: leave it out.")
 
 
-def _of_run(config: Report, run: "Run") -> str:
+def _of_run(config: Report, run: "RunFolder") -> str:
     from tammes.report import look, run_page
     from tammes.run import items_of
 
@@ -111,7 +111,7 @@ def _of_run(config: Report, run: "Run") -> str:
         return run_page(run, looked, fmr=config.fmr or FMR)
 
 
-def _check_run(config: Report, run: "Run") -> None:
+def _check_run(config: Report, run: "RunFolder") -> None:
     """Refuse what the page cannot do without before anything is computed."""
     from tammes.data import check_data
     from tammes.metrics.verification import checked_fmr
@@ -124,7 +124,7 @@ def _check_run(config: Report, run: "Run") -> None:
         check_data(data)
 
 
-def _of_runs(config: Report, runs: list["Run"], out: Path) -> str:
+def _of_runs(config: Report, runs: list["RunFolder"], out: Path) -> str:
     from tammes.report import compare_page
     from tammes.report.page import write_page
 

@@ -23,7 +23,7 @@ from tammes.io.files import write_atomically
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder
 from tammes.training.embedding import Items
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 Format = Literal["onnx", "torch-export", "safetensors"]
 CHECKED = 16  # images that PyTorch and the exported model are compared on
@@ -119,7 +119,7 @@ def export_with_preprocessing(embedder: Embedder, photos: list[Image.Image]) -> 
     return Exported(content, checked, about | {"checked": checked})
 
 
-def photos_to_check(run: Run, data: str | None = None, number: int = CHECKED) -> list[Image.Image]:
+def photos_to_check(run: RunFolder, data: str | None = None, number: int = CHECKED) -> list[Image.Image]:
     """Images that can be read, from all over the test classes of a run (all classes if it has none), or of other data.
 
     Raises:

@@ -23,7 +23,7 @@ from tammes.io.files import folder_inside, write_atomically
 from tammes.io.schema import read_json
 from tammes.metrics import TITLES
 from tammes.models.embedder import Embedder, load
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tammes.training.verdict import PRETRAINED, WHITENED, describe
 
 LIBRARY = "tammes"
@@ -58,7 +58,7 @@ class Card:
 
 
 def card_of(
-    run: Run, *, hub_name: str | None = None, licence: str = "unknown", licence_text: str | None = None
+    run: RunFolder, *, hub_name: str | None = None, licence: str = "unknown", licence_text: str | None = None
 ) -> Card:
     """What a run says of itself.
 
@@ -80,7 +80,7 @@ def card_of(
     )
 
 
-def export_to_folder(run: Run, folder: Path, card: Card, photos: list[Image.Image]) -> dict[str, Any]:
+def export_to_folder(run: RunFolder, folder: Path, card: Card, photos: list[Image.Image]) -> dict[str, Any]:
     """Replace a folder for the hub by one of a run, which gives PyTorch's vectors of these photos; what was checked."""
     embedder = load(run.folder)
     images = np.stack([embedder.prepared(photo) for photo in photos])
@@ -293,7 +293,7 @@ def _made(card: Card) -> str:
     return f"trained on {card.data} by the {card.loss} loss"
 
 
-def check_folder(folder: Path, run: Run, *, overwrite: bool) -> None:
+def check_folder(folder: Path, run: RunFolder, *, overwrite: bool) -> None:
     """Refuse a folder that holds something else."""
     if folder.parent.resolve() == run.folder.resolve():
         folder_inside(folder)  # in the run's folder, which may be untrusted, no link is followed

@@ -22,10 +22,10 @@ from tammes.io.console import printable, progress, working
 from tammes.io.files import opened
 from tammes.io.machine import device
 from tammes.models.embedder import Embedder, load
-from tammes.training.run_folder import Run, open_finished
+from tammes.training.run_folder import RunFolder, open_finished
 
 
-def model_digest(run: Run) -> str:
+def model_digest(run: RunFolder) -> str:
     """A text that changes with the model of a run."""
     found = sha256()
     for name in ("embedder.json", "embedder.safetensors"):
@@ -42,7 +42,7 @@ def model_digest(run: Run) -> str:
     return found.hexdigest()[:32]
 
 
-def trained_on(run: Run) -> list[str]:
+def trained_on(run: RunFolder) -> list[str]:
     """The names of the classes that the model of a run was trained on."""
     return list((run.read("classes") or {}).get("train", ()))
 

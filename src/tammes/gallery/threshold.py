@@ -27,7 +27,7 @@ from tammes.gallery.store import Hit, Row, Store
 from tammes.io.schema import parsed
 
 if TYPE_CHECKING:
-    from tammes.training.run_folder import Run
+    from tammes.training.run_folder import RunFolder
 
 VOTES = 8  # neighbours whose classes decide
 OTHERS = 5  # classes whose distances make the scale
@@ -109,7 +109,7 @@ def stored_threshold(store: Store) -> Threshold | None:
     return found
 
 
-def run_threshold(run: "Run") -> Threshold | None:
+def run_threshold(run: "RunFolder") -> Threshold | None:
     """The threshold of a run that was calibrated: a distance, for where there is no gallery to calibrate on."""
     kept = run.read("calibration")
     return None if kept is None else Threshold(float(kept["threshold"]))

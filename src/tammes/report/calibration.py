@@ -11,7 +11,7 @@ from tammes.io.console import progress, say
 from tammes.io.files import is_vector_file
 from tammes.metrics.verification import Calibration, PairCounts, count_pairs
 from tammes.training.embedding import Items
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
 
@@ -39,7 +39,7 @@ class RunCalibration:
         return asdict(self.found) | own
 
 
-def classes_to_measure(run: Run, on: Literal["validation", "test"] | None = None) -> Literal["val", "test"]:
+def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None = None) -> Literal["val", "test"]:
     """Which of a run's own classes choose the threshold; never those that trained.
 
     Args:

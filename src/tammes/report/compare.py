@@ -14,17 +14,17 @@ from tammes.report.charts import Bar, Point, bar_chart, scatter
 from tammes.report.curves import curves
 from tammes.report.page import Section, page, rendered
 from tammes.report.run import NEEDED, what_trains
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[RunFolder]) -> list[str]:
     """What tells runs apart: their folders without what all have in common."""
     parts = [run.folder.absolute().parts for run in runs]
     first = next((n for n in range(min(map(len, parts))) if len({each[n] for each in parts}) > 1), 0)
     return ["/".join(each[first:]) or each[-1] for each in parts]
 
 
-def compare_page(runs: Sequence[Run], out: Path) -> str:
+def compare_page(runs: Sequence[RunFolder], out: Path) -> str:
     """The report of several finished runs.
 
     Args:
@@ -53,7 +53,7 @@ def compare_page(runs: Sequence[Run], out: Path) -> str:
     )
 
 
-def _table(runs: Mapping[str, Run], results: Mapping[str, Mapping[str, Any]], out: Path) -> Section:
+def _table(runs: Mapping[str, RunFolder], results: Mapping[str, Mapping[str, Any]], out: Path) -> Section:
     shown = [name for name in TITLES if any((each.get("trained") or {}).get(name) for each in results.values())]
     rows = []
     for name, result in results.items():

@@ -21,7 +21,7 @@ from tammes.report.page import Section, data_block, page, rendered
 from tammes.report.projection import Way, flat, shown_items
 from tammes.report.thumbnails import Album, sheets
 from tammes.training.embedding import Items
-from tammes.training.run_folder import Run, centroids_of
+from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.verdict import PRETRAINED, describe, measured_rows
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
@@ -84,7 +84,7 @@ def look(items: Items, *, way: Way | None = "tsne", seed: int = 0) -> Looked:
     )
 
 
-def run_page(run: Run, looked: Looked | None, *, fmr: float = 1e-3) -> str:
+def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = 1e-3) -> str:
     """The report of a finished run as one HTML file.
 
     Args:
@@ -152,7 +152,7 @@ def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -
     return "" if ends is None else words.format(*(f"{100 * end:.1f}" for end in ends))
 
 
-def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
+def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
     rows = measured_rows(results)
     names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     cells = [
@@ -194,7 +194,7 @@ def _result(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> 
     return Section("result", "Result", body)
 
 
-def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+def _facts(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
     """What was trained, on what, how long, and where."""
     environment, shape = run.read("environment") or {}, run.read("embedder") or {}
     facts = {"data": f"{results['data']}: {config['data']}"}
@@ -225,7 +225,7 @@ def _facts(run: Run, results: Mapping[str, Any], config: Mapping[str, Any]) -> d
     return facts
 
 
-def _training(run: Run) -> Section:
+def _training(run: RunFolder) -> Section:
     epochs = run.epochs()
     if not epochs:
         return Section(
@@ -242,7 +242,7 @@ def _training(run: Run) -> Section:
     return Section("training", "Training", body)
 
 
-def _centroids(run: Run) -> Section | None:
+def _centroids(run: RunFolder) -> Section | None:
     points = centroids_of(run)
     if points is None:
         return None
@@ -414,7 +414,7 @@ def _no_pairs(looked: Looked) -> Section:
     return Section("distances", "Same-class threshold", Markup("<p>{}</p>").format(f"Not measured: {looked.unpaired}"))
 
 
-def _distances(run: Run, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
+def _distances(run: RunFolder, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
     stored = run.read("calibration")
     threshold: float | None = None if stored is None else stored["threshold"]
     text = []

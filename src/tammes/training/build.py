@@ -21,7 +21,7 @@ from tammes.training.config import TrainConfig
 from tammes.training.data import Data, training_batches
 from tammes.training.loop import parameter_groups
 from tammes.training.objectives import METHODS, Base, ClassLayer, Hold, Objective
-from tammes.training.run_folder import LAST, Run, is_run
+from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.verdict import is_epoch
 
 MOST_FOR_INIT = 8192  # images whose features decide the initialisation
@@ -106,7 +106,7 @@ def trained_embedder(folder: Path, *, only_kept: bool = False) -> Embedder:
     Raises:
         UserError: it must be what was kept, with which galleries were made, and that is not trained.
     """
-    verdict = (Run(folder).read("results") or {}).get("verdict") if is_run(folder) else None
+    verdict = (RunFolder(folder).read("results") or {}).get("verdict") if is_run(folder) else None
     if verdict is None or is_epoch(verdict["kept"]):
         return load(folder)
     if only_kept:

@@ -16,7 +16,7 @@ from tammes.io.files import synchronise
 from tammes.io.schema import checked, parsed
 from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, write_tensors
 from tammes.training.distributed import is_first
-from tammes.training.run_folder import FRESH, FROZEN, NEWEST, PREVIOUS, Run
+from tammes.training.run_folder import FRESH, FROZEN, NEWEST, PREVIOUS, RunFolder
 
 START_OVER = "The run cannot be resumed: start over with --overwrite."
 
@@ -35,7 +35,7 @@ class State(TypedDict):
     without: NotRequired[list[int]]
 
 
-def save_frozen(run: Run, objective: nn.Module) -> None:
+def save_frozen(run: RunFolder, objective: nn.Module) -> None:
     """The weights that do not train, if there are any, once: checkpoints hold all others, and none of these."""
     if not is_first():
         return
@@ -44,7 +44,7 @@ def save_frozen(run: Run, objective: nn.Module) -> None:
         write_tensors(run.folder / FROZEN, {name: own[name].cpu().contiguous() for name in frozen})
 
 
-def load_weights(run: Run, objective: nn.Module) -> None:
+def load_weights(run: RunFolder, objective: nn.Module) -> None:
     """Put all weights of an interrupted run back, before anything is computed with the network.
 
     Those that do not train are in a file of their own. Statistics of batch normalisation are in the checkpoint, also
@@ -67,7 +67,7 @@ def load_weights(run: Run, objective: nn.Module) -> None:
 
 
 def save_checkpoint(
-    run: Run, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
+    run: RunFolder, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
 ) -> None:
     """Everything to resume from, in one file: weights, optimizer, random state, position; `save_frozen` has the rest.
 
@@ -105,7 +105,7 @@ def save_checkpoint(
     synchronise(run.folder)
 
 
-def mend_checkpoint(run: Run) -> str | None:
+def mend_checkpoint(run: RunFolder) -> str | None:
     """Put the previous checkpoint in the place of one that is damaged; returns what was done, None if nothing was.
 
     Raises:
@@ -132,7 +132,7 @@ def mend_checkpoint(run: Run) -> str | None:
 
 
 def load_checkpoint(
-    run: Run, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
+    run: RunFolder, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
 ) -> tuple[Any, dict[str, Any] | None]:
     """Put weights, optimizer and random state back as they were; the position to resume from, and the scaler's state.
 

@@ -33,7 +33,7 @@ from tammes.training.options import (
     Weighting,
 )
 from tammes.training.presets import Recipe, recipe_of
-from tammes.training.run_folder import Run, open_finished
+from tammes.training.run_folder import RunFolder, open_finished
 
 MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
 BEYOND = 512  # its outputs for more classes
@@ -307,13 +307,13 @@ def _continued(given: TrainOptions) -> TrainOptions:
 _NAMES = {field.name for field in fields(TrainConfig)}
 
 
-def load_config(run: Run) -> TrainConfig:
+def load_config(run: RunFolder) -> TrainConfig:
     """The configuration that a run of images was started with."""
     found: TrainConfig = read_config(run, TrainConfig)
     return found
 
 
-def read_config(run: Run, kind: type) -> Any:
+def read_config(run: RunFolder, kind: type) -> Any:
     """What config.json says, which may be untrusted, as a configuration of that kind."""
     file = run.folder / "config.json"
     with opened(file) as source:

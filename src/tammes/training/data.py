@@ -26,7 +26,7 @@ from tammes.models.feature_cache import Activations, Frozen, activation_batches,
 from tammes.training.config import TrainConfig, number_or_file
 from tammes.training.distributed import number, rank
 from tammes.training.embedding import decode_for
-from tammes.training.run_folder import Run, open_finished
+from tammes.training.run_folder import RunFolder, open_finished
 from tammes.training.verdict import FEWEST_TRAINING, SHARE
 
 
@@ -228,7 +228,7 @@ def _check_uses(config: TrainConfig, data: Data, classes: dict[str, Any]) -> Non
             )
 
 
-def changed_images(run: Run, data: Data) -> str | None:
+def changed_images(run: RunFolder, data: Data) -> str | None:
     """In which classes the images are not those that a run was started with; None if all are."""
     before = run.read("images")
     if before is None or before["digest"] == data.images.digest:

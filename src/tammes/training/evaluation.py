@@ -18,7 +18,7 @@ from tammes.training.data import Data, centre_batches
 from tammes.training.distributed import by_place, is_first
 from tammes.training.embedding import vectors
 from tammes.training.objectives import Objective
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tammes.training.verdict import Candidates, by_class
 
 RESTARTS = 3  # of K-means, for NMI and AMI
@@ -34,7 +34,7 @@ def evaluate_images(
     return measure(found, data.dataset, indices, quick=quick)
 
 
-def validate(run: Run, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
+def validate(run: RunFolder, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
     """R@1 on the validation classes; the network is saved in the run folder if it is the candidate to keep.
 
     Of several processes each embeds some of the images, and the first judges.

@@ -25,7 +25,7 @@ from tammes.training.data import Data, training_batches
 from tammes.training.evaluation import loss_inputs
 from tammes.training.loop import Epoch
 from tammes.training.objectives import Objective
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 Item = TypeVar("Item")
 WATCHED = 512  # training images on which the bound is logged
@@ -69,7 +69,7 @@ def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
 
 
 def say_plan(
-    run: Run, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
+    run: RunFolder, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
 ) -> None:
     """What will be done, on what, and how long it may take, before it starts."""
     parts, shape = data.split, embedder.config
@@ -140,7 +140,9 @@ def _describe_loss(config: TrainConfig) -> str:
     return f"{named}, {config.centroids} centroids" if config.has_centroids else named
 
 
-def training_bar(config: TrainConfig, run: Run, data: Data, least: float | None, objective: nn.Module) -> "TrainingBar":
+def training_bar(
+    config: TrainConfig, run: RunFolder, data: Data, least: float | None, objective: nn.Module
+) -> "TrainingBar":
     images = training_batches(config, data, 1).num_images
     return TrainingBar(config.epochs, images, least, objective, run.folder / "log.txt")
 
@@ -231,7 +233,7 @@ class TrainingBar:
         self._bar.start()
 
 
-def to_tensorboard(run: Run, line: dict[str, Any]) -> None:
+def to_tensorboard(run: RunFolder, line: dict[str, Any]) -> None:
     with summary_writer()(run.folder / "tensorboard") as writer:
         for name, value in {**line, **line.get("bound", {})}.items():
             if isinstance(value, int | float):

@@ -73,7 +73,7 @@ _OWN = frozenset(
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A run folder that exists."""
 
     folder: Path
@@ -175,20 +175,20 @@ class Run:
         return "interrupted" if any((self.folder / name).exists() for name in (NEWEST, PREVIOUS)) else "started"
 
 
-def create(folder: Path, *, overwrite: bool = False) -> Run:
+def create(folder: Path, *, overwrite: bool = False) -> RunFolder:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
 
     Of that only what a run writes is removed: somebody may keep images in there. A folder that a process was stopped
     in before it was a run is as good as an empty one.
     """
     if not is_first():
-        return Run(folder)
+        return RunFolder(folder)
     check_new(folder, overwrite=overwrite)
     if is_run(folder) or (folder / _LOCK).exists():
         with _locked(folder):
             _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return Run(folder)
+    return RunFolder(folder)
 
 
 def check_new(folder: Path, *, overwrite: bool = False) -> None:
@@ -287,7 +287,7 @@ def _remove_what_is_left(folder: Path) -> None:
         (folder / FRESH).unlink(missing_ok=True)
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path) -> RunFolder:
     """A run folder that is there."""
     if not is_run(folder):
         if (folder / _LOCK).exists() and _is_begun(folder):
@@ -298,10 +298,10 @@ def open_run(folder: Path) -> Run:
         raise UserError(
             f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
         )
-    return Run(folder)
+    return RunFolder(folder)
 
 
-def open_finished(folder: Path) -> Run:
+def open_finished(folder: Path) -> RunFolder:
     """A run folder that is there and whose training has ended."""
     run = open_run(folder)
     if run.state != "finished":
@@ -309,13 +309,13 @@ def open_finished(folder: Path) -> Run:
     return run
 
 
-def listed(root: Path) -> list[Run]:
+def listed(root: Path) -> list[RunFolder]:
     """All runs below a folder, oldest first."""
-    found = [Run(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
+    found = [RunFolder(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
 
 
-def centroids_of(run: Run) -> "Tensor | None":
+def centroids_of(run: RunFolder) -> "Tensor | None":
     """The centroids (classes, dim) that a run of images was trained with, made again from its record; None if it has
     none."""
     # Not before they are needed: whoever asks for a run, or whether one may be made, need not wait for what trains one.
@@ -324,7 +324,9 @@ def centroids_of(run: Run) -> "Tensor | None":
     from tammes.centroids import CENTROIDS
     from tammes.losses import WITH_CENTROIDS
 
-    trained = Run(run.folder / LAST) if (run.folder / LAST).exists() else run  # what is kept may have no class layer
+    trained = (
+        RunFolder(run.folder / LAST) if (run.folder / LAST).exists() else run
+    )  # what is kept may have no class layer
     config, classes, shape = run.read("config"), run.read("classes"), trained.read("embedder")
     if None in (config, classes, shape) or config.get("loss") not in WITH_CENTROIDS:
         return None

@@ -61,7 +61,7 @@ from tammes.training.progress import (
     to_tensorboard,
     training_bar,
 )
-from tammes.training.run_folder import LAST, Run, check_new, create, held, open_run
+from tammes.training.run_folder import LAST, RunFolder, check_new, create, held, open_run
 from tammes.training.verdict import (
     EPOCH,
     FEWEST_JUDGED,
@@ -73,7 +73,7 @@ from tammes.training.verdict import (
     not_judged,
 )
 
-OnEpoch = Callable[[Run, dict[str, Any]], bool | None]
+OnEpoch = Callable[[RunFolder, dict[str, Any]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Trained:
         results: as results.json has them; of several processes only the first has all.
     """
 
-    run: Run
+    run: RunFolder
     data: Data
     vectors: np.ndarray | None
     results: dict[str, Any]
@@ -127,7 +127,7 @@ def resume_images(
     return _in_memory(load_config(run), run, False, select, pretrained, on_epoch)
 
 
-def _in_memory(config: TrainConfig, resumed: Run | None, *given: Any) -> Trained:
+def _in_memory(config: TrainConfig, resumed: RunFolder | None, *given: Any) -> Trained:
     """The training, with advice where it does not fit into memory."""
     try:
         with if_stopped(then=f"What is in the cache is kept. {CONTINUE}"), ExitStack() as until_done:
@@ -148,7 +148,7 @@ def _in_memory(config: TrainConfig, resumed: Run | None, *given: Any) -> Trained
 
 def _train(
     config: TrainConfig,
-    resumed: Run | None,
+    resumed: RunFolder | None,
     until_done: ExitStack,
     overwrite: bool,
     select: Callable[[Data], Data],
@@ -186,12 +186,12 @@ def _train(
     return _evaluate(config, run, data, objective.embedder, pretrained, candidates, f"{EPOCH}{last}")
 
 
-def to_resume(run: Run) -> str:
+def to_resume(run: RunFolder) -> str:
     """What to type where a run was stopped."""
     return f"Resume it: tammes train --resume {run.folder}"
 
 
-def take_over(run: Run, until_done: ExitStack) -> None:
+def take_over(run: RunFolder, until_done: ExitStack) -> None:
     """Have a run to ourselves until we are done, its checkpoint sound."""
     if distributed.is_first():
         until_done.enter_context(held(run.folder))
@@ -218,7 +218,7 @@ def _accelerator(config: TrainConfig) -> Accelerator:
 
 def _build(
     config: TrainConfig,
-    resumed: Run | None,
+    resumed: RunFolder | None,
     select: Callable[[Data], Data],
     device: torch.device,
     *,
@@ -279,7 +279,7 @@ def _hold(config: TrainConfig, data: Data, frozen: Frozen | None, device: torch.
     return Hold(lambda inputs: before.embedding(features(inputs)), old, config.compatible)
 
 
-def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrite: bool) -> Run:
+def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrite: bool) -> RunFolder:
     run = create(config.out, overwrite=overwrite)
     if distributed.is_first():
         until_done.enter_context(held(run.folder))
@@ -296,7 +296,7 @@ def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrit
 
 def _evaluate_pretrained(
     config: TrainConfig,
-    run: Run,
+    run: RunFolder,
     data: Data,
     embedder: Embedder,
     known: dict[str, Any] | None,
@@ -314,7 +314,9 @@ def _evaluate_pretrained(
     return found
 
 
-def _candidates(config: TrainConfig, run: Run, data: Data, objective: Objective, *, begins: bool) -> Candidates | None:
+def _candidates(
+    config: TrainConfig, run: RunFolder, data: Data, objective: Objective, *, begins: bool
+) -> Candidates | None:
     """What has been judged so far, at first what needs no training; None where no classes are held out to judge by."""
     if data.split.val is None or len(np.unique(data.dataset.labels[data.split.val])) < FEWEST_JUDGED:
         return None
@@ -331,7 +333,7 @@ def _candidates(config: TrainConfig, run: Run, data: Data, objective: Objective,
 
 def _loop(
     config: TrainConfig,
-    run: Run,
+    run: RunFolder,
     data: Data,
     objective: Objective,
     prepared: nn.Module,
@@ -389,7 +391,7 @@ def _loop(
 
 def _epoch_ended(
     config: TrainConfig,
-    run: Run,
+    run: RunFolder,
     data: Data,
     objective: Objective,
     epoch: Epoch,
@@ -406,7 +408,7 @@ def _epoch_ended(
     return line
 
 
-def _add_to_curve(config: TrainConfig, run: Run, data: Data, objective: Objective) -> None:
+def _add_to_curve(config: TrainConfig, run: RunFolder, data: Data, objective: Objective) -> None:
     """R@1 on the test classes after the last epoch that is done, if it is asked for and was not measured yet.
 
     All is saved by then: where it is stopped, it is measured when the run resumes.
@@ -424,7 +426,7 @@ def _add_to_curve(config: TrainConfig, run: Run, data: Data, objective: Objectiv
 
 def _evaluate(
     config: TrainConfig,
-    run: Run,
+    run: RunFolder,
     data: Data,
     embedder: Embedder,
     pretrained: dict[str, Any] | None,
@@ -473,7 +475,7 @@ def _evaluate(
     return Trained(run, data, vectors, results)
 
 
-def _kept(run: Run, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
+def _kept(run: RunFolder, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
     """The network that is kept, in all processes: the one that was trained, or what the first has saved before."""
     name = distributed.from_first(str(verdict["kept"]))
     if name == last:
@@ -487,7 +489,7 @@ def _kept(run: Run, embedder: Embedder, verdict: dict[str, Any], last: str) -> E
     return saved.to(embedder.mean.device)
 
 
-def stopped_run(run: Run) -> KeyboardInterrupt:
+def stopped_run(run: RunFolder) -> KeyboardInterrupt:
     """What to raise where a run was stopped and saved."""
     then = f"All is saved. {to_resume(run)}"
     say(f"Stopped. {then}", run.folder / "log.txt", quiet=True)

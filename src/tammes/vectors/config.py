@@ -12,7 +12,7 @@ from tammes.errors import UserError, check_seed, unknown_name
 from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
 from tammes.training.config import check_values, command_of, read_config
 from tammes.training.options import VectorMethod, VectorOptions, Weighting
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ USUAL: dict[str, Any] = {
 }
 
 
-def load_vector_config(run: Run) -> VectorConfig:
+def load_vector_config(run: RunFolder) -> VectorConfig:
     """The configuration that a run of vectors was started with."""
     found: VectorConfig = read_config(run, VectorConfig)
     return found

@@ -9,12 +9,12 @@ from numpy import ndarray
 from tammes.data import Vectors
 from tammes.io.console import progress
 from tammes.io.files import written_whole
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tammes.vectors.learner import MetricLearner
 from tammes.vectors.train import other_vectors, output_dtype
 
 
-def embed_vectors(run: Run, file: str, out: Path) -> tuple[int, int]:
+def embed_vectors(run: RunFolder, file: str, out: Path) -> tuple[int, int]:
     """Write what the learner of a run makes of the vectors of a file; how many there are, and their dimension."""
     learner = MetricLearner.load(run.folder)
     found = other_vectors(learner, run, file)

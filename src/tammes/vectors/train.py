@@ -27,7 +27,7 @@ from tammes.training.config import number_or_file
 from tammes.training.data import started_with
 from tammes.training.evaluation import RESTARTS, protocol
 from tammes.training.options import VectorOptions
-from tammes.training.run_folder import Run, check_new, create, held, open_run
+from tammes.training.run_folder import RunFolder, check_new, create, held, open_run
 from tammes.training.train import OnEpoch, stop_on_signal, stopped_run, take_over, to_resume
 from tammes.vectors.config import (
     USUAL,
@@ -74,7 +74,7 @@ class VectorData:
 class TrainedVectors:
     """A training on vectors that has ended."""
 
-    run: Run
+    run: RunFolder
     results: dict[str, Any]
 
 
@@ -112,7 +112,7 @@ def resume_vectors(folder: Path, *, on_epoch: OnEpoch | None = None) -> TrainedV
 def _train(
     config: VectorConfig,
     data: VectorData,
-    resumed: Run | None,
+    resumed: RunFolder | None,
     until_done: ExitStack,
     overwrite: bool,
     on_epoch: OnEpoch | None,
@@ -189,7 +189,7 @@ def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
     )
 
 
-def other_vectors(learner: MetricLearner, run: Run, file: str) -> Vectors:
+def other_vectors(learner: MetricLearner, run: RunFolder, file: str) -> Vectors:
     """The vectors of another file, for a learner of these many columns."""
     if not is_vector_file(file):
         raise UserError(f"{run.folder} was trained on vectors: give it a .npz or .parquet file of them, not {file}.")
@@ -291,7 +291,7 @@ def _usual_dim(method: str, data: VectorData) -> int:
     return min(MOST_DIMENSIONS, max(1, len(data.split.train_classes) - 1) if ridge else max(2, data.columns))
 
 
-def _new_run(config: VectorConfig, data: VectorData, until_done: ExitStack, *, overwrite: bool) -> Run:
+def _new_run(config: VectorConfig, data: VectorData, until_done: ExitStack, *, overwrite: bool) -> RunFolder:
     run = create(config.out, overwrite=overwrite)
     until_done.enter_context(held(run.folder))
     run.write("config", asdict(config))
@@ -315,7 +315,7 @@ class _Watch:
 
 def _loop(
     config: VectorConfig,
-    run: Run,
+    run: RunFolder,
     data: VectorData,
     learner: MetricLearner,
     ready: Passed,
@@ -368,7 +368,7 @@ def _describe(line: dict[str, Any]) -> str:
     return text + (f"  validation R@1 {100 * line['val_recall_at_1']:.2f}" if "val_recall_at_1" in line else "")
 
 
-def _say_plan(run: Run, config: VectorConfig, data: VectorData, learner: MetricLearner) -> None:
+def _say_plan(run: RunFolder, config: VectorConfig, data: VectorData, learner: MetricLearner) -> None:
     """What will be done, and on what, before it starts."""
     parts, classes, held = data.split, data.classes(), len(learner.held_out_classes_)
     weights = sum(parameter.numel() for parameter in learner.network_.parameters())
@@ -397,7 +397,7 @@ def _say_plan(run: Run, config: VectorConfig, data: VectorData, learner: MetricL
 
 def _evaluate(
     config: VectorConfig,
-    run: Run,
+    run: RunFolder,
     data: VectorData,
     learner: MetricLearner,
     pretrained: dict[str, Any] | None,

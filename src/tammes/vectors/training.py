@@ -22,7 +22,7 @@ from tammes.errors import UserError
 from tammes.io.schema import checked
 from tammes.training.checkpoints import START_OVER, load_checkpoint, save_checkpoint
 from tammes.training.loop import Batch, Epoch, Position, cosine, fit, parameter_groups
-from tammes.training.run_folder import Run
+from tammes.training.run_folder import RunFolder
 from tammes.training.verdict import EPOCH, PRETRAINED, WHITENED, candidates_again, is_epoch, not_judged
 from tammes.vectors import validation as of_held_out
 from tammes.vectors.init import make, set_loss
@@ -159,7 +159,7 @@ class Passed:
     lr: float
     seconds: float
     vectors: int
-    save: Callable[[Run], None]
+    save: Callable[[RunFolder], None]
     complete: bool = True
     step: int = 0
 
@@ -175,7 +175,7 @@ def epochs(
     y: ndarray,
     *,
     stop: Callable[[], bool] = never,
-    resumed: Run | None = None,
+    resumed: RunFolder | None = None,
 ) -> Iterator[Passed]:
     """Fit a learner, and yield when all is ready and then each epoch when it has ended; nothing for ridge.
 
@@ -222,7 +222,7 @@ def epochs(
             set_loss(learner, learner.network_.dim, codes)
     learner.history_, learner.regularisation_ = at.history, at.regularisation
 
-    def saved(run: Run) -> None:
+    def saved(run: RunFolder) -> None:
         with own.drawn():
             save_checkpoint(run, weights, optimizer, at)
 
@@ -265,7 +265,7 @@ def _train(
     weights: Weights,
     optimizer: torch.optim.Optimizer,
     at: VectorPosition,
-    saved: Callable[[Run], None],
+    saved: Callable[[RunFolder], None],
 ) -> Iterator[Passed]:
     """All epochs, and keep the best on the validation vectors; again, up to the one that was kept."""
     number = number_of_epochs(learner, len(codes))
@@ -353,7 +353,7 @@ def new_optimizer(learner: "MetricLearner") -> torch.optim.Optimizer:
 
 
 def _resumed(
-    run: Run, weights: Weights, optimizer: torch.optim.Optimizer, own: Randomness, labels: int
+    run: RunFolder, weights: Weights, optimizer: torch.optim.Optimizer, own: Randomness, labels: int
 ) -> VectorPosition:
     """Put everything back as it was when the checkpoint of a run was written."""
     mean, scale = weights.mean.clone(), weights.scale.clone()
