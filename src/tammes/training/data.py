@@ -1,6 +1,6 @@
 """The images of a training: which of them train, validate and test, decoded, and batch by batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -125,12 +125,17 @@ def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
     return decode_data(config, list_data(config, classes), wants)
 
 
-def list_data(config: TrainConfig, classes: dict[str, Any] | None = None) -> Data:
+def list_data(
+    config: TrainConfig,
+    classes: dict[str, Any] | None = None,
+    select: Callable[[Data], Data] = lambda data: data,
+) -> Data:
     """The images of a training and what each is for; none is decoded yet.
 
     Args:
         classes: those that a run was started with, as its folder has them. Others are ignored, with a note; an error if
             one is missing or has another use now.
+        select: which of the images train, validate and test, where the configuration does not say it.
     """
     dataset = open_dataset(config.data)
     wanted = started_with(config.data, dataset.class_names, classes)
@@ -143,7 +148,7 @@ def list_data(config: TrainConfig, classes: dict[str, Any] | None = None) -> Dat
     _, numbers = relabel(dataset.labels, chosen.train)
     names = tuple(dataset.class_names[number] for number in numbers)
     empty = np.empty(0, dtype=np.int64)
-    data = Data(dataset, chosen, empty, names, slots=_slots(config, names, classes)).with_split(chosen)
+    data = select(Data(dataset, chosen, empty, names, slots=_slots(config, names, classes)).with_split(chosen))
     if classes is not None:
         _check_uses(config, data, classes)
     if data.slots is not None:

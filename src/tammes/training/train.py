@@ -229,7 +229,7 @@ def _build(
     What is wrong with network, weights, loss or batches is refused before an image is decoded.
     """
     classes = None if resumed is None else resumed.read("classes")
-    data = select(list_data(config, classes))
+    data = list_data(config, classes, select)
     made = build_backbone(config, pretrained=begins and config.continue_from is None)
     embedder = build_embedder(config, made, data.num_slots)
     config = replace(config, cut=cut_of(config, embedder))
