@@ -316,13 +316,13 @@ def test_a_training_of_the_search_that_was_stopped_is_resumed(root: Path, tmp_pa
     plan = read_plan(planned(tmp_path, SEARCH.replace("epochs = 1", "epochs = 2")))
     trial = all_cells(plan, tmp_path / "out")[0]
 
-    def stops(_: Run, __: dict[str, Any]) -> None:
+    def stops(_: RunFolder, __: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
     config = config_of(plan, trial, str(root / "photos"), trial.changes)
     with pytest.raises(KeyboardInterrupt):
         train_images(config, select=lambda data: held_out_quarter(data, 1), on_epoch=stops)
-    assert len(Run(trial.folder).epochs()) == 1
+    assert len(RunFolder(trial.folder).epochs()) == 1
     assert runner._take(plan, trial, str(root / "photos"))
     assert trial.state == "done", trial.result()
     assert (trial.result() or {})["quarter"] == 1

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
     from tammes.metrics import evaluate
     from tammes.models.embedder import load
+    from tammes.run import Run, load_run, pretrained, train
     from tammes.vectors import MetricLearner
 
 __version__ = "0.1.0"
@@ -18,12 +19,16 @@ __all__ = [
     "DiscriminativeLoss",
     "HardDiscriminativeLoss",
     "MetricLearner",
+    "Run",
     "UserError",
     "bound",
     "centroids",
     "evaluate",
     "load",
+    "load_run",
+    "pretrained",
     "push_to_hub",
+    "train",
 ]
 
 # Each name is imported when it is first used: `tammes --help` need not wait for torch.
@@ -35,6 +40,7 @@ _HOME = {
     "evaluate": "tammes.metrics",
     "load": "tammes.models.embedder",
     "push_to_hub": "tammes.io.hub",
+    **dict.fromkeys(("Run", "load_run", "pretrained", "train"), "tammes.run"),
 }
 
 
@@ -45,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

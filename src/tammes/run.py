@@ -1,6 +1,8 @@
 """Runs: made, resumed, evaluated, and the items that they are looked at with, for images and vectors alike."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,24 +13,27 @@ from tammes.data import check_place, open_dataset
 from tammes.data.image_cache import Decoded
 from tammes.data.vectors import Vectors
 from tammes.data.vectors import vectors as read_vectors
-from tammes.errors import UserError
+from tammes.errors import UserError, unknown_name
+from tammes.export.files import Format, export_file, photos_to_check
 from tammes.io.console import KEPT, progress, say, working
 from tammes.io.files import is_vector_file
 from tammes.io.machine import device, images_at_once
 from tammes.metrics import evaluate
-from tammes.models.embedder import Embedder, Embedding, load
+from tammes.models.embedder import Embedder, EmbedderConfig, Embedding, load
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
-from tammes.report import draw_retrievals
+from tammes.models.pooling import Pool
+from tammes.report import draw_retrievals, look, run_page
+from tammes.report.page import write_page
 from tammes.training import distributed
 from tammes.training.build import pretrained_embedder
 from tammes.training.config import TrainConfig, load_config, resolve
 from tammes.training.data import Data, changed_images, load_data
 from tammes.training.embedding import Items, decode_for, embed, vectors
 from tammes.training.evaluation import protocol
-from tammes.training.run_folder import RunFolder, check_new, open_run
+from tammes.training.run_folder import RunFolder, check_new, open_finished, open_run
 from tammes.training.train import OnEpoch, Trained, resume_images, train_images
 from tammes.vectors import MetricLearner
-from tammes.vectors.config import load_vector_config
+from tammes.vectors.config import VectorConfig, load_vector_config
 from tammes.vectors.statistics import Rows
 from tammes.vectors.train import (
     TrainedVectors,
@@ -41,6 +46,150 @@ from tammes.vectors.train import (
 )
 
 Part = Literal["test", "val"]
+OnEpochOfRun = Callable[["Run", dict[str, Any]], bool | None]
+
+
+class Run:
+    """A run: what a training left in its folder, and what can be done with it.
+
+    Attributes:
+        folder: where it is.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._files = open_run(Path(folder))
+        self.folder = self._files.folder
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def state(self) -> str:
+        """finished, interrupted (it can be resumed), or started."""
+        return self._files.state
+
+    @property
+    def config(self) -> TrainConfig | VectorConfig:
+        """Every option with its value."""
+        return load_vector_config(self._files) if trained_on_vectors(self._files) else load_config(self._files)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of what was kept, on the test classes; empty where there are none, or before the end."""
+        return dict((self._files.read("results") or {}).get("trained") or {})
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """Whether training helped on the validation classes, and what was kept; empty before the end."""
+        return dict((self._files.read("results") or {}).get("verdict") or {})
+
+    @property
+    def history(self) -> Any:
+        """What was logged of each epoch: a DataFrame where pandas is installed, otherwise a list."""
+        lines = self._files.epochs()
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return lines
+        return DataFrame(lines)
+
+    @cached_property
+    def embedder(self) -> Any:
+        """The network that was kept, an Embedder; of a run of vectors the estimator, a MetricLearner."""
+        return MetricLearner.load(self.folder) if trained_on_vectors(self._files) else load(self.folder)
+
+    def evaluate(self, data: str | Path | None = None, **options: Any) -> dict[str, dict[str, Any]]:
+        """The metrics before and after training, on the test classes or on other data; see `evaluate_run`."""
+        return evaluate_run(self._files, None if data is None else str(data), **options)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page about this run; where it is."""
+        file = self.folder / "report.html" if out is None else Path(out)
+        run = open_finished(self.folder)
+        if run.read("results", needs=("trained",))["trained"] is None:
+            write_page(file, run_page(run, None))
+            return file
+        with working("finding neighbours and confusions"):
+            looked = look(items_of(run))
+        write_page(file, run_page(run, looked))
+        return file
+
+    def export(self, out: str | Path | None = None, format: Format = "onnx") -> Path:
+        """Write the network for other programs, compared with PyTorch on images of the run; where it is."""
+        if trained_on_vectors(self._files):
+            raise UserError(f"{self.folder} was trained on vectors: only models of images are exported.")
+        names = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors"}
+        if format not in names:
+            raise unknown_name("format", str(format), names)
+        file = self.folder / names[format] if out is None else Path(out)
+        export_file(load(self.folder), format, photos_to_check(self._files, None)).write(file)
+        return file
+
+    def resume(self, *, on_epoch: OnEpochOfRun | None = None) -> "Run":
+        """Resume the training, with its own options, to the very weights of one that was not stopped."""
+        resume_run(self.folder, on_epoch=_of_run(on_epoch))
+        return Run(self.folder)
+
+
+def train(
+    data: str | Path,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_epoch: OnEpochOfRun | None = None,
+    **options: Any,
+) -> Run:
+    """Train on images or vectors, evaluate on classes that were not seen, and keep all of it in a run folder.
+
+    Args:
+        data: a folder with one sub-folder of images per class, a folder with CUB-200-2011, CARS196, Stanford Online
+            Products, In-Shop or Omniglot, a .csv file with columns path and label, "glyphs", or a .npz or .parquet
+            file of vectors.
+        out: the run folder to make; by default runs/ and a name that says what it is.
+        overwrite: replace the run folder if it is a run.
+        on_epoch: called with the run and what was logged of each epoch; True stops a training on images after it.
+        options: those of `tammes train`, with underscores: backbone, weights, train, loss, epochs, batch_size, lr,
+            test_classes, val_classes, preset, seed, …; `tammes.training.options` lists all. None: as if not given.
+
+    Raises:
+        UserError: something that the caller can put right.
+        KeyboardInterrupt: it was stopped; `load_run(out).resume()` resumes it.
+    """
+    given = {name: _as_option(name, value) for name, value in options.items() if value is not None}
+    place = None if out is None else Path(out)
+    ended = train_run(str(data), given, out=place, overwrite=overwrite, on_epoch=_of_run(on_epoch))
+    return Run(ended.run.folder)
+
+
+def load_run(folder: str | Path) -> Run:
+    """The run in a folder."""
+    return Run(folder)
+
+
+def pretrained(name: str, *, weights: str | Path = "imagenet", pool: Pool = "published") -> Embedder:
+    """A network without training, ready to use: images are compared by its features.
+
+    Args:
+        name: googlenet, vgg16, resnet50, …, or any name of torchvision or timm.
+        weights: imagenet (downloaded), or a file of weights.
+        pool: how the last map becomes a vector.
+    """
+    return Embedder(EmbedderConfig(name, pool=pool), weights=weights).closed_form()
+
+
+def _of_run(on_epoch: OnEpochOfRun | None) -> OnEpoch | None:
+    return None if on_epoch is None else lambda folder, line: on_epoch(Run(folder.folder), line)
+
+
+def _as_option(name: str, value: Any) -> Any:
+    """An option as the command line would give it."""
+    if name in ("loss_options", "miner_options") and isinstance(value, Mapping):
+        return tuple(f"{key}={each}" for key, each in value.items())
+    if name in ("test_classes", "val_classes", "weights"):
+        return str(value)
+    if name in ("init_from", "continue_from"):
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def train_run(
