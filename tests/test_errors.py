@@ -329,7 +329,7 @@ def test_a_rate_that_is_too_high_is_said_and_no_such_weights_are_saved(
     code, said = ended(capsys, *given, "--out", "run", "--lr", "1e39", "--backbone-lr", "1e39")
     assert code == 2
     assert "a weight is not a finite number at epoch 1, step 1. The likely cause is a learning rate that is too" in said
-    assert "try a tenth. No epoch had ended, so nothing is lost.\n" in said
+    assert "try a tenth. No epoch had ended: nothing is lost.\n" in said
     assert not (here / "run" / "checkpoint.safetensors").exists()
 
 

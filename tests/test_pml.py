@@ -442,7 +442,7 @@ def test_losses_are_explained_and_listed(capsys: pytest.CaptureFixture[str]) -> 
 
 def plan(folder: Path, method: str) -> Plan:
     file = folder / "plan.toml"
-    file.write_text(f'data = "glyphs"\n[search]\nrate = [1]\n[[method]]\nname = "theirs"\n{method}\n')
+    file.write_text(f'data = "glyphs"\n[search]\nlr = [1]\n[[method]]\nname = "theirs"\n{method}\n')
     return read_plan(file)
 
 

@@ -44,7 +44,7 @@ class Case(NamedTuple):
     """What a run is asked for."""
 
     train: str
-    start: str
+    init: str
     keep_init: bool
     batch_norm: bool
     precision: str
@@ -52,10 +52,10 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         kept = "kept" if self.keep_init else "trained"
         norm = "batch norm" if self.batch_norm else "no batch norm"
-        return f"{self.train}, {self.start} {kept}, {norm}, {self.precision}"
+        return f"{self.train}, {self.init} {kept}, {norm}, {self.precision}"
 
     def flags(self) -> tuple[str, ...]:
-        words = ("--train", self.train, "--init", self.start, "--keep-init", str(self.keep_init))
+        words = ("--train", self.train, "--init", self.init, "--keep-init" if self.keep_init else "--no-keep-init")
         return (
             *words,
             "--precision",
@@ -209,7 +209,7 @@ def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
     words, whole = defaults(train, name)
     config = json.loads((whole / "config.json").read_text())
     kept = {"all": ("pca", False), "top": ("whiten", True), "head": ("whiten", False)}[train]
-    assert (config["train"], config["start"], config["keep_init"]) == (train, *kept)
+    assert (config["train"], config["init"], config["keep_init"]) == (train, *kept)
     kept_activations = set(cache_folder().glob("activations/*"))
     stopped_and_resumed(words, tmp_path / "part", 2)
     same_run(tmp_path / "part", whole)

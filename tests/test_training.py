@@ -164,7 +164,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_place_and_a_likely_cause() -> 
         match=r"^the loss is not a finite number at epoch 2, step 4. The likely cause is a learning rate that is too"
         r" high \(now 0.5\): try a tenth. The checkpoint of the last good epoch is kept.$",
     ):
-        list(fit(objective, broken, sgd(objective), epochs=3, schedule=halved_every(5)))
+        list(fit(objective, broken, sgd(objective), epochs=3, schedule=halved_every(5), save=lambda _: None))
 
 
 def test_the_papers_schedule() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -30,8 +31,9 @@ from tammes.gallery.store import About
 from tammes.io.tensor_files import read_tensors
 from tammes.models.backbones.caffemodel import read_caffemodel
 from tammes.models.embedder import load
-from tammes.training.config import TrainConfig, load_config
+from tammes.training.config import load_config
 from tammes.training.run_folder import RunFolder
+from tests.configs import config_of
 from tests.test_architecture import ROOT
 
 FEW = settings(max_examples=60)
@@ -177,12 +179,15 @@ def test_plans_of_any_values(key: str, value: Any) -> None:
     understood("plan.toml", text.encode(errors="surrogateescape"))
 
 
+SOUND = asdict(config_of())
+
+
 @settings(max_examples=100)
-@given(st.sampled_from([*TrainConfig.__dataclass_fields__, "other"]), plain_values)
+@given(st.sampled_from([*SOUND, "other"]), plain_values)
 def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "options"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"data": "glyphs", key: value}))
+    (folder / "config.json").write_text(json.dumps({**SOUND, key: value}, default=str))
     said = refusal(lambda: load_config(RunFolder(folder)))
     if said is None:
         assert load_config(RunFolder(folder)).out == folder  # never where the file says

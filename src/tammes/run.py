@@ -209,7 +209,7 @@ def train_run(
     with distributed.joined():
         distributed.agreed(lambda: _check_places(data, given, out, overwrite=overwrite))
         if is_vector_file(data):
-            _check_alone(data)
+            distributed.agreed(lambda: _check_alone(data))
             return train_vectors(data, given, out=out, overwrite=overwrite, on_epoch=on_epoch)  # type: ignore[arg-type]
         config = distributed.agreed(lambda: resolve(data, given, out))  # type: ignore[arg-type]
         return _with_picture(train_images(config, overwrite=overwrite, on_epoch=on_epoch))
@@ -220,7 +220,7 @@ def resume_run(folder: Path, *, on_epoch: OnEpoch | None = None) -> Trained | Tr
     with distributed.joined():
         data = distributed.agreed(lambda: open_run(folder).read("config").get("data", ""))
         if is_vector_file(data):
-            _check_alone(data)
+            distributed.agreed(lambda: _check_alone(data))
             return resume_vectors(folder, on_epoch=on_epoch)
         return _with_picture(resume_images(folder, on_epoch=on_epoch))
 

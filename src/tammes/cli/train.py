@@ -10,6 +10,7 @@ from typing_extensions import Doc
 from tammes.cli.console import results_table
 from tammes.errors import UserError
 from tammes.io.console import print_json, say
+from tammes.io.environment import launched
 from tammes.io.files import is_vector_file
 from tammes.training.options import TrainOptions, VectorOptions
 
@@ -108,10 +109,9 @@ def train(given: dict[str, Any]) -> None:
         flag = others[0] if others[0] == "DATA" else "--" + others[0].replace("_", "-")
         raise UserError(f"--resume takes the run's own options: leave out {flag}.")
     from tammes.run import resume_run, train_run
-    from tammes.training.distributed import is_first
 
     ended = train_run(data or "glyphs", given, out=out, overwrite=overwrite) if resume is None else resume_run(resume)
-    if is_first():
+    if launched().rank == 0:  # of several processes the first speaks
         _show(ended, as_json=as_json)
 
 
