@@ -135,3 +135,13 @@ def test_vectors_do_not_depend_on_how_many_go_together() -> None:
     embedder = Embedder(EmbedderConfig("conv4", 8, 3)).eval()
     pictures = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (30, 30), dtype=np.uint8)) for n in range(7)]
     np.testing.assert_allclose(embedder.encode(pictures, batch_size=2), embedder.encode(pictures), atol=1e-6)
+
+
+def test_a_closed_form_is_of_the_same_form_of_the_network(tmp_path: Path) -> None:
+    """Saved and loaded, it must not become torchvision's form with the weights of the other."""
+    found = Embedder(EmbedderConfig("resnet50", 8, form="keras")).closed_form()
+    assert found.config.form == "keras"
+    found.save(tmp_path)
+    images = torch.randint(256, (1, 3, 224, 224), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path)(images), found(images))

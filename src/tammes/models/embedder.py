@@ -144,7 +144,7 @@ class Embedder(nn.Module):
         dim = number if features is None else max(1, min(dim, number, len(features) - 1))
         found = deepcopy(self)
         found.config, found._depths, found.class_layer = (
-            EmbedderConfig(self.config.backbone, dim, pool=self.config.pool),
+            EmbedderConfig(self.config.backbone, dim, pool=self.config.pool, form=self.config.form),
             None,
             None,
         )

@@ -484,7 +484,8 @@ def _kept(run: RunFolder, embedder: Embedder, verdict: dict[str, Any], last: str
     dim = int(distributed.from_first("" if saved is None else str(saved.config.dim)))
     if saved is None:
         shape = embedder.config
-        saved = Embedder(shape if is_epoch(name) else EmbedderConfig(shape.backbone, dim, pool=shape.pool)).eval()
+        plain = EmbedderConfig(shape.backbone, dim, pool=shape.pool, form=shape.form)
+        saved = Embedder(shape if is_epoch(name) else plain).eval()
     distributed.take_over(list(saved.state_dict().values()))
     return saved.to(embedder.mean.device)
 
