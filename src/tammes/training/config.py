@@ -142,18 +142,7 @@ class TrainConfig:
 
     def options_of_loss(self) -> dict[str, Any]:
         """The options of the loss, whichever way they were given."""
-        found = self.method.parse(self.loss_options)
-        weighting = None if self.weighting == "none" else self.weighting
-        for option, value in (("push", self.push), ("weighting", weighting), ("temperature", self.temperature)):
-            if value is None:
-                continue
-            if option not in self.method.options:
-                known = [name for name, each in METHODS.items() if option in each.options]
-                raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {self.loss}.")
-            if option in found:
-                raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
-            found[option] = value
-        return found
+        return merge_loss_options(self.loss, self.method, vars(self), METHODS)
 
     def command(self) -> str:
         """The command that repeats this run."""
@@ -162,6 +151,28 @@ class TrainConfig:
             del saved["init"]
         usual = [name for name, value in _USUAL.items() if isinstance(value, bool) and saved[name] == value]
         return command_of(saved.pop("data"), {name: value for name, value in saved.items() if name not in usual})
+
+
+def merge_loss_options(
+    loss: str, method: Method, given: Mapping[str, Any], known: Mapping[str, Method]
+) -> dict[str, Any]:
+    """The options of a loss, whichever way they were given: by `loss_options`, or by an option of their own name.
+
+    Args:
+        known: the losses that could have been meant.
+    """
+    found = method.parse(given.get("loss_options") or ())
+    for option in ("push", "weighting", "temperature"):
+        value = given.get(option)
+        if value is None or (option, value) == ("weighting", "none"):
+            continue
+        if option not in method.options:
+            names = [name for name, each in known.items() if option in each.options]
+            raise UserError(f"--{option} is for --loss {' or '.join(names)}, not for {loss}.")
+        if option in found:
+            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+        found[option] = value
+    return found
 
 
 def command_of(data: str, options: Mapping[str, Any]) -> str:

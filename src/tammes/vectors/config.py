@@ -1,6 +1,6 @@
 """The options of a training on vectors, and the configuration that they come to."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, unknown_name
 from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
-from tammes.training.config import check_values, command_of, read_config
+from tammes.training.config import check_values, command_of, merge_loss_options, read_config
 from tammes.training.options import VectorMethod, VectorOptions, Weighting
 from tammes.training.run_folder import RunFolder
 
@@ -109,19 +109,6 @@ def check_options(given: VectorOptions) -> None:
     check_seed("--seed", given.get("seed", 0))
 
 
-def options_of_loss(loss: str, given: Any) -> dict[str, Any]:
+def options_of_loss(loss: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the loss, whichever way they were given."""
-    read: Callable[[str], Any] = given.get if isinstance(given, dict) else lambda name: getattr(given, name)
-    method = METHODS[loss]
-    found = method.parse(read("loss_options") or ())
-    weighting = None if read("weighting") == "none" else read("weighting")
-    for option, value in (("push", read("push")), ("weighting", weighting), ("temperature", read("temperature"))):
-        if value is None:
-            continue
-        if option not in method.options:
-            known = [name for name in OF_CLASS_LAYER if option in METHODS[name].options]
-            raise UserError(f"--{option} is for --loss {' or '.join(known)}, not for {loss}.")
-        if option in found:
-            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
-        found[option] = value
-    return found
+    return merge_loss_options(loss, METHODS[loss], given, {name: METHODS[name] for name in OF_CLASS_LAYER})

@@ -182,7 +182,7 @@ def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
         "hidden": config.hidden or None,
         "learning_rate": config.lr,
         "validation_classes": _held_out_share(config, data),
-        "loss_options": options_of_loss(config.loss, config) or None,
+        "loss_options": options_of_loss(config.loss, vars(config)) or None,
     }
     return MetricLearner(
         random_state=config.seed, **{name: value for name, value in given.items() if value is not None}
