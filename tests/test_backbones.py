@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tammes import UserError
-from tammes.models.backbones import Backbone, backbone
+from tammes.models.backbones import backbone
+from tammes.models.backbones.base import Backbone
 from tammes.models.backbones.googlenet import GoogLeNet
 from tammes.models.backbones.vgg16 import VGG16
 

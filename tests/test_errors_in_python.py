@@ -155,9 +155,9 @@ def test_classes_that_have_no_words(tmp_path: Path) -> None:
 
 
 def test_a_backbone_that_gives_maps() -> None:
-    from tammes.models.backbones import _measured
+    from tammes.models.backbones.base import measured
 
-    assert refused(lambda: _measured(nn.Conv2d(3, 4, 3), 8, 8, (0.0,) * 3, (1.0,) * 3)) == (
+    assert refused(lambda: measured(nn.Conv2d(3, 4, 3), 8, 8, (0.0,) * 3, (1.0,) * 3)) == (
         "the backbone gives features of shape (1, 4, 6, 6); one vector an image is needed."
     )
 

@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy import ndarray
+from torch import nn
 
-from tammes.data import check_place, open_dataset
+from tammes.data import Dataset, check_place, dataset_of, open_dataset
 from tammes.data.image_cache import Decoded
+from tammes.data.objects import OBJECTS
+from tammes.data.transforms import Transform
 from tammes.data.vectors import Vectors
 from tammes.data.vectors import vectors as read_vectors
 from tammes.errors import UserError, unknown_name
@@ -19,17 +22,19 @@ from tammes.io.console import KEPT, progress, say, working
 from tammes.io.files import is_vector_file
 from tammes.io.machine import device, images_at_once
 from tammes.metrics import evaluate
-from tammes.models.embedder import Embedder, EmbedderConfig, Embedding, load
+from tammes.models.backbones.module import name_of, of_module
+from tammes.models.embedder import Embedder, EmbedderConfig, Embedding
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
 from tammes.models.pooling import Pool
 from tammes.report import draw_retrievals, look, run_page
 from tammes.report.page import write_page
 from tammes.training import distributed
-from tammes.training.build import pretrained_embedder
+from tammes.training.build import load_embedder, pretrained_embedder
 from tammes.training.config import TrainConfig, load_config, resolve
 from tammes.training.data import Data, changed_images, load_data
 from tammes.training.embedding import Items, decode_for, embed, vectors
 from tammes.training.evaluation import protocol
+from tammes.training.objects import NONE, Objects
 from tammes.training.run_folder import RunFolder, check_new, open_finished, open_run
 from tammes.training.train import OnEpoch, Trained, resume_images, train_images
 from tammes.vectors import MetricLearner
@@ -56,8 +61,8 @@ class Run:
         folder: where it is.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self._files = open_run(Path(folder))
+    def __init__(self, folder: str | Path, objects: Objects = NONE) -> None:
+        self._files = open_run(Path(folder), objects)
         self.folder = self._files.folder
 
     def __repr__(self) -> str:
@@ -96,16 +101,22 @@ class Run:
     @cached_property
     def embedder(self) -> Any:
         """The network that was kept, an Embedder; of a run of vectors the estimator, a MetricLearner."""
-        return MetricLearner.load(self.folder) if trained_on_vectors(self._files) else load(self.folder)
+        if trained_on_vectors(self._files):
+            return MetricLearner.load(self.folder)
+        return load_embedder(self.folder, self._files.objects)
 
-    def evaluate(self, data: str | Path | None = None, **options: Any) -> dict[str, dict[str, Any]]:
-        """The metrics before and after training, on the test classes or on other data; see `evaluate_run`."""
-        return evaluate_run(self._files, None if data is None else str(data), **options)
+    def evaluate(self, data: Any = None, **options: Any) -> dict[str, dict[str, Any]]:
+        """The metrics before and after training, on the test classes or on other data, of any kind that `train` takes.
+
+        Args:
+            options: of `evaluate_run`.
+        """
+        return evaluate_run(self._files, _named(data), **options)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page about this run; where it is."""
         file = self.folder / "report.html" if out is None else Path(out)
-        run = open_finished(self.folder)
+        run = open_finished(self.folder, self._files.objects)
         if run.read("results", needs=("trained",))["trained"] is None:
             write_page(file, run_page(run, None))
             return file
@@ -122,18 +133,22 @@ class Run:
         if format not in names:
             raise unknown_name("format", str(format), names)
         file = self.folder / names[format] if out is None else Path(out)
-        export_file(load(self.folder), format, photos_to_check(self._files, None)).write(file)
+        export_file(self.embedder, format, photos_to_check(self._files, None)).write(file)
         return file
 
     def resume(self, *, on_epoch: OnEpochOfRun | None = None) -> "Run":
         """Resume the training, with its own options, to the very weights of one that was not stopped."""
-        resume_run(self.folder, on_epoch=_of_run(on_epoch))
-        return Run(self.folder)
+        objects = self._files.objects or NONE
+        resume_run(self.folder, objects=objects, on_epoch=_of_run(on_epoch, objects))
+        return Run(self.folder, objects)
 
 
 def train(
-    data: str | Path,
+    data: Any,
     *,
+    backbone: str | nn.Module | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    eval_transform: Callable[[Any], Any] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     on_epoch: OnEpochOfRun | None = None,
@@ -143,8 +158,15 @@ def train(
 
     Args:
         data: a folder with one sub-folder of images per class, a folder with CUB-200-2011, CARS196, Stanford Online
-            Products, In-Shop or Omniglot, a .csv file with columns path and label, "glyphs", or a .npz or .parquet
-            file of vectors.
+            Products, In-Shop or Omniglot, a .csv file with columns path and label, "glyphs", a .npz or .parquet file
+            of vectors, or Python objects as `tammes.data.dataset_of` takes them: a Dataset, a data set of Hugging Face
+            with an image and a label column, or a sequence of (image, label).
+        backbone: the name of a network, or a module from images to vectors or maps. A copy of the module is trained.
+            `size`, `mean` and `std` then say what images it wants, unless it is one of timm, which says so itself.
+        transform: what makes a training image of one whose shorter side is scaled, in place of random crops and
+            mirrors: a function of a Pillow image or a tensor, that gives one of these, or floats in 0..1. It ends
+            before normalisation, which the network does.
+        eval_transform: likewise in place of the centre crop.
         out: the run folder to make; by default runs/ and a name that says what it is.
         overwrite: replace the run folder if it is a run.
         on_epoch: called with the run and what was logged of each epoch; True stops a training on images after it.
@@ -156,29 +178,72 @@ def train(
         KeyboardInterrupt: it was stopped; `load_run(out).resume()` resumes it.
     """
     given = {name: _as_option(name, value) for name, value in options.items() if value is not None}
+    objects = _objects(data, backbone, transform, eval_transform)
+    if backbone is not None:
+        given["backbone"] = backbone if isinstance(backbone, str) else name_of(backbone)
     place = None if out is None else Path(out)
-    ended = train_run(str(data), given, out=place, overwrite=overwrite, on_epoch=_of_run(on_epoch))
-    return Run(ended.run.folder)
+    called = str(data) if objects.dataset is None else OBJECTS + objects.dataset.name
+    ended = train_run(
+        called, given, out=place, overwrite=overwrite, objects=objects, on_epoch=_of_run(on_epoch, objects)
+    )
+    return Run(ended.run.folder, objects)
 
 
-def load_run(folder: str | Path) -> Run:
-    """The run in a folder."""
-    return Run(folder)
+def load_run(
+    folder: str | Path,
+    *,
+    data: Any = None,
+    backbone: nn.Module | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    eval_transform: Callable[[Any], Any] | None = None,
+) -> Run:
+    """The run in a folder.
+
+    Args:
+        data: of a training that was given Python objects the same again, for what needs the images.
+        backbone: of one that was given a module one like it, with the weights that it began with.
+        transform: of one that was given one the same again, to resume it.
+        eval_transform: likewise, for whatever embeds images.
+    """
+    return Run(folder, _objects(data, backbone, transform, eval_transform))
 
 
-def pretrained(name: str, *, weights: str | Path = "imagenet", pool: Pool = "published") -> Embedder:
+def _objects(data: Any, backbone: Any, transform: Any, eval_transform: Any) -> Objects:
+    """Those of the arguments that are Python objects, and not names."""
+    return Objects(
+        None if data is None or isinstance(data, str | Path) else dataset_of(data),
+        backbone if isinstance(backbone, nn.Module) else None,
+        None if transform is None else Transform("transform", transform),
+        None if eval_transform is None else Transform("eval_transform", eval_transform),
+    )
+
+
+def _named(data: Any) -> str | Dataset | None:
+    """Data by its path, or as the data set that it is."""
+    return data if data is None else str(data) if isinstance(data, str | Path) else dataset_of(data)
+
+
+def pretrained(
+    name: str | nn.Module, *, weights: str | Path = "imagenet", pool: Pool = "published", **images: Any
+) -> Embedder:
     """A network without training, ready to use: images are compared by its features.
 
     Args:
-        name: googlenet, vgg16, resnet50, …, or any name of torchvision or timm.
+        name: googlenet, vgg16, resnet50, …, any name of torchvision or timm, or a module with its weights.
         weights: imagenet (downloaded), or a file of weights.
         pool: how the last map becomes a vector.
+        images: `size`, `mean` and `std` of a module, as `train` takes them.
     """
+    if isinstance(name, nn.Module):
+        made = of_module(name, pool=pool, **images)
+        return Embedder(EmbedderConfig(name_of(name), pool=pool), backbone=made).closed_form()
+    if images:
+        raise UserError(f"{next(iter(images))} is for a module; {name} says it itself: leave it out.")
     return Embedder(EmbedderConfig(name, pool=pool), weights=weights).closed_form()
 
 
-def _of_run(on_epoch: OnEpochOfRun | None) -> OnEpoch | None:
-    return None if on_epoch is None else lambda folder, line: on_epoch(Run(folder.folder), line)
+def _of_run(on_epoch: OnEpochOfRun | None, objects: Objects = NONE) -> OnEpoch | None:
+    return None if on_epoch is None else lambda folder, line: on_epoch(Run(folder.folder, objects), line)
 
 
 def _as_option(name: str, value: Any) -> Any:
@@ -187,6 +252,8 @@ def _as_option(name: str, value: Any) -> Any:
         return tuple(f"{key}={each}" for key, each in value.items())
     if name in ("test_classes", "val_classes", "weights"):
         return str(value)
+    if name in ("mean", "std"):
+        return (float(value),) if isinstance(value, int | float) else tuple(value)
     if name in ("init_from", "continue_from"):
         return Path(value)
     return tuple(value) if isinstance(value, list) else value
@@ -198,6 +265,7 @@ def train_run(
     *,
     out: Path | None = None,
     overwrite: bool = False,
+    objects: Objects = NONE,
     on_epoch: OnEpoch | None = None,
 ) -> Trained | TrainedVectors:
     """Train on images or vectors, in all processes that a launcher has started together; all of it in a run folder.
@@ -205,24 +273,26 @@ def train_run(
     Args:
         data: a folder, a CSV, glyphs, or a file of vectors.
         given: the options, of `TrainOptions` or for vectors of `VectorOptions`.
+        objects: what of it was given as Python objects.
     """
     with distributed.joined():
-        distributed.agreed(lambda: _check_places(data, given, out, overwrite=overwrite))
+        distributed.agreed(lambda: _check_places(data, given, out, objects, overwrite=overwrite))
         if is_vector_file(data):
+            distributed.agreed(lambda: _check_no_objects(objects))
             distributed.agreed(lambda: _check_alone(data))
             return train_vectors(data, given, out=out, overwrite=overwrite, on_epoch=on_epoch)  # type: ignore[arg-type]
-        config = distributed.agreed(lambda: resolve(data, given, out))  # type: ignore[arg-type]
+        config = distributed.agreed(lambda: resolve(data, given, out, objects))  # type: ignore[arg-type]
         return _with_picture(train_images(config, overwrite=overwrite, on_epoch=on_epoch))
 
 
-def resume_run(folder: Path, *, on_epoch: OnEpoch | None = None) -> Trained | TrainedVectors:
+def resume_run(folder: Path, *, objects: Objects = NONE, on_epoch: OnEpoch | None = None) -> Trained | TrainedVectors:
     """Resume a run that was stopped, with its own options."""
     with distributed.joined():
         data = distributed.agreed(lambda: open_run(folder).read("config").get("data", ""))
         if is_vector_file(data):
             distributed.agreed(lambda: _check_alone(data))
             return resume_vectors(folder, on_epoch=on_epoch)
-        return _with_picture(resume_images(folder, on_epoch=on_epoch))
+        return _with_picture(resume_images(folder, objects=objects, on_epoch=on_epoch))
 
 
 def _with_picture(trained: Trained) -> Trained:
@@ -235,9 +305,17 @@ def _with_picture(trained: Trained) -> Trained:
     return trained
 
 
-def _check_places(data: str, given: dict[str, Any], out: Path | None, *, overwrite: bool) -> None:
+def _check_no_objects(objects: Objects) -> None:
+    """Refuse what means nothing where vectors are learned from."""
+    for name in ("module", "transform", "eval_transform"):
+        if getattr(objects, name) is not None:
+            what = "backbone" if name == "module" else name
+            raise UserError(f"{what} is for images, and this is a file of vectors: leave it out.")
+
+
+def _check_places(data: str, given: dict[str, Any], out: Path | None, objects: Objects, *, overwrite: bool) -> None:
     """Refuse data that is not there, a run that is, and to replace what the new run starts from."""
-    if not is_vector_file(data):
+    if not is_vector_file(data) and objects.dataset is None:
         check_place(data)
     for name in ("init_from", "continue_from", "weights"):
         source = given.get(name)
@@ -271,7 +349,7 @@ def trained_on_vectors(run: RunFolder) -> bool:
 
 def evaluate_run(
     run: RunFolder,
-    data: str | None = None,
+    data: str | Dataset | None = None,
     *,
     embedding: Embedding | None = None,
     clustering: bool = True,
@@ -291,17 +369,17 @@ def evaluate_run(
         if embedding is not None or skip_bad:
             flag = "--embedding" if embedding is not None else "--skip-bad"
             raise UserError(f"{flag} is for images, and {run.folder} was trained on vectors: leave it out.")
-        return _evaluate_vectors(run, data, clustering=clustering, **options)
-    if data is not None and is_vector_file(data):
+        return _evaluate_vectors(run, _a_file(data), clustering=clustering, **options)
+    if isinstance(data, str) and is_vector_file(data):
         raise UserError(
             f"{run.folder} was trained on images, and {data} holds vectors. Measure these as they are: tammes evaluate"
             f" {data}"
         )
     config = load_config(run)
     config = replace(config, skip_bad=config.skip_bad or skip_bad)
-    check_place(data or config.data)
+    _check_there(data, config)
     # Both before an image is read: a file of weights may be gone.
-    networks = {"untrained": pretrained_embedder(config), "trained": load(run.folder, embedding=embedding)}
+    networks = {"untrained": pretrained_embedder(config), "trained": load_embedder(run.folder, run.objects, embedding)}
     of = _items_of(run, config, networks["trained"], data, "test")
     if data is not None:
         say_known(of.dataset.class_names, run.read("classes", needs=("train",))["train"])
@@ -315,6 +393,20 @@ def evaluate_run(
             how = protocol(of.dataset, of.chosen, clustering=clustering)
             rows[name] = evaluate(found, of.dataset.labels[of.chosen], **how, **options)
     return rows
+
+
+def _check_there(data: str | Dataset | None, config: TrainConfig) -> None:
+    """Refuse images that are not there, before a network is built."""
+    if isinstance(data, str):
+        check_place(data)
+    elif data is None and config.objects.dataset is None:
+        check_place(config.data)
+
+
+def _a_file(data: str | Dataset | None) -> str | None:
+    if isinstance(data, Dataset):
+        raise UserError("a run of vectors is evaluated on a file of vectors, not on images.")
+    return data
 
 
 def evaluate_vectors(file: Path, *, clustering: bool = True, **options: Any) -> dict[str, dict[str, Any]]:
@@ -362,8 +454,8 @@ def items_of(
         raise UserError(f"{run.folder} was trained on images, and {data} holds vectors. Give it images.")
     config = load_config(run)
     config = replace(config, skip_bad=config.skip_bad or skip_bad)
-    check_place(data or config.data)
-    embedder = load(run.folder).to(device(on))
+    _check_there(data, config)
+    embedder = load_embedder(run.folder, run.objects).to(device(on))
     of = _items_of(run, config, embedder, data, part)
     kept = None if data is not None else _from_kept(config, embedder, of)
     return Items(
@@ -397,14 +489,16 @@ def say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
         )
 
 
-def _items_of(run: RunFolder, config: TrainConfig, embedder: Embedder, data: str | None, part: Part) -> ItemsOf:
+def _items_of(
+    run: RunFolder, config: TrainConfig, embedder: Embedder, data: str | Dataset | None, part: Part
+) -> ItemsOf:
     """The test or validation images of a run, or all of other data."""
     if data is None:
         own = own_data(run, config, embedder)
         chosen = own.split.test if part == "test" else own.split.val
         assert chosen is not None, "whoever asks for validation classes has seen that there are some"
         return ItemsOf(own.dataset, own.images, chosen)
-    dataset = open_dataset(data)
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
     images = decode_for(embedder, dataset, skip_bad=config.skip_bad)
     return ItemsOf(dataset, images, images.without_bad(np.arange(len(dataset))))
 

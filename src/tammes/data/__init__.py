@@ -9,6 +9,7 @@ from tammes.data.files import of_classes
 from tammes.data.folder import flat, folder, images_below
 from tammes.data.glyphs import glyphs
 from tammes.data.inshop import inshop, is_inshop
+from tammes.data.objects import OBJECTS, dataset_of
 from tammes.data.omniglot import is_omniglot, omniglot
 from tammes.data.sop import is_sop, sop
 from tammes.data.table import table
@@ -27,6 +28,7 @@ __all__ = [
     "check_data",
     "check_place",
     "cub",
+    "dataset_of",
     "flat",
     "folder",
     "glyphs",
@@ -75,6 +77,11 @@ def open_dataset(data: str) -> Dataset:
     """
     if data == "glyphs":
         return glyphs()
+    if data.startswith(OBJECTS):
+        raise UserError(
+            "the data of this run was given as Python objects, which no file holds. Open the run there, with the data:"
+            " tammes.load_run(folder, data=data)"
+        )
     path = Path(data)
     name = data.casefold()
     if name in READERS and not path.exists():

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Int64, Shaped, UInt8
 from numpy import ndarray
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from tammes.data.image_cache import Decoded
 from tammes.data.samplers import Sampler, Turn, turns
-from tammes.data.transforms import centre_crops, crop_each, crop_stack, random_crops
+from tammes.data.transforms import Transform, centre_crops, crop_each, crop_stack, random_crops, transform_each
 from tammes.errors import UserError
 
 Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
@@ -41,6 +42,8 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     order: Int64[ndarray, " shown"] | None = None,
+    transform: Transform | None = None,
+    workers: int = 0,
 ) -> "Batches":
     """One epoch of batches: iterable, any number of times, and with a length.
 
@@ -64,6 +67,8 @@ def batches(
         rank, world_size: this process and how many there are. For training each has a share of every batch, which may
             be nothing of a small one; for evaluation each has whole batches.
         order: positions in `indices` that the epoch is made of, triplet after triplet, instead of a sampler's.
+        transform: what takes the place of crops and mirrors.
+        workers: processes that transform; 0: the one that asks for the batches.
     """
     turned = turns(
         labels,
@@ -80,6 +85,19 @@ def batches(
     )
     if np.isin(indices, decoded.bad).any():
         raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
+    if transform is not None:
+        own = transform
+
+        def transformed(turn: Turn) -> Shaped[Tensor, "batch channels height width"]:
+            chosen = indices[turn.positions]
+            if not len(chosen):  # this process has nothing of a small batch
+                sides = (crop, crop) if isinstance(crop, int) else crop or (1, 1)
+                return torch.empty(0, decoded.channels, *sides, dtype=torch.uint8)
+            pixels = [decoded[index] for index in chosen.tolist()]
+            return transform_each(own, pixels, chosen, turn.repeats, seed=seed, epoch=epoch)
+
+        # Not by a thread: the random numbers of transforms are those of the process.
+        return Batches(turned, indices, labels, transformed, ahead=False, workers=workers)
     sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
     window = _window(sizes, crop, padding)
     rooms = sizes + 2 * padding - np.array(window)
@@ -104,6 +122,7 @@ class Batches:
 
     Args:
         ahead: False makes each when it is asked for: better where making one takes no longer than handing it over.
+        workers: processes that make them, instead of a thread.
     """
 
     def __init__(
@@ -114,8 +133,9 @@ class Batches:
         inputs: Callable[[Turn], Tensor],
         *,
         ahead: bool = True,
+        workers: int = 0,
     ) -> None:
-        self._ahead = ahead
+        self._ahead, self._workers = ahead, workers
         self._turns, self._indices, self._labels, self._inputs = turns, indices, labels, inputs
 
     def __len__(self) -> int:
@@ -126,12 +146,34 @@ class Batches:
         return sum(len(turn.positions) for turn in self._turns)
 
     def __iter__(self) -> Generator[Batch, None, None]:
+        if self._workers:
+            yield from DataLoader(
+                _Made(self._turns, self._made),
+                batch_size=None,
+                num_workers=self._workers,
+                multiprocessing_context="fork",  # transforms may be functions that cannot be pickled
+                generator=torch.Generator(),  # nobody else's random numbers change
+            )
+            return
         made = (self._made(turn) for turn in self._turns)
-        return _made_ahead(made) if self._ahead else made
+        yield from _made_ahead(made) if self._ahead else made
 
     def _made(self, turn: Turn) -> Batch:
         labels, indices = self._labels[turn.positions], self._indices[turn.positions]
         return self._inputs(turn), torch.from_numpy(labels), torch.from_numpy(indices)
+
+
+class _Made(torch.utils.data.Dataset[Batch]):
+    """Batches by their numbers, for worker processes."""
+
+    def __init__(self, turns: Sequence[Turn], made: Callable[[Turn], Batch]) -> None:
+        self._turns, self._made = turns, made
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __getitem__(self, number: int) -> Batch:
+        return self._made(self._turns[number])
 
 
 def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | None, padding: int) -> tuple[int, int]:

@@ -1,18 +1,23 @@
-"""What is done to a decoded image before the network: cropped and mirrored for each batch.
+"""What is done to a decoded image before the network: cropped and mirrored for each batch, or what the caller likes.
 
-The place of a crop is decided by (seed, epoch, image, repeat) alone, so it is the same whatever the batch size, the
-order of the images or the number of processes.
+What is random is decided by (seed, epoch, image, repeat) alone, so it is the same whatever the batch size, the order
+of the images or the number of processes.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Int64, Shaped, UInt8
 from numpy import ndarray
 from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image
 from torch import Tensor
+
+from tammes.errors import UserError
 
 
 class Crops(NamedTuple):
@@ -38,9 +43,7 @@ def random_crops(
         rooms: by how much (height, width) of an image, with its padding, exceeds the crop.
         repeats: how many times this epoch has shown the image before: each time has its own crop.
     """
-    state = np.full(len(indices), seed % 2**64, dtype=np.uint64)
-    for value in (np.uint64(epoch), indices.astype(np.uint64), repeats.astype(np.uint64)):
-        state = _mixed(state) ^ value
+    state = _states(indices, repeats, seed=seed, epoch=epoch)
     draws = [_mixed(state + np.uint64(number)) for number in (1, 2, 3)]
     tops, lefts = (_below(draw, room) for draw, room in zip(draws, rooms.T, strict=False))
     mirrored = draws[2] >> np.uint64(63) == 1 if mirror else np.zeros(len(indices), dtype=bool)
@@ -113,6 +116,113 @@ def _padded(images: UInt8[ndarray, "*some height width"], padding: int) -> UInt8
     wide[..., :padding, :] = wide[..., padding : padding + 1, :]
     wide[..., padding + height :, :] = wide[..., padding + height - 1 : padding + height, :]
     return wide
+
+
+class Transform:
+    """A transform of the caller's own, on Pillow images or on tensors, held to what a network can take.
+
+    It is given an image whose shorter side is scaled already: a Pillow image, or if it cannot take one a tensor
+    (channels, height, width) in uint8. It gives one of these, or a tensor of floats in 0..1. Mean and spread are taken
+    out later, by the network.
+
+    Attributes:
+        parameter: what it was given as, for errors.
+        name: what it calls itself.
+    """
+
+    def __init__(self, parameter: str, function: Callable[[Any], Any]) -> None:
+        if not callable(function):
+            raise UserError(f"{parameter} must be a function of an image, got a {type(function).__name__}.")
+        self.parameter, self.function = parameter, function
+        self.name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        self._takes_tensors: bool | None = None  # found out with the first image
+
+    def __call__(self, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
+        """What it makes of an image, in 0..255."""
+        found = self._of(image)
+        if isinstance(found, Image.Image):
+            found = _tensor(found)
+        channels = len(image.getbands())
+        if not isinstance(found, Tensor) or found.ndim != 3 or len(found) != channels:
+            what = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise UserError(
+                f"{self.parameter} must give a Pillow image or a tensor of ({channels}, height, width), got {what}."
+            )
+        if found.dtype == torch.uint8:
+            return found
+        if not found.is_floating_point() or not bool(((found > -0.01) & (found < 1.01)).all()):
+            raise UserError(
+                f"{self.parameter} gives {found.dtype} from {found.min().item():.4g} to {found.max().item():.4g}: give"
+                " uint8, or floats in 0..1. Leave out a Normalize: the network takes out mean and std itself."
+            )
+        return found.float() * 255
+
+    def _of(self, image: Image.Image) -> Any:
+        if not self._takes_tensors:
+            try:
+                found = self.function(image)
+            except (TypeError, AttributeError) as error:
+                if self._takes_tensors is False:
+                    raise self._failed(image, error) from error
+                self._takes_tensors = True
+            else:
+                self._takes_tensors = False
+                return found
+        try:
+            return self.function(_tensor(image))
+        except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise self._failed(image, error) from error
+
+    def _failed(self, image: Image.Image, error: Exception) -> UserError:
+        return UserError(f"{self.parameter} fails on an image of {image.width} x {image.height} pixels: {error}")
+
+
+def transform_each(
+    transform: Transform,
+    images: Sequence[UInt8[ndarray, "channels _height _width"]],
+    indices: Int64[ndarray, " batch"],
+    repeats: Int64[ndarray, " batch"],
+    *,
+    seed: int,
+    epoch: int,
+) -> Shaped[Tensor, "batch channels height width"]:
+    """What a transform makes of images, one by one into one batch; what it draws at random is its own for each."""
+    rows = []
+    for image, state in zip(images, _states(indices, repeats, seed=seed, epoch=epoch).tolist(), strict=True):
+        with _seeded(state):
+            rows.append(transform(Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))))
+    if len({row.shape for row in rows}) > 1:
+        sizes = " and ".join(sorted({f"{row.shape[1]} x {row.shape[2]}" for row in rows})[:2])
+        raise UserError(f"{transform.parameter} gives images of {sizes} pixels: all of a batch must have one size.")
+    return torch.stack(rows)
+
+
+@contextmanager
+def _seeded(state: int) -> Iterator[None]:
+    """Random numbers of torch, NumPy and Python that follow from a number, and afterwards go on as before."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(state)
+    np.random.seed(state % 2**32)
+    random.seed(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def _tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
+    pixels = np.array(image)
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _states(indices: ndarray, repeats: ndarray, *, seed: int, epoch: int) -> ndarray:
+    """64 bits for each image, by which all that is random about it is decided."""
+    state = np.full(len(indices), seed % 2**64, dtype=np.uint64)
+    for value in (np.uint64(epoch), indices.astype(np.uint64), repeats.astype(np.uint64)):
+        state = _mixed(state) ^ value
+    return state
 
 
 def _mixed(state: ndarray) -> ndarray:

@@ -131,7 +131,8 @@ def photos_to_check(run: RunFolder, data: str | None = None, number: int = CHECK
         dataset = flat(path) if plain else open_dataset(data)
         among = np.arange(len(dataset))
     else:
-        dataset = open_dataset(run.read("config", needs=("data",))["data"])
+        own = None if run.objects is None else run.objects.dataset
+        dataset = own or open_dataset(run.read("config", needs=("data",))["data"])
         tested = set((run.read("classes") or {}).get("test", ()))
         labels = [label for label, name in enumerate(dataset.class_names) if name in tested]
         among = np.flatnonzero(np.isin(dataset.labels, labels)) if labels else np.arange(len(dataset))

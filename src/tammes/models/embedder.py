@@ -9,13 +9,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, Shaped, UInt8
+from jaxtyping import Float, Float32, Int64, Shaped
 from PIL import Image
 from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.data.folder import images_below
-from tammes.data.images import centre, open_picture
+from tammes.data.images import centre, in_mode, open_picture, resized
+from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise
 from tammes.io.files import write_atomically
@@ -23,9 +24,10 @@ from tammes.io.hub import ADDRESS, fetched
 from tammes.io.machine import images_at_once
 from tammes.io.schema import read_json
 from tammes.io.tensor_files import read_tensors, shapes, write_tensors
-from tammes.models.backbones import Backbone
 from tammes.models.backbones import backbone as find_backbone
+from tammes.models.backbones.base import Backbone
 from tammes.models.backbones.depths import Depths
+from tammes.models.backbones.module import OWN, of_module
 from tammes.models.backbones.resnet import Form
 from tammes.models.heads import Layers, joined
 from tammes.models.pooling import Pool
@@ -49,6 +51,11 @@ class EmbedderConfig:
         depths: the parts of the backbone whose inputs, pooled, are the features of a head each, lowest first; the last
             head has the backbone's own. () if all features are those.
         form: which form of the backbone, of those that have several; None: that of the weights.
+        size: height and width of the images of a module of the caller's own; None: as its name says.
+        shorter_side: likewise, what they are scaled to first.
+        mean: likewise, of each channel; () as its name says.
+        std: likewise.
+        eval_transform: the name of what the caller gave in place of the centre crop; None: the centre crop.
     """
 
     backbone: str
@@ -60,6 +67,11 @@ class EmbedderConfig:
     head_weights: tuple[float, ...] = ()
     depths: tuple[str, ...] = ()
     form: Form | None = None
+    size: int | None = None
+    shorter_side: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    eval_transform: str | None = None
 
     def __post_init__(self) -> None:
         if self.heads and (sum(self.heads) != self.dim or len(self.head_weights) != len(self.heads)):
@@ -70,6 +82,11 @@ class EmbedderConfig:
             raise UserError(f"--dim must be at least 1, got {self.dim}.")
         if self.embedding == "last" and self.class_dim is None:
             raise UserError("--embedding last needs the class layer. Use --embedding penultimate, or leave it in.")
+
+    def plain(self, dim: int) -> "EmbedderConfig":
+        """The same backbone with one layer on top, and no more."""
+        one = {"class_dim": None, "embedding": "penultimate", "heads": (), "head_weights": (), "depths": ()}
+        return replace(self, dim=dim, **one)  # type: ignore[arg-type]
 
 
 class Embedder(nn.Module):
@@ -83,11 +100,23 @@ class Embedder(nn.Module):
     std: Tensor
 
     def __init__(
-        self, config: EmbedderConfig, *, weights: str | Path = "none", backbone: Backbone | None = None
+        self,
+        config: EmbedderConfig,
+        *,
+        weights: str | Path = "none",
+        backbone: Backbone | None = None,
+        eval_transform: Transform | None = None,
     ) -> None:
         super().__init__()
         made = backbone or find_backbone(config.backbone, weights=weights, pool=config.pool, form=config.form)
         self.config, self.default_cut = replace(config, form=made.form), made.default_cut
+        if config.backbone.startswith(OWN):
+            self.config = replace(
+                self.config, size=made.size, shorter_side=made.shorter_side, mean=made.mean, std=made.std
+            )
+        self.eval_transform = eval_transform
+        if eval_transform is not None:
+            self.config = replace(self.config, eval_transform=eval_transform.name)
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
         # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
         self.backbone = made.network.to(memory_format=torch.channels_last)
@@ -144,7 +173,7 @@ class Embedder(nn.Module):
         dim = number if features is None else max(1, min(dim, number, len(features) - 1))
         found = deepcopy(self)
         found.config, found._depths, found.class_layer = (
-            EmbedderConfig(self.config.backbone, dim, pool=self.config.pool, form=self.config.form),
+            self.config.plain(dim),
             None,
             None,
         )
@@ -241,9 +270,12 @@ class Embedder(nn.Module):
             self.train(was_training)
         return torch.cat(rows).numpy()
 
-    def prepared(self, picture: Path | Image.Image) -> UInt8[np.ndarray, "channels height width"]:
+    def prepared(self, picture: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
         opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
+        if self.eval_transform is not None:
+            scaled = resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)
+            return self.eval_transform(scaled).numpy()
         return centre(opened, self.mode, shorter_side=self.shorter_side, size=self.size)
 
     def save(self, folder: Path) -> None:
@@ -254,13 +286,21 @@ class Embedder(nn.Module):
         write_atomically(folder / "embedder.json", json.dumps(asdict(self.config), indent=1).encode() + b"\n")
 
 
-def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
+def load(
+    folder: str | Path,
+    *,
+    embedding: Embedding | None = None,
+    backbone: nn.Module | None = None,
+    eval_transform: Callable[[Any], Any] | None = None,
+) -> Embedder:
     """The Embedder of a run folder, ready to use: in evaluation mode, on the CPU.
 
     `hf://owner/name` is a model on the Hugging Face hub, and a folder that `tammes export --format hub` wrote will do.
 
     Args:
         embedding: take the vectors from this layer instead of the one that the run chose.
+        backbone: a module like the one that the run was given, if it was given one; a copy of it gets the weights.
+        eval_transform: the one that the run was given, if it was given one.
     """
     if embedding is not None and embedding not in get_args(Embedding):
         raise unknown_name("embedding", str(embedding), get_args(Embedding))
@@ -279,7 +319,31 @@ def load(folder: str | Path, *, embedding: Embedding | None = None) -> Embedder:
     if not file.exists():
         raise UserError(f"no trained model in {folder}: embedder.safetensors is missing.")
     _check_sizes(config, shapes(file), file)
-    return _built(config, read_tensors(file)[0], file)
+    made = _given_backbone(config, backbone, folder)
+    if config.eval_transform is not None and eval_transform is None:
+        raise UserError(
+            f"{folder} was given the transform {config.eval_transform} for evaluation, which no file can hold. Open it"
+            f" in Python, with the transform: tammes.load({str(folder)!r}, eval_transform=transform)"
+        )
+    transform = None if eval_transform is None else Transform("eval_transform", eval_transform)
+    return _built(config, read_tensors(file)[0], file, made, transform)
+
+
+def _given_backbone(config: EmbedderConfig, module: nn.Module | None, folder: Path) -> Backbone | None:
+    """What a network that was given as a module is made of; None for one that has a name."""
+    own = config.backbone.startswith(OWN)
+    if own and module is None:
+        raise UserError(
+            f"{folder} was trained with the module {config.backbone.removeprefix(OWN)}, which no file can hold. Open it"
+            f" in Python, with such a module: tammes.load({str(folder)!r}, backbone=module)"
+        )
+    if module is None:
+        return None
+    if not own:
+        raise UserError(f"{folder} was trained with {config.backbone}, which is made by its name: leave out backbone.")
+    return of_module(
+        module, size=config.size, mean=config.mean, std=config.std, shorter_side=config.shorter_side, pool=config.pool
+    )
 
 
 def _of_hub(folder: Path) -> dict[str, Any] | None:
@@ -310,8 +374,14 @@ def _from_hub(folder: Path, said: dict[str, Any], embedding: Embedding | None) -
     return _built(config, {own(name): tensor for name, tensor in read_tensors(file)[0].items()}, file)
 
 
-def _built(config: EmbedderConfig, tensors: dict[str, Tensor], file: Path) -> Embedder:
-    embedder = Embedder(config)
+def _built(
+    config: EmbedderConfig,
+    tensors: dict[str, Tensor],
+    file: Path,
+    backbone: Backbone | None = None,
+    transform: Transform | None = None,
+) -> Embedder:
+    embedder = Embedder(config, backbone=backbone, eval_transform=transform)
     try:
         embedder.load_state_dict(tensors)
     except RuntimeError:
@@ -335,6 +405,11 @@ def _config(given: Any, file: Path, embedding: Embedding | None) -> EmbedderConf
         "head_weights": lambda each: isinstance(each, list) and all(type(size) in (int, float) for size in each),
         "depths": lambda each: isinstance(each, list) and all(isinstance(name, str) for name in each),
         "form": lambda each: each is None or each in get_args(Form),
+        "size": lambda each: each is None or (type(each) is int and each >= 1),
+        "shorter_side": lambda each: each is None or (type(each) is int and each >= 1),
+        "mean": lambda each: isinstance(each, list) and all(type(one) in (int, float) for one in each),
+        "std": lambda each: isinstance(each, list) and all(type(one) in (int, float) for one in each),
+        "eval_transform": lambda each: each is None or isinstance(each, str),
     }
     if not isinstance(given, dict) or "backbone" not in given:
         raise UserError(f"{file} does not describe a network.")

@@ -121,6 +121,9 @@ def file_of(
         depends_on.append(f"pool {pool}")
     if frozen.embedder.config.form == "keras":  # the same weights give others than in the other form
         depends_on.append("form keras")
+    if frozen.embedder.config.size is not None:  # a module of the caller's own: the weights do not say what it is
+        given = frozen.embedder.config
+        depends_on.append([given.backbone, given.size, given.shorter_side, given.mean, given.std])
     if frozen.at is None and frozen.embedder.config.depths:
         depends_on.append(f"depths {' '.join(frozen.embedder.config.depths)}")
     key = sha256(dumps(depends_on).encode()).hexdigest()[:16]

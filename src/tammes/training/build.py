@@ -14,13 +14,16 @@ from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.geometry import typical_length
 from tammes.io.console import working
 from tammes.losses import DiscriminativeLoss, find_miner
-from tammes.models.backbones import Backbone, backbone
-from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.backbones import backbone
+from tammes.models.backbones.base import Backbone
+from tammes.models.backbones.module import of_module
+from tammes.models.embedder import Embedder, EmbedderConfig, Embedding, load
 from tammes.models.feature_cache import Frozen
 from tammes.training.config import TrainConfig
 from tammes.training.data import Data, training_batches
 from tammes.training.loop import parameter_groups
 from tammes.training.objectives import METHODS, Base, ClassLayer, Hold, Objective
+from tammes.training.objects import NONE, Objects
 from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.verdict import is_epoch
 
@@ -35,6 +38,9 @@ def build_backbone(config: TrainConfig, *, pretrained: bool = True) -> Backbone:
         pretrained: False leaves the weights random, where others take their place.
     """
     torch.manual_seed(config.seed)
+    if config.objects.module is not None:
+        wants = {"size": config.size, "shorter_side": config.shorter_side, "mean": config.mean, "std": config.std}
+        return of_module(config.objects.module, **wants, pool=config.pool)  # type: ignore[arg-type]
     weights = config.weights if pretrained else "none"
     return backbone(config.backbone, weights=weights, pool=config.pool, form=config.weights_form)
 
@@ -61,7 +67,7 @@ def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Emb
     )
     torch.manual_seed((config.seed + 1) % 2**64)  # whatever the backbone has drawn
     try:
-        return Embedder(shape, backbone=made)
+        return Embedder(shape, backbone=made, eval_transform=config.objects.eval_transform)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
@@ -96,11 +102,18 @@ def pretrained_embedder(config: TrainConfig) -> Embedder:
     """The network of a run as it was before training; of its backbone only, the new layers being random."""
     embedder = build_embedder(config, build_backbone(config), 2).eval()
     if config.source is not None:
-        embedder.load_state_dict(matching(trained_embedder(config.source), embedder))
+        embedder.load_state_dict(matching(trained_embedder(config.source, config.objects), embedder))
     return embedder
 
 
-def trained_embedder(folder: Path, *, only_kept: bool = False) -> Embedder:
+def load_embedder(folder: Path, objects: Objects | None, embedding: Embedding | None = None) -> Embedder:
+    """The network in a run folder, with what the run was given as Python objects."""
+    given = objects or NONE
+    transform = given.eval_transform
+    return load(folder, embedding=embedding, backbone=given.module, eval_transform=transform and transform.function)
+
+
+def trained_embedder(folder: Path, objects: Objects = NONE, *, only_kept: bool = False) -> Embedder:
     """The network of another run as training left it: what was kept, or where that is not trained the last epoch.
 
     Raises:
@@ -108,13 +121,13 @@ def trained_embedder(folder: Path, *, only_kept: bool = False) -> Embedder:
     """
     verdict = (RunFolder(folder).read("results") or {}).get("verdict") if is_run(folder) else None
     if verdict is None or is_epoch(verdict["kept"]):
-        return load(folder)
+        return load_embedder(folder, objects)
     if only_kept:
         raise UserError(
             f"--compatible holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
             " embedding, which does not train. Leave out --compatible."
         )
-    return load(folder / LAST)
+    return load_embedder(folder / LAST, objects)
 
 
 def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:

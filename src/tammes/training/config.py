@@ -6,18 +6,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, SkipValidation, TypeAdapter, ValidationError
+from torch import nn
 
 from tammes.data import is_omniglot
+from tammes.data.objects import OBJECTS
 from tammes.errors import UserError, check_seed
 from tammes.io.console import say
 from tammes.io.files import opened
 from tammes.io.machine import has_gpu, multiplies_bfloat16
 from tammes.losses import WITH_CENTROIDS, Method, find_miner
+from tammes.models.backbones.module import of_module
 from tammes.models.backbones.weights import form_of
 from tammes.training.objectives import METHODS, find_method
+from tammes.training.objects import NONE, Objects
 from tammes.training.options import (
     Device,
     Form,
@@ -57,6 +61,11 @@ class TrainConfig:
         cut: None: as the network has it by default, or nothing is cut.
         views: crops of each image whose activations are kept; 0: the one in the centre; None where all layers train.
         sampler: None for a loss that mines its batches itself.
+        size: height and width of the images of a network that was given as a module; None: as its name says.
+        shorter_side: likewise, what they are scaled to first.
+        mean: likewise, of each channel; ().
+        std: likewise.
+        objects: what was given as Python objects; not a part of config.json.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -115,6 +124,11 @@ class TrainConfig:
     log_bound: bool
     curve: tuple[int, ...]
     tensorboard: bool
+    size: int | None = None
+    shorter_side: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    objects: Annotated[Objects, SkipValidation()] = NONE
 
     @cached_property
     def method(self) -> Method:
@@ -144,13 +158,28 @@ class TrainConfig:
         """The options of the loss, whichever way they were given."""
         return merge_loss_options(self.loss, self.method, vars(self), METHODS)
 
+    def saved(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "objects"}
+
     def command(self) -> str:
-        """The command that repeats this run."""
-        saved = {name: value for name, value in vars(self).items() if name in _NAMES and value is not None}
+        """The command, or the call, that repeats this run."""
+        saved = {name: value for name, value in self.saved().items() if value not in (None, ())}
         if self.source is not None:
             del saved["init"]
         usual = [name for name, value in _USUAL.items() if isinstance(value, bool) and saved[name] == value]
-        return command_of(saved.pop("data"), {name: value for name, value in saved.items() if name not in usual})
+        given = {name: value for name, value in saved.items() if name not in usual}
+        return command_of(given.pop("data"), given) if self.objects == NONE else self._call(given)
+
+    def _call(self, given: dict[str, Any]) -> str:
+        """The call that repeats this run, where a part of it was given as Python objects."""
+        data = "data" if given.pop("data").startswith(OBJECTS) else repr(self.data)
+        words = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+        texts = {name: repr(value) for name, value in words.items()}
+        texts |= {} if self.objects.module is None else {"backbone": "module"}
+        texts |= {name: name for name in ("transform", "eval_transform") if getattr(self.objects, name) is not None}
+        texts = {name: text for name, text in texts.items() if (name, text) != ("weights", "'none'")}
+        return f"tammes.train({', '.join([data, *(f'{name}={text}' for name, text in texts.items())])})"
 
 
 def merge_loss_options(
@@ -187,8 +216,11 @@ def command_of(data: str, options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainConfig:
+def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Objects = NONE) -> TrainConfig:
     """The complete configuration: what was given, then the run that it continues, the preset, and the method.
+
+    Args:
+        objects: what was given as Python objects: their names stand in `data` and `given`.
 
     Raises:
         UserError: an option cannot be what it is, or would change nothing.
@@ -204,12 +236,15 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainCon
     characters = data == "glyphs" or is_omniglot(Path(data))
     preset, paper = given.get("preset", "default"), given.get("preset") == "paper"
     backbone = given.get("backbone") or ("conv4" if characters else "googlenet" if paper else "resnet18")
-    weights = given.get("weights") or ("none" if backbone == "conv4" else "imagenet")
+    own = objects.module is not None
+    weights = given.get("weights") or ("none" if backbone == "conv4" or own else "imagenet")
     if weights not in ("imagenet", "none"):
         weights = str(Path(weights).absolute())  # a run is resumed from any folder
     device = given.get("device", "auto")
     on_gpu = device != "cpu" and has_gpu()
-    part: Part = given.get("train") or ("all" if on_gpu or weights == "none" or paper else "top")
+    transformed = objects.transform is not None or objects.eval_transform is not None
+    part: Part = given.get("train") or ("all" if on_gpu or weights == "none" or paper or transformed else "top")
+    _check_objects(given, objects, part)
     base = given.get("base")
     method = find_method(given.get("loss", "discriminative"), given.get("miner"), base)
     base = base or next(iter(method.bases), None)
@@ -236,12 +271,17 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None) -> TrainCon
         "sampler": sampler,
         "images_per_class": per_class or max(2, method.images_per_class) if sampler == "pk" else per_class,
     }
+    if objects.transform is not None:
+        options |= {"mirror": False, "shift": 0}
+    if objects.module is not None:
+        options |= _images_of(objects.module, given, recipe.pool)
     options |= {name: Path(options[name]).absolute() for name in ("init_from", "continue_from") if options.get(name)}
     usual: dict[str, Any] = {field.name: None for field in fields(TrainConfig)} | _USUAL
-    config = TrainConfig(**usual | options | {"data": data, "out": out or Path()})
+    config = TrainConfig(**usual | options | {"data": data, "out": out or Path(), "objects": objects})
     if out is None:
         config = replace(config, out=Path("runs") / _name(config))
-    config = replace(config, data=data if data == "glyphs" else str(Path(data).absolute()))
+    named = data == "glyphs" or objects.dataset is not None
+    config = replace(config, data=data if named else str(Path(data).absolute()))
     _check_complete(typed, config)
     return config
 
@@ -260,6 +300,8 @@ _USUAL: dict[str, Any] = {
     "log_bound": False,
     "curve": (),
     "tensorboard": False,
+    "mean": (),
+    "std": (),
 }
 
 
@@ -293,7 +335,7 @@ def _name(config: TrainConfig) -> str:
     words = [config.loss, *([] if config.base is None else [config.base])]
     words += [config.centroids] if config.has_centroids else []
     kind = "-".join(words).replace(":", "-")  # not every file system has it
-    return f"{Path(config.data).name}-{kind}-{config.seed}"
+    return f"{Path(config.data).name.removeprefix(OBJECTS)}-{kind}-{config.seed}"
 
 
 def _continued(given: TrainOptions) -> TrainOptions:
@@ -315,13 +357,13 @@ def _continued(given: TrainOptions) -> TrainOptions:
     return {name: value for name, value in before.items() if value is not None} | given  # type: ignore[return-value]
 
 
-_NAMES = {field.name for field in fields(TrainConfig)}
+_NAMES = {field.name for field in fields(TrainConfig)} - {"objects"}
 
 
 def load_config(run: RunFolder) -> TrainConfig:
     """The configuration that a run of images was started with."""
     found: TrainConfig = read_config(run, TrainConfig)
-    return found
+    return replace(found, objects=run.objects or NONE)
 
 
 def read_config(run: RunFolder, kind: type) -> Any:
@@ -389,6 +431,35 @@ def _check_values(given: TrainOptions) -> None:
         raise UserError("--init-from says what the layers start from: leave out --init.")
     if "centroid_dim" in given and not given.get("class_layer", True):
         raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+
+
+def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
+    """Refuse what cannot go together with what was given as Python objects."""
+    for name in ("transform", "eval_transform"):
+        if getattr(objects, name) is not None and part != "all":
+            raise UserError(
+                f"{name} needs train='all', and this has train={part!r}, which keeps the activations of crops, not of"
+                " what a transform makes of an image."
+            )
+    if objects.transform is not None:
+        for name in ("mirror", "shift"):
+            if given.get(name):
+                raise UserError(f"transform takes the place of random crops and mirrors: leave out {name}.")
+    if objects.module is not None:
+        for name in ("weights", "weights_form"):
+            if given.get(name) not in (None, "none"):
+                raise UserError(f"backbone is a module, which has its weights: leave out {name}.")
+    else:
+        for name in ("size", "shorter_side", "mean", "std"):
+            if given.get(name) is not None:
+                raise UserError(f"{name} is for a backbone that is a module; one with a name says it itself.")
+
+
+def _images_of(module: nn.Module, given: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
+    """What images a module wants: as was given, or as timm says of it."""
+    wants = {name: given.get(name) for name in ("size", "shorter_side", "mean", "std")}
+    found = of_module(module, **wants, pool=pool)
+    return {"size": found.size, "shorter_side": found.shorter_side, "mean": found.mean, "std": found.std}
 
 
 def _check_new_classes(given: TrainOptions, out: Path | None) -> None:

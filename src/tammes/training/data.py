@@ -1,5 +1,6 @@
 """The images of a training: which of them train, validate and test, decoded, and batch by batch."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,12 +16,13 @@ from tammes.data.batches import Batches, batches
 from tammes.data.image_cache import Decoded, check_there
 from tammes.data.samplers import check_sampler
 from tammes.data.splits import Split, relabel, split
+from tammes.data.transforms import Transform
 from tammes.errors import UserError
 from tammes.io.cache import format_bytes
 from tammes.io.console import CONTINUE, duration, progress, say
 from tammes.io.machine import images_at_once
 from tammes.losses.mining import random_triplets
-from tammes.models.backbones import Backbone
+from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
 from tammes.training.config import TrainConfig, number_or_file
@@ -28,6 +30,8 @@ from tammes.training.distributed import number, rank
 from tammes.training.embedding import decode_for
 from tammes.training.run_folder import RunFolder, open_finished
 from tammes.training.verdict import FEWEST_TRAINING, SHARE
+
+MOST_WORKERS = 8  # processes that transform images for a GPU
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Data:
         size: height and width of what the network sees, once it is known.
         kept: what stands for the images where a part of the network is frozen.
         slots: which class has which centroid, where some are free or an earlier run's classes were fewer.
+        eval_transform: what takes the place of the centre crop.
     """
 
     dataset: Dataset
@@ -80,6 +85,7 @@ class Data:
     decoded: Decoded | None = None
     kept: KeptActivations | None = None
     slots: CentroidSlots | None = None
+    eval_transform: Transform | None = None
 
     @property
     def images(self) -> Decoded:
@@ -137,7 +143,7 @@ def list_data(
             one is missing or has another use now.
         select: which of the images train, validate and test, where the configuration does not say it.
     """
-    dataset = open_dataset(config.data)
+    dataset = config.objects.dataset or open_dataset(config.data)
     wanted = started_with(config.data, dataset.class_names, classes)
     if len(wanted) < dataset.num_classes:
         dataset = of_classes(dataset, set(wanted))
@@ -159,7 +165,7 @@ def list_data(
 def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> Data:
     """The same with its images decoded; those that cannot be read are left out, where that was asked for."""
     images = decode_for(wants, data.dataset, skip_bad=config.skip_bad)
-    data = replace(data, decoded=images, size=wants.size)
+    data = replace(data, decoded=images, size=wants.size, eval_transform=config.objects.eval_transform)
     if not len(images.bad):
         return data
     say(f"{len(images.bad)} images cannot be read and are left out: {images.reasons[0]} …")
@@ -366,6 +372,9 @@ def training_batches(
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
     chosen |= {"crop": data.size, "mirror": config.mirror, "padding": config.shift}
+    if config.objects.transform is not None:
+        workers = min(MOST_WORKERS, (os.cpu_count() or 1) - 1) if config.on_gpu else 0  # a CPU has enough to do
+        chosen |= {"transform": config.objects.transform, "workers": workers}
     return batches(data.images, data.split.train, data.labels, **chosen)
 
 
@@ -377,6 +386,7 @@ def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Bat
     places, of_all = np.arange(len(indices)), dict[str, Any](rank=rank(), world_size=number())
     if data.kept is None:
         size = images_at_once(data.images.channels * data.size**2, device)
+        of_all["transform"] = data.eval_transform
         return batches(data.images, indices, places, batch_size=size, crop=data.size, train=False, **of_all)
     stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
     size = images_at_once(prod(stored.values.shape[2:]), device)

@@ -17,7 +17,7 @@ from tammes.data.image_cache import Decoded, decode
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
 from tammes.io.files import write_atomically
-from tammes.models.backbones import Backbone
+from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import Embedder
 from tammes.training.distributed import by_place
 
@@ -77,7 +77,8 @@ def embed(
     """
     batch_size = embedder.in_a_batch(batch_size)
     places = np.arange(len(indices))
-    pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False)
+    own = embedder.eval_transform
+    pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False, transform=own)
     return vectors(
         embedder, embedder.features, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress
     )

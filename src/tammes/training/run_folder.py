@@ -39,6 +39,8 @@ from tammes.training.run_schema import SHAPES, CentroidSlots, Line
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tammes.training.objects import Objects
+
 _LOCK = ".lock"
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 FRESH = f".{NEWEST}.new"
@@ -74,9 +76,14 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder that exists."""
+    """A run folder that exists.
+
+    Attributes:
+        objects: what its training was given as Python objects, where that is known.
+    """
 
     folder: Path
+    objects: "Objects | None" = None
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, whole or not at all."""
@@ -175,20 +182,20 @@ class RunFolder:
         return "interrupted" if any((self.folder / name).exists() for name in (NEWEST, PREVIOUS)) else "started"
 
 
-def create(folder: Path, *, overwrite: bool = False) -> RunFolder:
+def create(folder: Path, *, overwrite: bool = False, objects: "Objects | None" = None) -> RunFolder:
     """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
 
     Of that only what a run writes is removed: somebody may keep images in there. A folder that a process was stopped
     in before it was a run is as good as an empty one.
     """
     if not is_first():
-        return RunFolder(folder)
+        return RunFolder(folder, objects)
     check_new(folder, overwrite=overwrite)
     if is_run(folder) or (folder / _LOCK).exists():
         with _locked(folder):
             _remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return RunFolder(folder)
+    return RunFolder(folder, objects)
 
 
 def check_new(folder: Path, *, overwrite: bool = False) -> None:
@@ -287,7 +294,7 @@ def _remove_what_is_left(folder: Path) -> None:
         (folder / FRESH).unlink(missing_ok=True)
 
 
-def open_run(folder: Path) -> RunFolder:
+def open_run(folder: Path, objects: "Objects | None" = None) -> RunFolder:
     """A run folder that is there."""
     if not is_run(folder):
         if (folder / _LOCK).exists() and _is_begun(folder):
@@ -298,12 +305,12 @@ def open_run(folder: Path) -> RunFolder:
         raise UserError(
             f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
         )
-    return RunFolder(folder)
+    return RunFolder(folder, objects)
 
 
-def open_finished(folder: Path) -> RunFolder:
+def open_finished(folder: Path, objects: "Objects | None" = None) -> RunFolder:
     """A run folder that is there and whose training has ended."""
-    run = open_run(folder)
+    run = open_run(folder, objects)
     if run.state != "finished":
         raise UserError(f"{folder} has not finished. Go on with it: tammes train --resume {folder}")
     return run

@@ -20,7 +20,7 @@ from torch import nn
 from tammes.errors import UserError, out_of_memory
 from tammes.io.console import CONTINUE, if_stopped, interruption, say, say_at_once, working
 from tammes.io.machine import environment
-from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Frozen
 from tammes.training import distributed
 from tammes.training.build import (
@@ -34,6 +34,7 @@ from tammes.training.build import (
     first_features,
     freeze,
     init_layers,
+    load_embedder,
     matching,
     pretrained_embedder,
     trained_embedder,
@@ -52,6 +53,7 @@ from tammes.training.data import (
 from tammes.training.evaluation import all_loss_inputs, embedded, evaluate_images, measure, validate
 from tammes.training.loop import Epoch, Position, cosine, fit, halved_every
 from tammes.training.objectives import Hold, Objective
+from tammes.training.objects import NONE, Objects
 from tammes.training.progress import (
     epoch_line,
     estimate,
@@ -118,12 +120,13 @@ def train_images(
 def resume_images(
     folder: Path,
     *,
+    objects: Objects = NONE,
     select: Callable[[Data], Data] = lambda data: data,
     pretrained: dict[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
     """Resume a training that was stopped, with its own options, to the very weights of one that was not stopped."""
-    run = open_run(folder)
+    run = open_run(folder, objects)
     return _in_memory(load_config(run), run, False, select, pretrained, on_epoch)
 
 
@@ -237,7 +240,7 @@ def _build(
         Frozen(embedder, config.cut)
         embedder.requires_grad_(True)
     if config.source is not None and begins:
-        embedder.load_state_dict(matching(trained_embedder(config.source), embedder))
+        embedder.load_state_dict(matching(trained_embedder(config.source, config.objects), embedder))
     loss = build_loss(config, data, embedder)
     check_batches(config, made.size)
     embedder = embedder.to(device)
@@ -272,7 +275,7 @@ def _hold(config: TrainConfig, data: Data, frozen: Frozen | None, device: torch.
     assert config.continue_from is not None
     assert config.compatible is not None
     assert data.slots is not None
-    before = trained_embedder(config.continue_from, only_kept=True).to(device)
+    before = trained_embedder(config.continue_from, config.objects, only_kept=True).to(device)
     features = before.features if frozen is None else Frozen(before, frozen.at).above
     old = torch.zeros(data.num_slots, dtype=torch.bool)
     old[[data.slots.of[name] for name in data.slots.old]] = True
@@ -280,11 +283,11 @@ def _hold(config: TrainConfig, data: Data, frozen: Frozen | None, device: torch.
 
 
 def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrite: bool) -> RunFolder:
-    run = create(config.out, overwrite=overwrite)
+    run = create(config.out, overwrite=overwrite, objects=config.objects)
     if distributed.is_first():
         until_done.enter_context(held(run.folder))
     run.write("images", {"digest": data.images.digest, "classes": data.class_sizes()})
-    run.write("config", asdict(config))
+    run.write("config", config.saved())
     classes: dict[str, Any] = dict(data.classes())
     unused = [name for name in data.dataset.class_names if not any(name in names for names in classes.values())]
     classes |= {"unused": unused} if unused else {}
@@ -458,7 +461,7 @@ def _evaluate(
     vectors = None
     if len(test):
         with working("evaluating on the test classes"):
-            kept = _kept(run, embedder, verdict, last)
+            kept = _kept(config, run, embedder, verdict, last)
             vectors = embedded(kept, data, test)
             results |= {
                 "test_classes": len(np.unique(data.dataset.labels[test])),
@@ -475,17 +478,17 @@ def _evaluate(
     return Trained(run, data, vectors, results)
 
 
-def _kept(run: RunFolder, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
+def _kept(config: TrainConfig, run: RunFolder, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
     """The network that is kept, in all processes: the one that was trained, or what the first has saved before."""
     name = distributed.from_first(str(verdict["kept"]))
     if name == last:
         return embedder
-    saved = load(run.folder) if distributed.is_first() else None
+    saved = load_embedder(run.folder, config.objects) if distributed.is_first() else None
     dim = int(distributed.from_first("" if saved is None else str(saved.config.dim)))
     if saved is None:
-        shape = embedder.config
-        plain = EmbedderConfig(shape.backbone, dim, pool=shape.pool, form=shape.form)
-        saved = Embedder(shape if is_epoch(name) else plain).eval()
+        shape = embedder.config if is_epoch(name) else embedder.config.plain(dim)
+        made = build_backbone(config, pretrained=False)
+        saved = Embedder(shape, backbone=made, eval_transform=embedder.eval_transform).eval()
     distributed.take_over(list(saved.state_dict().values()))
     return saved.to(embedder.mean.device)
 

@@ -1,19 +1,17 @@
 """The networks that turn images into features: conv4, googlenet, vgg16, resnets, any name of torchvision or timm."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import torch
 from torch import nn
 
 from tammes.errors import UserError
 from tammes.models.backbones import googlenet, resnet, vgg16
+from tammes.models.backbones.base import Backbone, measured
 from tammes.models.backbones.conv4 import Conv4
-from tammes.models.backbones.cuts import cut_points, default_cut, default_depths, shares_above
+from tammes.models.backbones.module import OWN
 from tammes.models.backbones.resnet import Form
 from tammes.models.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
 from tammes.models.pooling import Pool, exchange_pool
@@ -21,37 +19,6 @@ from tammes.models.pooling import Pool, exchange_pool
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
 _KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
-
-
-@dataclass(frozen=True)
-class Backbone:
-    """A network without its classifier, and the images that it wants.
-
-    Attributes:
-        network: (batch, channels, height, width) -> (batch, features).
-        features: how many features it gives.
-        mode: "L" for grey images, "RGB" for colour.
-        size: height and width of its input.
-        shorter_side: what images are scaled to before the crop of `size`.
-        mean: of a channel, for images in 0..1.
-        std: likewise.
-        cuts: the places where it can be cut in two, lowest first; see `tammes.models.backbones.cuts`.
-        default_cut: the one to use if none is named.
-        depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
-        form: which form of the network it is, of those that have several.
-    """
-
-    network: nn.Module
-    features: int
-    mode: Literal["RGB", "L"]
-    size: int
-    shorter_side: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    cuts: tuple[str, ...] = ()
-    default_cut: str | None = None
-    depths: tuple[str, ...] = ()
-    form: Form | None = None
 
 
 def backbone(
@@ -65,6 +32,11 @@ def backbone(
         form: of resnet50, 101 and 152: torchvision's, or the original one, which Keras has; None: as the file of
             weights says, or torchvision's without one.
     """
+    if name.startswith(OWN):
+        raise UserError(
+            f"the network {name.removeprefix(OWN)} was given as a module in Python, and no file can make it again. Open"
+            " the run there, with the module: tammes.load_run(folder, backbone=module)"
+        )
     library, _, plain = name.rpartition(":")
     if library not in ("", "torchvision", "timm"):
         raise UserError(f"unknown library {library!r} in backbone {name!r}. Known: timm, torchvision.")
@@ -163,7 +135,7 @@ def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
     parent, _, child = last[-1].rpartition(".")
     setattr(network.get_submodule(parent), child, nn.Identity())
     size = 299 if name == "inception_v3" else 224
-    return _measured(network, size, round(size * 256 / 224), _IMAGENET_MEAN, _IMAGENET_STD)
+    return measured(network, size, round(size * 256 / 224), _IMAGENET_MEAN, _IMAGENET_STD)
 
 
 def _of_timm(name: str, *, imagenet: bool) -> Backbone:
@@ -185,32 +157,7 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
     wants = resolve_model_data_config(network)
     size = wants["input_size"][-1]
     mean, std = tuple(map(float, wants["mean"])), tuple(map(float, wants["std"]))
-    return _measured(network, size, round(size / wants["crop_pct"]), mean, std)
-
-
-@torch.no_grad()
-def _measured(
-    network: nn.Module, size: int, shorter_side: int, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Backbone:
-    """The backbone of a library's network: how many features it gives and where it can be cut is found out."""
-    cuts = cut_points(network)
-    was_training = network.training
-    features, above = shares_above(network.eval(), torch.zeros(1, 3, size, size), cuts)
-    network.train(was_training)
-    if features.ndim != 2:
-        raise UserError(f"the backbone gives features of shape {tuple(features.shape)}; one vector an image is needed.")
-    return Backbone(
-        network,
-        features.shape[1],
-        "RGB",
-        size,
-        shorter_side,
-        mean,
-        std,
-        cuts,
-        default_cut(above),
-        default_depths(above),
-    )
+    return measured(network, size, round(size / wants["crop_pct"]), mean, std)
 
 
 def _is_of_timm(name: str) -> bool:

@@ -1,0 +1,110 @@
+"""A network of the caller's own: any nn.Module from images to vectors or maps."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from tammes.errors import UserError, check_whole
+from tammes.models.backbones.base import Backbone, measured
+from tammes.models.pooling import Pool, exchange_pool
+
+OWN = "module:"  # begins the name of such a network, which no file can make again
+_LIKE = "size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225) for a network of ImageNet"
+
+
+class Pooled(nn.Module):
+    """A network that gives maps, with the mean or the maximum over all places behind it."""
+
+    def __init__(self, network: nn.Module, pool: Pool) -> None:
+        super().__init__()
+        self.network, self.largest = network, pool == "max"
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.network(images)
+        return maps.amax((2, 3)) if self.largest else maps.mean((2, 3))
+
+
+def name_of(module: nn.Module) -> str:
+    """What a network of the caller's own is called in a run."""
+    return f"{OWN}{type(module).__name__}"
+
+
+def of_module(
+    module: nn.Module,
+    *,
+    size: int | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    shorter_side: int | None = None,
+    pool: Pool = "published",
+) -> Backbone:
+    """A copy of a module as a backbone.
+
+    Args:
+        module: (batch, channels, height, width) -> (batch, features), or maps (batch, channels, height, width), which
+            are averaged, or with pool="max" reduced to their maxima.
+        size: height and width of its images; by default as timm's configuration says, if it is a network of timm.
+        mean: of each channel, for images in 0..1; one number or one entry: grey images. Likewise from timm.
+        std: likewise.
+        shorter_side: what images are scaled to before the crop; by default 256 / 224 of `size`, or as timm says.
+    """
+    if isinstance(getattr(module, "pretrained_cfg", None), dict):
+        from timm.data.config import resolve_model_data_config
+
+        wants = resolve_model_data_config(module)
+        size = size or wants["input_size"][-1]
+        shorter_side = shorter_side or round(size / wants["crop_pct"])
+        mean, std = wants["mean"] if mean is None else mean, wants["std"] if std is None else std
+    missing = [name for name, given in (("size", size), ("mean", mean), ("std", std)) if given is None]
+    if missing:
+        raise UserError(
+            f"{type(module).__name__} does not say what images it wants: give {', '.join(missing)}. {_LIKE}."
+        )
+    assert size is not None
+    check_whole("size", size)
+    shorter_side = shorter_side or round(size * 256 / 224)
+    if shorter_side < size:
+        raise UserError(f"shorter_side must be at least size={size}, got {shorter_side}.")
+    means, stds = _channels("mean", mean), _channels("std", std)
+    if len(means) != len(stds):
+        raise UserError(f"mean has {len(means)} channels and std {len(stds)}: give as many for each.")
+    if not all(each > 0 for each in stds):
+        raise UserError(f"std must be above 0, got {std}.")
+    network = deepcopy(module)
+    if _output(network, torch.zeros(2, len(means), size, size)).ndim == 4:
+        network = Pooled(network, pool)
+    else:
+        exchange_pool(network, pool, channels=len(means), size=size)
+    return measured(network, size, shorter_side, means, stds)
+
+
+def _channels(name: str, given: float | Sequence[float] | None) -> tuple[float, ...]:
+    found = (float(given),) if isinstance(given, int | float) else tuple(float(each) for each in given or ())
+    if len(found) not in (1, 3):
+        raise UserError(f"{name} must have 3 entries, for RGB images, or 1, for grey ones, got {len(found)}.")
+    return found
+
+
+@torch.no_grad()
+def _output(network: nn.Module, images: Tensor) -> Tensor:
+    """What the network gives for blank images, if it is vectors or maps."""
+    was_training, what = network.training, type(network).__name__
+    given = "x".join(map(str, images.shape))
+    try:
+        found = network.eval()(images)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{what} does not take images of {given}: {error}") from error
+    finally:
+        network.train(was_training)
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"{what} must give a tensor, got {type(found).__name__}. Wrap it in a module that returns the features."
+        )
+    if found.ndim not in (2, 4) or len(found) != len(images) or not found.is_floating_point():
+        raise UserError(
+            f"{what} must give vectors (batch, features) or maps (batch, channels, height, width) of floats, got"
+            f" {found.dtype} {tuple(found.shape)} for images of {given}."
+        )
+    return found
