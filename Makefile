@@ -9,7 +9,7 @@ CARS ?= $(CARS196)
 PAPER = exec $(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(if $(CARS),--cars "$(CARS)") \
 	$(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(OUT),--out "$(OUT)")
 
-.PHONY: demo test test-slow explore lint fix results paper-tables paper-status docs browser clean help
+.PHONY: demo test test-slow explore lint fix results paper-tables paper-status reference docs browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -60,6 +60,9 @@ paper-tables: $(INSTALLED)  ## train the paper's tables, days of work; stop it w
 
 paper-status: $(INSTALLED)  ## what of the paper's tables is done, and how long the rest takes; JSON=1 for a program
 	@$(PAPER) --status $(if $(JSON),--json)
+
+reference: $(INSTALLED)  ## write docs/reference from what commands and functions say of themselves
+	$(BIN)/python docs/reference.py
 
 docs: $(INSTALLED)  ## write the site into site/; warnings are errors, no network is asked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

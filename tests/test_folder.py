@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tammes.data import open_dataset
+from tammes.data import TEST, TRAIN, VALIDATION, open_dataset
 from tammes.data.folder import flat, folder, images_below
 from tammes.errors import UserError
 
@@ -176,13 +176,39 @@ def test_only_one_class(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_of_splits_is_not_taken_for_two_classes(tmp_path: Path) -> None:
-    for name in ("test/cat/1.png", "train/cat/1.png"):
+def test_folders_called_train_and_test_are_the_split(tmp_path: Path) -> None:
+    names = ["Test/10/1.png", "Test/9/1.png", "train/2/1.png", "train/9/1.png", "train/9/2.png"]
+    for name in names:
         draw(tmp_path / name)
-    assert refused(tmp_path) == (
-        f"the sub-folders of {tmp_path} are parts of a data set (test, train), not classes. "
-        f"Give one of them, such as {tmp_path / 'test'}."
-    )
+    found = folder(tmp_path)
+    assert found.class_names == ("2", "9", "10")
+    assert sorted(found.keys) == names
+    assert found.part is not None
+    for key, part, label in zip(found.keys, found.part, found.labels, strict=True):
+        use, class_name, _ = key.split("/")
+        assert part == {"Test": TEST, "train": TRAIN}[use]
+        assert found.class_names[label] == class_name
+    assert any("also" in remark for remark in found.remarks)  # class 9 trains and tests
+
+
+def test_validation_images_are_tested_on_where_there_are_no_others(tmp_path: Path) -> None:
+    for name in ("train/a/1.png", "train/b/1.png", "valid/c/1.png", "valid/d/1.png"):
+        draw(tmp_path / name)
+    found = folder(tmp_path)
+    assert found.part is not None
+    assert found.part.tolist() == [TRAIN, TRAIN, TEST, TEST]
+    assert any("no folder test" in remark for remark in found.remarks)
+    draw(tmp_path / "test" / "e" / "1.png")
+    draw(tmp_path / "test" / "f" / "1.png")
+    parts = dict(zip(folder(tmp_path).keys, folder(tmp_path).part.tolist(), strict=True))  # type: ignore[union-attr]
+    assert parts["valid/c/1.png"] == VALIDATION
+    assert parts["test/e/1.png"] == TEST
+
+
+def test_splits_without_one_to_train_on_are_refused(tmp_path: Path) -> None:
+    for name in ("test/cat/1.png", "val/cat/1.png"):
+        draw(tmp_path / name)
+    assert "(test, val), not classes. Expected train and test" in refused(tmp_path)
 
 
 def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

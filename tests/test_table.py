@@ -165,8 +165,8 @@ def test_a_box_beyond_its_picture_fails_when_it_is_read(tmp_path: Path) -> None:
         ("path,label\n0.png\n", "{file}, line 2: 1 entries where the header has 2."),
         ("path,label\n\n0.png,a,b\n", "{file}, line 3: 3 entries where the header has 2."),
         (
-            "path,label,split\n0.png,a,training\n",
-            "{file}, line 2: split is 'training'. Expected one of train, val, validation, test.",
+            "path,label,split\n0.png,a,holdout\n",
+            "{file}, line 2: split is 'holdout'. Expected one of train, val, validation, test.",
         ),
         ("path,label,split\n0.png,a,\n", "{file}, line 2: split is ''. Expected one of train, val, validation, test."),
         (

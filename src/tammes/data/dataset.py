@@ -10,6 +10,9 @@ from PIL import Image
 
 # What an image is for, where the data itself says it: the values of Dataset.part.
 TRAIN, VALIDATION, TEST = 0, 1, 2
+# How it is called: by a column `split`, by sub-folders, by the splits of Hugging Face.
+PARTS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST}
+PARTS |= dict.fromkeys(("val", "valid", "validation"), VALIDATION)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tammes.data.dataset import Dataset
+from tammes.data.dataset import PARTS, TEST, TRAIN, VALIDATION, Dataset
 from tammes.data.files import of_files
 from tammes.errors import UserError
 from tammes.io.files import opened
@@ -44,7 +44,6 @@ _BEGINNINGS = (
 )
 _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # their sizes: a text may begin with BM too
 _MOST_DIGITS = 4000
-_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 _EXPECTED = "Expected one sub-folder of images per class."
 
 
@@ -55,6 +54,9 @@ def folder(root: Path) -> Dataset:
     What is no image is left alone, and so are images that lie in no sub-folder: remarks count both. Everything whose
     name begins with a dot is left alone too. Links are followed.
 
+    Where all sub-folders are called train, val (valid, validation) or test, the classes are the sub-folders of these,
+    and the images are used as they say. Without test, the validation images are those that are tested on.
+
     Raises:
         UserError: there is no such folder, or no two classes with images in it.
     """
@@ -63,11 +65,8 @@ def folder(root: Path) -> Dataset:
     if not class_names:
         loose = "its files are in no sub-folder" if any(_visible(root)) else "it is empty"
         raise UserError(f"no classes in {root}: {loose}. {_EXPECTED}")
-    if {name.casefold() for name in class_names} <= _SPLITS:
-        raise UserError(
-            f"the sub-folders of {root} are parts of a data set ({', '.join(class_names)}), not classes. "
-            f"Give one of them, such as {root / class_names[0]}."
-        )
+    if {name.casefold() for name in class_names} <= PARTS.keys():
+        return _in_parts(root, class_names)
     if len(class_names) == 1:
         raise UserError(f"only one class in {root}: {class_names[0]!r}. At least two are needed. {_EXPECTED}")
     files: list[Path] = []
@@ -95,6 +94,32 @@ def folder(root: Path) -> Dataset:
             *_left_alone(no_images, root, "is no image", "are no images"),
             *_left_alone(loose_images, root, "lies in no sub-folder", "lie in no sub-folder"),
         ],
+    )
+
+
+def _in_parts(root: Path, names: list[str]) -> Dataset:
+    """A folder with one sub-folder for each use, and the classes in these."""
+    uses = {name: PARTS[name.casefold()] for name in names}
+    if TRAIN not in uses.values() or len(set(uses.values())) < 2:
+        raise UserError(
+            f"the sub-folders of {root} are parts of a data set ({', '.join(names)}), not classes. Expected train and"
+            f" test, perhaps validation; or give one of them, such as {root / names[0]}."
+        )
+    remarks = []
+    if TEST not in uses.values():
+        uses = {name: TEST if use == VALIDATION else use for name, use in uses.items()}
+        remarks.append(f"{root} has no folder test: its validation images are tested on.")
+    found = {name: folder(root / name) for name in names}
+    class_names = sorted({each for part in found.values() for each in part.class_names}, key=natural)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return of_files(
+        _name(root),
+        [f"{name}/{key}" for name, part in found.items() for key in part.keys],
+        [file for part in found.values() for file in part.files or ()],
+        np.array([numbers[part.class_names[label]] for part in found.values() for label in part.labels]),
+        class_names,
+        part=np.concatenate([np.full(len(part), uses[name], dtype=np.uint8) for name, part in found.items()]),
+        remarks=[*remarks, *(f"{name}: {remark}" for name, part in found.items() for remark in part.remarks)],
     )
 
 

@@ -12,14 +12,13 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
-from tammes.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.data.dataset import PARTS, TEST, TRAIN, VALIDATION, Dataset
 from tammes.data.files import of_files
 from tammes.data.folder import natural
 from tammes.data.images import open_picture
 from tammes.errors import UserError, shown
 
 OBJECTS = "python:"  # begins the name of data that was given as Python objects, which no file can make again
-_SPLITS = {"train": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "test": TEST}
 _EXPECTED = (
     "Expected a folder, a .csv file, a tammes Dataset, a Hugging Face dataset with an image and a label column, or a"
     " sequence of (image, label)"
@@ -76,15 +75,15 @@ def _hugging_face(splits: Mapping[Any, Any], name: str) -> Dataset:
     parts: list[int] = []
     prints: list[str] = []
     for split, data in splits.items():
-        if split is not None and str(split) not in _SPLITS:
-            raise UserError(f"data has the split {split!r}. Known: {', '.join(_SPLITS)}. Leave it out, or rename it.")
+        if split is not None and str(split) not in PARTS:
+            raise UserError(f"data has the split {split!r}. Known: {', '.join(PARTS)}. Leave it out, or rename it.")
         image, label = _columns(data)
         kind = data.features[label]
         named = getattr(kind, "names", None)
         values = data[label]
         labels += [named[each] if named is not None else _plain(each) for each in values]
         images += [(data, image, row) for row in range(len(values))]
-        parts += [_SPLITS.get(str(split), TRAIN)] * len(values)
+        parts += [PARTS.get(str(split), TRAIN)] * len(values)
         prints.append(str(getattr(data, "_fingerprint", "")))
     if not labels:
         raise UserError(f"data is empty. {_EXPECTED}.")

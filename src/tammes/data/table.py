@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from tammes.data.dataset import TEST, TRAIN, VALIDATION, Dataset
+from tammes.data.dataset import PARTS, TEST, VALIDATION, Dataset
 from tammes.data.files import of_files
 from tammes.data.folder import natural
 from tammes.data.images import open_picture
@@ -20,7 +20,6 @@ from tammes.errors import UserError
 Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
 Value = TypeVar("Value")
 
-_PARTS = {"train": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
 # 1.0 is how pandas writes a 1 in a column with gaps.
 _TRUTHS = {"true": True, "1": True, "1.0": True, "yes": True}
 _TRUTHS |= {"false": False, "0": False, "0.0": False, "no": False, "": False}
@@ -125,7 +124,7 @@ def _lines(file: Path) -> list[_Line]:
                 key=key,
                 file=place,
                 label=entry["label"],
-                part=_one_of(_PARTS, entry, "split", "train, val, validation, test", where),
+                part=_one_of(PARTS, entry, "split", "train, val, validation, test", where),
                 query=_one_of(_TRUTHS, entry, "is_query", "True, False, 1, 0", where),
                 gallery=_one_of(_TRUTHS, entry, "is_gallery", "True, False, 1, 0", where),
                 sequence=entry.get("sequence"),
