@@ -38,6 +38,22 @@ def test_an_example_prints_what_it_says(
         assert found == pytest.approx(about, abs=2.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "needs", "kept"),
+    [
+        ("track_mlflow", "mlflow", "mlruns/0/*/metrics/test_recall_at_1"),
+        ("track_wandb", "wandb", "wandb/offline-run-*/*.wandb"),
+    ],
+)
+def test_a_training_is_followed_by_a_tracker(name: str, needs: str, kept: str, tmp_path: Path) -> None:
+    pytest.importorskip(needs, reason=f"{needs} is not installed")
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:3] for line in done.stdout.splitlines()] == [["epoch", "1", "loss"], ["epoch", "2", "loss"]]
+    assert [file.stat().st_size > 0 for file in tmp_path.glob(kept)] == [True]
+
+
 def test_the_plain_loop_is_short() -> None:
     assert len((EXAMPLES / "plain_loop.py").read_text().splitlines()) < 40
 
