@@ -8,10 +8,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
 from tammes.gallery.lance import LanceGallery
 from tammes.gallery.threshold import Threshold, calibrated, stored_threshold
+from tammes.gallery.update import Update, update
 from tammes.metrics import evaluate
 from tammes.models.embedder import load
 from tammes.report.contact_sheet import contact_sheet
@@ -353,6 +355,29 @@ def test_images_of_other_folders_stay(run: Path, own: Path, tmp_path: Path, caps
     assert open_gallery(gallery).labels() == {"": 16}
 
 
+def test_folders_that_are_indexed_at_once_are_all_remembered(
+    run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery, folders = str(tmp_path / "gallery"), [own / f"class {number}" for number in range(4)]
+    main(["index", str(run), str(folders[0]), "--gallery", gallery])
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda folder: update(Update(gallery, run, (folder,)), on="cpu"), folders[1:]))
+    assert sorted(open_gallery(gallery).about.roots) == [str(folder) for folder in folders]
+    said = refused(capsys, "index", str(run), str(folders[0]), "--gallery", gallery, "--rebuild")
+    assert all(str(folder) in said for folder in folders[1:])
+
+
+def test_a_folder_is_remembered_before_its_first_image(
+    run: Path, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = str(tmp_path / "gallery")
+    main(["index", str(run), str(own / "class 0"), "--gallery", gallery])
+    monkeypatch.setattr("tammes.gallery.indexing.index", Mock(side_effect=RuntimeError("killed")))
+    with pytest.raises(RuntimeError, match="killed"):
+        update(Update(gallery, run, (own / "class 1",)), on="cpu")
+    assert str(own / "class 1") in open_gallery(gallery).about.roots
+
+
 def test_another_model_needs_a_rebuild_during_which_the_old_one_answers(
     run: Path, photos: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,11 +471,11 @@ def test_a_gallery_without_a_threshold_calibrates_itself(
     older = tmp_path / "older"
     shutil.copytree(whole, older)
     store = open_gallery(str(older))
-    store.describe(replace(store.about, threshold=""))
+    store.describe(threshold="")
     image = str(photos / "class 1" / "1.png")
     before, after = (answer(capsys, "search", str(each), image)["queries"][0] for each in (whole, older))
     assert before["threshold"] == after["threshold"] is not None
-    store.describe(replace(store.about, threshold='{"score": "x"}'))
+    store.describe(threshold='{"score": "x"}')
     assert "score must be a finite number" in refused(capsys, "search", str(older), image)
 
 

@@ -313,24 +313,44 @@ def test_a_gallery_is_opened_again_as_it_was(uri: str, store: Store) -> None:
 
 def test_what_is_said_of_it_can_be_changed_but_not_what_it_is(uri: str, store: Store) -> None:
     filled(store, unit(3))
-    more = replace(ABOUT, roots=("/photos", "/not unicode \udce9"))
-    store.describe(more)
+    store.describe(roots=["/photos/inside", "/not unicode \udce9"], threshold="{}")
+    more = replace(ABOUT, roots=("/photos", "/not unicode \udce9"), threshold="{}")
     assert store.about == more
     assert open_gallery(uri).about == more
     assert open_gallery(uri).count() == 3
-    with pytest.raises(UserError, match="holds vectors of 8 numbers, not of 9"):
-        store.describe(replace(ABOUT, dim=9))
 
 
-def test_a_gallery_of_another_format_is_refused(uri: str, store: Store) -> None:
-    store.describe(replace(ABOUT, format=FORMAT + 1))
+def test_who_describes_a_gallery_undoes_nothing_that_others_wrote(uri: str, store: Store) -> None:
+    """Each has opened it before any other wrote."""
+    stores = [store, *(open_gallery(uri) for _ in range(3))]
+
+    def describe(number: int) -> None:
+        stores[number].describe(roots=[f"/more/{number}"])
+        stores[number].describe(threshold=f"{number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(describe, range(4)))
+    stores[0].describe(threshold="last")
+    about = open_gallery(uri).about
+    assert sorted(about.roots) == ["/more/0", "/more/1", "/more/2", "/more/3", "/photos"]
+    assert about.threshold == "last"
+
+
+def test_a_gallery_that_was_replaced_is_not_described_again(uri: str, store: Store) -> None:
+    rebuild(uri, replace(ABOUT, roots=("/others",))).swap()
+    store.describe(roots=["/more"])
+    assert open_gallery(uri).about.roots == ("/others",)
+
+
+def test_a_gallery_of_another_format_is_refused(uri: str) -> None:
+    rebuild(uri, replace(ABOUT, format=FORMAT + 1)).swap()
     with pytest.raises(UserError, match=f"is of format {FORMAT + 1}, and this version reads {FORMAT}.*--rebuild"):
         open_gallery(uri)
 
 
-def test_what_does_not_say_what_made_it_is_refused(uri: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_say_what_made_it_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(About, "to_json", lambda _: '{"format": 1, "colour": "blue"}')
-    store.describe(ABOUT)
+    rebuild(uri, ABOUT).swap()
     with pytest.raises(UserError, match="does not say what made it. Rebuild it"):
         open_gallery(uri)
 

@@ -26,6 +26,7 @@ from numpy import ndarray
 from tammes import UserError
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
+from tammes.gallery.lance import LanceGallery
 from tammes.gallery.store import ITEM_ID, item_id
 from tammes.io.environment import bare_environment
 from tammes.serve.embedding import EmbeddingWorker
@@ -836,7 +837,9 @@ def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: 
     assert watched.current.file(item)[1] == "image/png"
     # Described anew, with no row changed.
     store = open_gallery(str(gallery))
-    store.describe(replace(store.about, roots=store.about.roots[:1]))
+    assert isinstance(store, LanceGallery)
+    store._about = replace(store.about, roots=store.about.roots[:1])
+    store._point_here("2026-01-02T03:04:05+00:00")
     watched._at -= 100  # it does not look all the time
     assert watched.refresh()
     with pytest.raises(RequestError, match="outside the folders"):

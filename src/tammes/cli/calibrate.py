@@ -64,8 +64,6 @@ def calibrate(config: Calibrate) -> None:
 
 
 def _of_gallery(config: Calibrate) -> None:
-    from dataclasses import replace
-
     from tammes.gallery import open_gallery
     from tammes.gallery.gallery import trained_on
     from tammes.gallery.threshold import calibrated
@@ -84,7 +82,7 @@ def _of_gallery(config: Calibrate) -> None:
     trained = trained_on(open_run(made_by)) if is_run(made_by) else []
     with working("calibrating on the gallery"):
         found = calibrated(store, trained, unknown_rate=config.unknown_rate)
-    store.describe(replace(store.about, threshold=found.to_json()))
+    store.describe(threshold=found.to_json())
     if config.json:
         print_json(asdict(found))
         return

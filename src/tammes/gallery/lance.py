@@ -29,6 +29,7 @@ from tammes.gallery.lance_tables import (
     is_gallery,
     new_items,
     of_lance,
+    said_of,
     schema_of,
     synchronise,
     table_names,
@@ -208,12 +209,21 @@ class LanceGallery:
         counts = table.column("label").value_counts().to_pylist()
         return {as_it_was(each["values"], self.uri): each["counts"] for each in counts}
 
-    def describe(self, about: About) -> None:
-        if about.dim != self._about.dim:
-            raise UserError(f"the gallery holds vectors of {self._about.dim} numbers, not of {about.dim}.")
-        self._about = about
-        if not self.replaced():
-            self._point_here(what_is_current(self.uri, self._database)["since"])
+    def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
+        while True:
+            current = what_is_current(self.uri, self._database)
+            if current["items"] != self._name:
+                self._about = self._about.changed(roots, threshold)
+                return
+            self._about = About.from_json(current["about"], self.uri).changed(roots, threshold)
+            said = said_of(self._name, self._about, current["since"])
+            table = self._do(self._database.open_table, ABOUT)
+            # Only in the place of what was read: if another program was faster, what it wrote is read first.
+            unchanged = f"said = {_quoted(current['said'])}"
+            if self._do(table.update, unchanged, {"said": said}).rows_updated:
+                break
+        if self._folder is not None:
+            synchronise(self._folder / f"{ABOUT}{ENDING}", set())
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         removed = self._remove_what_is_left(rest)

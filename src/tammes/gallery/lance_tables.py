@@ -139,17 +139,22 @@ def about_row(name: str, about: About, since: str) -> Any:
     """One row: which table is in use, since when, and what made it."""
     import pyarrow
 
-    said = json.dumps({"items": name, "since": since, "about": about.to_json()})
-    return pyarrow.table({"name": ["current"], "said": [said]})
+    return pyarrow.table({"name": ["current"], "said": [said_of(name, about, since)]})
+
+
+def said_of(name: str, about: About, since: str) -> str:
+    """What that row says."""
+    return json.dumps({"items": name, "since": since, "about": about.to_json()})
 
 
 def what_is_current(uri: str, database: Any) -> dict[str, str]:
-    """What the row of `about` says."""
+    """What the row of `about` says, in its parts and as the very text (`said`)."""
     for attempt in range(ATTEMPTS):
         try:
             table = database.open_table(ABOUT)
-            said = json.loads(table.search().limit(1).to_arrow().column("said").to_pylist()[0])
-            current = {name: str(said[name]) for name in ("items", "since", "about")}
+            text = table.search().limit(1).to_arrow().column("said").to_pylist()[0]
+            said = json.loads(text)
+            current = {"said": text, **{name: str(said[name]) for name in ("items", "since", "about")}}
             # It may be untrusted: a name is that of a table in the folder, and nowhere else.
             if not _ITEMS_NAME.fullmatch(current["items"]) or datetime.fromisoformat(current["since"]).tzinfo is None:
                 raise ValueError("what it says of itself makes no sense")

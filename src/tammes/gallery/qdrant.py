@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from hashlib import sha256
 from importlib import import_module
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ from tammes.gallery.store import (
 
 _PATHS = UUID("6f0c2f5e-6d0b-4c9e-9d5e-3a8c1f7b2e64")  # a point is named after its path; this keeps the names ours
 _BETWEEN = "--"
+_ROOT, _THRESHOLD = "tammes-root-", "tammes-threshold"  # keys of a collection's metadata
 _STAMP = "%Y%m%dT%H%M%SZ"
 _BUILDING = 168  # times as long a rebuild that was not finished may still be under way: an hour makes a week
 _TOGETHER = 256  # points in one request
@@ -72,7 +74,7 @@ def open_collection(uri: str, create: About | None) -> "QdrantGallery":
     said = _do(uri, lambda: _metadata(client, current))
     if "about" not in said:
         raise UserError(f"{uri} is not a gallery: Qdrant has a collection of that name. Choose another name.")
-    return QdrantGallery(uri, client, name, current, About.from_json(said["about"], uri))
+    return QdrantGallery(uri, client, name, current, _about(uri, said))
 
 
 def rebuild(uri: str, about: About) -> "QdrantGallery":
@@ -176,11 +178,13 @@ class QdrantGallery:
         pages = self._pages(_PAGE, ["label"])
         return dict(Counter(self._text(point.payload, "label") for page in pages for point in page))
 
-    def describe(self, about: About) -> None:
-        if about.dim != self._about.dim:
-            raise UserError(f"the gallery holds vectors of {self._about.dim} numbers, not of {about.dim}.")
-        self._about = about
-        self._write_metadata(self._do(lambda: _metadata(self._client, self._collection))["since"])
+    def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
+        # Each root and the threshold have a key of their own: the server merges keys, so that none is lost.
+        said = {_key_of(root): storable(root) for root in roots} | (
+            {} if threshold is None else {_THRESHOLD: threshold}
+        )
+        self._do(lambda: self._client.update_collection(self._collection, metadata=said))
+        self._about = _about(self.uri, self._do(lambda: _metadata(self._client, self._collection)))
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:  # noqa: ARG002
         """Remove what is left of rebuilds and measure the index: the rest the server does by itself."""
@@ -390,7 +394,19 @@ def _metadata(client: Any, collection: str) -> dict[str, str]:
     """What stands in a collection's metadata; nothing if it is not ours."""
     metadata = client.get_collection(collection).config.metadata or {}
     said = json.loads(metadata.get("tammes", "{}"))
-    return {str(name): str(value) for name, value in said.items()}
+    later = {name: value for name, value in metadata.items() if name == _THRESHOLD or name.startswith(_ROOT)}
+    return {str(name): str(value) for name, value in {**said, **later}.items()}
+
+
+def _about(uri: str, said: Mapping[str, str]) -> About:
+    """What was said when the gallery was made, with what `describe` added."""
+    added = sorted(as_it_was(value, uri) for name, value in said.items() if name.startswith(_ROOT))
+    made = About.from_json(said["about"], uri)
+    return About.from_json(made.changed(added, said.get(_THRESHOLD)).to_json(), uri)  # held against its shape again
+
+
+def _key_of(root: str) -> str:
+    return f"{_ROOT}{sha256(root.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
 def _id(path: str) -> str:

@@ -4,9 +4,10 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from hashlib import blake2b
+from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -84,6 +85,14 @@ class About:
     created: str
     format: int = FORMAT
     threshold: str = ""
+
+    def changed(self, roots: Sequence[str], threshold: str | None) -> "About":
+        """With more roots, but for those inside a root that is known, and another threshold; see `Store.describe`."""
+        known = list(self.roots)
+        for root in roots:
+            if not any(PurePath(root).is_relative_to(each) for each in known):
+                known.append(root)
+        return replace(self, roots=tuple(known), threshold=self.threshold if threshold is None else threshold)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -183,8 +192,12 @@ class Store(Protocol):
     def labels(self) -> dict[str, int]:
         """How many rows each class has; those without one are under the empty text."""
 
-    def describe(self, about: About) -> None:
-        """Change what is said of the gallery, such as its roots; not what its vectors are."""
+    def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
+        """Add roots to what is said of the gallery, and replace the threshold where one is given.
+
+        Of several programs that do so at once none undoes what another has written: it is one step of the store. A
+        gallery that was replaced, or has not taken its place yet, changes in memory only.
+        """
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         """Put in order what many writes have left, and measure the index.

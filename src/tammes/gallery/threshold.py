@@ -14,7 +14,7 @@ against all others but its own class, as a photo of an unknown class would be.
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -249,7 +249,7 @@ def recalibrate(store: Store, trained_on: Collection[str]) -> None:
     except UserError:  # too few classes
         found = ""
     if found != store.about.threshold:
-        store.describe(replace(store.about, threshold=found))
+        store.describe(threshold=found)
 
 
 def _factors(of: Sequence[tuple[str, Sequence[Hit]]]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import cpu_count
 from pathlib import Path
@@ -116,9 +116,6 @@ def update(
             f"{what.uri} was rebuilt by another program meanwhile, and does not have these images. The same command"
             " adds them."
         )
-    known = store.about.roots
-    added = (root for root in about.roots if not any(Path(root).is_relative_to(each) for each in known))
-    store.describe(replace(store.about, roots=(*known, *added)))
     with working("putting the gallery in order"):
         optimised = store.optimise()
     with working("calibrating the threshold"):
@@ -182,6 +179,9 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
         )
     if before is not store:
         difference = differs(store)
+    # Before the first image: whoever is stopped or killed later leaves no images of a folder that nobody knows.
+    if not what.rebuild:
+        store.describe(roots=[str(whole_path(folder)) for folder in folders])
     started, done = perf_counter(), Indexed(total=len(difference.fresh), same=difference.same)
     with stopping() as stop, progress("embedding") as on_progress:
         for done in indexing.index(
