@@ -32,10 +32,14 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests leave the cache of whoever runs them alone; those on real data keep there what takes an hour to make."""
+    """Tests leave the cache and the configuration of whoever runs them alone.
+
+    Those on real data keep in the cache what takes an hour to make.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if not any(item.get_closest_marker("data") for item in request.session.items):
             patch.setenv("TAMMES_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("TAMMES_CONFIG", str(tmp_path_factory.getbasetemp() / "config"))
         yield
 
 

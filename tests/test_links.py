@@ -339,6 +339,23 @@ def test_a_gallery_with_a_link_is_refused(whole: Path, precious: Path, tmp_path:
         open_gallery(str(gallery))
 
 
+@pytest.mark.parametrize("which", ["about", "items", "both"])
+def test_a_gallery_whose_tables_lie_in_another_is_not_written_to(
+    which: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    command = "index", str(whole / "run"), str(whole / "photos"), "--gallery"
+    main([*command, str(mine)])
+    before = sorted(mine.rglob("*"))
+    theirs.mkdir()
+    for table in mine.glob("about.lance" if which == "about" else "items-*" if which == "items" else "*"):
+        (theirs / table.name).symlink_to(table)
+    for more in ((), ("--rebuild",)):
+        code, said = ended(capsys, *command, str(theirs), *more)
+        assert (code, "lance is a link" in said) == (2, True), said
+    assert sorted(mine.rglob("*")) == before
+
+
 def test_the_cache_is_not_elsewhere(precious: Path, tmp_path: Path) -> None:
     (tmp_path / "images").symlink_to(precious.parent)
     with pytest.raises(UserError, match="images is a link"):

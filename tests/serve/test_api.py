@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.gallery import model_digest
+from tammes.gallery.trust import trust
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
 from tammes.serve.rows import Rows, escaped
@@ -489,6 +490,7 @@ def made(run: Path, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
             "2026-01-02T03:04:05",
         )
         store = open_gallery(uri, create=about)
+        trust(uri, about.roots)
         store.upsert([Row(path, vector, label, 8, 8, "f", small()) for path, vector, label in rows])
         opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE, decoders=1)))
         return opened[-1]
@@ -626,6 +628,7 @@ def files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
         model_digest(RunFolder(run)), str(run), 16, (str(root / "behind"), str(root / "in")), "2026-01-02T03:04:05"
     )
     store = open_gallery(str(root / "gallery"), create=about)
+    trust(str(root / "gallery"), about.roots)
     store.upsert(
         [Row(str(root / path), vector, path, 8, 8, "f", small()) for path, vector in zip(paths, unit(99), strict=False)]
     )
@@ -660,7 +663,7 @@ def test_a_file_that_is_gone_or_has_become_something_else(files: Callable[[str],
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(files: Callable[[str], httpx.Response], path: str) -> None:
     said = refused(files(path), 403)
-    assert said == "the file of this item lies outside the folders that were indexed."
+    assert said == "the file of this item lies outside the folders that were indexed here."
 
 
 @pytest.mark.parametrize("path", FINE)

@@ -45,6 +45,9 @@ class Index:
     """Take the names of the sub-folders for classes."""
     empty_folders: bool = False
     """Take images out of the gallery also where a folder has none left, or a rebuild leaves it out."""
+    trust_roots: bool = False
+    """Let `tammes serve` hand out the files also of folders that the gallery names already and that you have not
+    indexed into it on this machine."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False
@@ -62,7 +65,15 @@ def index(config: Index) -> None:
     from tammes.gallery.update import StoppedError, Update, update
     from tammes.training.train import stop_on_signal
 
-    what = Update(config.gallery, config.run, config.folders, config.rebuild, config.labels, config.empty_folders)
+    what = Update(
+        config.gallery,
+        config.run,
+        config.folders,
+        config.rebuild,
+        config.labels,
+        config.empty_folders,
+        config.trust_roots,
+    )
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     try:
         with if_stopped(then=f"{kept} {CONTINUE}"):

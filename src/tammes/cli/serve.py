@@ -47,6 +47,9 @@ class Serve:
     """The same, from the first line of a file: other users of this machine do not see it."""
     model: Annotated[Path | None, optional("RUN")] = None
     """Where the run that made the gallery is now, if it was moved."""
+    trust_roots: bool = False
+    """Serve the files of all folders that the gallery names, also of those that were not indexed into it by you on this
+    machine; remembered in your own configuration."""
     max_upload: float = 20.0
     """The largest request, in MB."""
     max_pixels: float = 20.0
@@ -78,7 +81,7 @@ def serve(config: Serve) -> None:
     ).with_room_for_its_pixels()
     listening = listen(config.host, config.port)
     try:
-        gallery, folders = open_sources(config.what, config.model, config.device)
+        gallery, folders = open_sources(config.what, config.model, config.device, trust_roots=config.trust_roots)
         state = ServerState(gallery, folders, limits, token=token)
         address = address_of(listening)
         stopped_by = run_server(state, listening, config.host, lambda: _ready(config, gallery, address))

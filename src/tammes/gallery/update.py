@@ -16,6 +16,7 @@ from tammes.gallery.gallery import model_digest, trained_on
 from tammes.gallery.indexing import Indexed, whole_path
 from tammes.gallery.store import About
 from tammes.gallery.threshold import recalibrate
+from tammes.gallery.trust import trust
 from tammes.io.console import CONTINUE, progress, working
 from tammes.io.machine import device
 from tammes.models.embedder import Embedder, load
@@ -65,6 +66,7 @@ class Update:
         rebuild: make the gallery again from these folders alone, by this model.
         labelled: whether the names of sub-folders are classes.
         empty_folders: whether images may go because a folder has none left, or because a rebuild leaves it out.
+        trust_roots: whether files may be served also of the folders that the gallery names already.
     """
 
     uri: str
@@ -73,6 +75,7 @@ class Update:
     rebuild: bool = False
     labelled: bool = True
     empty_folders: bool = False
+    trust_roots: bool = False
 
 
 def update(
@@ -180,8 +183,10 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     if before is not store:
         difference = differs(store)
     # Before the first image: whoever is stopped or killed later leaves no images of a folder that nobody knows.
+    roots = [str(whole_path(folder)) for folder in folders]
     if not what.rebuild:
-        store.describe(roots=[str(whole_path(folder)) for folder in folders])
+        store.describe(roots=roots)
+    trust(what.uri, [*roots, *(store.about.roots if what.trust_roots else ())], only=what.rebuild)
     started, done = perf_counter(), Indexed(total=len(difference.fresh), same=difference.same)
     with stopping() as stop, progress("embedding") as on_progress:
         for done in indexing.index(

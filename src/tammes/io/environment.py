@@ -1,4 +1,4 @@
-"""The environment variables, read only here: cache and data folders, colours, which of several processes this is."""
+"""The environment variables, read only here: folders (cache, configuration, data), colours, which process this is."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,14 @@ def cache_folder() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tammes"
+
+
+def config_folder() -> Path:
+    """Where the user's own settings are: TAMMES_CONFIG, or `tammes` in the user's configuration folder."""
+    given = os.environ.get("TAMMES_CONFIG")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tammes"
 
 
 def data_folder() -> Path | None:

@@ -16,6 +16,7 @@ from tammes.errors import UserError
 from tammes.gallery import Hit, Row, open_gallery
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.trust import trusted_roots
 from tammes.serve.decoding import Preprocessing
 from tammes.serve.embedding import EmbeddingWorker
 from tammes.serve.errors import RequestError
@@ -110,17 +111,23 @@ class ServedGallery(Gallery):
         except UserError:
             return []
 
+    def untrusted_roots(self) -> list[str]:
+        """Folders that the gallery names and that were not indexed here: their files are not served."""
+        roots = self.store.about.roots
+        trusted = trusted_roots(self.uri, roots)
+        return [root for root in roots if Path(root).resolve() not in trusted]
+
     def file(self, item: str) -> tuple[Path, str]:
         """The file of an item and its kind; an error unless it is an image in one of the folders that were indexed."""
         gone = RequestError(404, "the file of this item is not there any more; its thumbnail is.")
         try:
             file = Path(self.rows.path(item)).resolve(strict=True)
-            roots = [Path(root).resolve() for root in self.store.about.roots]
+            roots = trusted_roots(self.uri, self.store.about.roots)
             if not file.is_file():
                 raise gone
             # A link may lead anywhere: what counts is where it ends.
             if not any(file.is_relative_to(root) for root in roots):
-                raise RequestError(403, "the file of this item lies outside the folders that were indexed.")
+                raise RequestError(403, "the file of this item lies outside the folders that were indexed here.")
             with file.open("rb") as content:
                 kind = _kind(content.read(32))
         except (OSError, RuntimeError, ValueError):  # the latter two: a circle of links, a text that is not a path

@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tammes.errors import UserError
-from tammes.io.console import working
+from tammes.gallery.trust import trust
+from tammes.io.console import printable, say, working
 from tammes.serve.app import application
 from tammes.serve.errors import CODES
 from tammes.serve.gallery import GalleryWatcher
@@ -28,6 +29,7 @@ from tammes.serve.state import ServerState
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SHORTEST_TOKEN = 12
+_NAMED = 5  # folders in a note
 
 
 def is_loopback(host: str) -> bool:
@@ -56,12 +58,13 @@ def read_token(token: str | None, file: Path | None) -> str | None:
 
 
 def open_sources(
-    what: Sequence[str], model: Path | None, on: Literal["auto", "cpu"]
+    what: Sequence[str], model: Path | None, on: Literal["auto", "cpu"], *, trust_roots: bool = False
 ) -> tuple[GalleryWatcher | None, list[Path]]:
     """The gallery among what is to be served, and the folders of runs; with the run that made the gallery.
 
     Args:
         model: where the run that made the gallery is now, if it was moved.
+        trust_roots: let the files be served of all folders that the gallery names now, from now on.
     """
     if not what:
         raise UserError("what? For example: tammes serve gallery. `tammes index` makes one.")
@@ -73,11 +76,20 @@ def open_sources(
             raise UserError(f"no such gallery or folder of runs: {', '.join(missing)}.")
         raise UserError(f"one gallery at a time: got {' and '.join(galleries)}. Start another server for the other.")
     if not galleries:
-        if model is not None:
-            raise UserError("--model is for a gallery, and only reports are served.")
+        for flag, given in (("--model", model is not None), ("--trust-roots", trust_roots)):
+            if given:
+                raise UserError(f"{flag} is for a gallery, and only reports are served.")
         return None, folders
     with working("reading the gallery"):
         watcher = GalleryWatcher(galleries[0], model, on)
+    if trust_roots:
+        trust(galleries[0], watcher.current.store.about.roots)
+    elif untrusted := watcher.current.untrusted_roots():
+        named = ", ".join(map(printable, untrusted[:_NAMED])) + (", …" if len(untrusted) > _NAMED else "")
+        say(
+            f"note: {galleries[0]} names folders that were not indexed into it here: {named}. Their images are shown as"
+            " thumbnails only. If they may be served whole: --trust-roots"
+        )
     run = watcher.current.run.folder
     if not any(run.resolve().is_relative_to(folder.resolve()) for folder in folders) and (run / "report.html").exists():
         folders.append(run)
