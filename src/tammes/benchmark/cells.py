@@ -205,7 +205,7 @@ class Cell:
         """Whether this process has the cell to itself now; it has until the end of the block, or its own."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with open_inside(self._lock) as file:
-            yield lock(file)
+            yield lock(file) is not False
 
     @property
     def _lock(self) -> Path:
@@ -214,7 +214,7 @@ class Cell:
     def _is_claimed(self) -> bool:
         try:
             with open_inside(self._lock, create=False) as file:
-                return not lock(file)
+                return lock(file) is False
         except FileNotFoundError:
             return False
 

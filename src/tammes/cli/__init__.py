@@ -40,6 +40,7 @@ from tammes.cli.train import Train, options_for, train
 from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.io.console import be_quiet, printable, say, stopped
 from tammes.io.environment import colours
+from tammes.io.files import storage_error
 from tammes.io.machine import kill_as_interrupt
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
@@ -190,8 +191,10 @@ def _describe(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), WRONG_USE
+    where = "standard output, or a file" if getattr(error, "filename", None) is None else error.filename
+    if isinstance(error, OSError) and (failed := storage_error(error, where)):
+        return str(failed), WRONG_USE
     if isinstance(error, OSError) and error.errno in _REFUSED:
-        where = "standard output, or a file" if error.filename is None else error.filename
         if error.errno not in _FULL:
             return f"cannot use {where}: {error.strerror}.", WRONG_USE
         advice = "Free some space and run it again; what was reported as saved is safe."

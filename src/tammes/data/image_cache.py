@@ -27,7 +27,7 @@ from tammes.data.parallel import in_order
 from tammes.errors import UserError
 from tammes.io.cache import check_room, no_room
 from tammes.io.environment import cache_folder
-from tammes.io.files import folder_inside, new_partial, remove_partial
+from tammes.io.files import folder_inside, fsync, new_partial, remove_partial
 
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
 # heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
@@ -216,7 +216,7 @@ def _build(
                 _write(dataset, form, sink, on_progress, threads, _begun(file, dataset, form))
                 _check_unchanged(dataset)
                 sink.flush()
-                os.fsync(sink.fileno())
+                fsync(sink.fileno())
                 # Another process may have finished first: what it made is in use, and the same.
                 decoded = _opened(file, len(dataset))
                 if decoded is None:

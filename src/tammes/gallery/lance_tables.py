@@ -18,7 +18,7 @@ from typing import Any
 
 from tammes.errors import UserError
 from tammes.gallery.store import About, how_to_remake
-from tammes.io.files import check_no_links
+from tammes.io.files import check_no_links, errors_name, fsync
 
 ABOUT, ITEMS, ENDING = "about", "items-", ".lance"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -213,6 +213,7 @@ def _fsync(path: str) -> None:
     except FileNotFoundError:
         return  # removed by another who puts the gallery in order
     try:
-        os.fsync(opened)
+        with errors_name(Path(path)):
+            fsync(opened)
     finally:
         os.close(opened)

@@ -14,7 +14,7 @@ import tarfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from gzip import BadGzipFile
 from http.client import HTTPException, HTTPResponse
 from lzma import LZMAError
@@ -26,10 +26,7 @@ from zipfile import BadZipFile, ZipFile, is_zipfile
 from tammes import __version__
 from tammes.errors import UserError
 from tammes.io.cache import format_bytes
-from tammes.io.files import open_inside, write_atomically
-
-if sys.platform != "win32":
-    import fcntl
+from tammes.io.files import fsync, lock, open_inside, write_atomically
 
 ATTEMPTS = 5  # connections in a row that bring nothing new, before it is given up
 PAUSE = 1.0  # seconds before the second of them; twice as long before each further one
@@ -288,7 +285,7 @@ def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
                 if on_progress is not None:
                     on_progress(done, total)
             sink.flush()
-            os.fsync(sink.fileno())
+            fsync(sink.fileno())
         if total is not None and done != total:
             raise _BrokenError(f"the connection broke off after {done:,} of {total:,} bytes")
 
@@ -365,17 +362,16 @@ def _no_room(folder: Path, needed: int | None) -> UserError:
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """One process at a time: another waits here, and then finds the file."""
-    lock = file.with_name(f".{file.name}.lock")
+    place = file.with_name(f".{file.name}.lock")
     while sys.platform != "win32":
-        with open_inside(lock) as held:
-            with suppress(OSError):  # not every network disk has locks
-                fcntl.flock(held, fcntl.LOCK_EX)
-            if not _is_still(held.fileno(), lock):
+        with open_inside(place) as held:
+            lock(held, wait=True)
+            if not _is_still(held.fileno(), place):
                 continue  # the one before removed it
             try:
                 yield
             finally:
-                lock.unlink(missing_ok=True)
+                place.unlink(missing_ok=True)
             return
     yield
 

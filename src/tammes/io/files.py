@@ -1,8 +1,10 @@
 """Files that are whole or not there, opened without following links, locked and synchronised."""
 
+import errno
 import glob
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -13,6 +15,27 @@ from typing import IO, Any
 from tammes.errors import UserError
 
 PARTIAL = ".partial"  # the suffix of a file that is not whole yet
+
+# Shared storage: what it may fail with, and what to do about it. Names that a system does not have are left out.
+_AGAIN = "What was reported as saved is safe: run the same command again"
+_STORAGE = {
+    getattr(errno, name): advice
+    for names, advice in (
+        ("EIO EREMOTEIO", f"The disk or the network storage failed; the system's log says why (dmesg). {_AGAIN}."),
+        (
+            "ESTALE",
+            f"The network storage was lost or remounted. {_AGAIN} when it is back.",
+        ),
+        ("EXDEV", "Its folder is made of several file systems, so no file can be put in place there: choose another."),
+        ("ENOLCK EOPNOTSUPP ENOTSUP ENOSYS", "The file system cannot do that: choose a folder on another."),
+    )
+    for name in names.split()
+    if hasattr(errno, name)
+}
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_NO_FSYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+_LEFT = 24 * 3600  # seconds after which a file that nobody writes to was left behind, where there are no locks
+_warned: list[str] = []  # that there are no locks: once a process
 
 
 def write_atomically(file: Path, content: bytes) -> None:
@@ -33,7 +56,7 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
         try:
             yield temporary
             temporary.flush()
-            os.fsync(temporary.fileno())
+            fsync(temporary.fileno())
             Path(temporary.name).replace(file)
         except BaseException:
             Path(temporary.name).unlink(missing_ok=True)
@@ -43,13 +66,26 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def errors_name(file: Path) -> Iterator[None]:
-    """Have errors in here say which file they are about: the system does not where a disk was full for it."""
+    """Have errors in here say which file they are about: the system does not where a disk was full for it.
+
+    Raises:
+        UserError: the storage failed.
+    """
     try:
         yield
     except OSError as error:
+        if failed := storage_error(error, file):
+            raise failed from error
         if error.errno is not None and error.filename is None:
             error.filename = str(file)
         raise
+
+
+def storage_error(error: OSError, file: Path | str) -> UserError | None:
+    """What to tell the user of a disk or of network storage that failed; None for an error of another kind."""
+    if error.errno not in _STORAGE:
+        return None
+    return UserError(f"cannot use {file}: {error.strerror}. {_STORAGE[error.errno]}")
 
 
 def opened(file: Path) -> BufferedReader:
@@ -83,7 +119,7 @@ def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[b
     flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has each
         flags |= getattr(os, name, 0)
-    opened = os.fdopen(os.open(file, flags, 0o666), "a+b")
+    opened = open(file, "a+b", opener=lambda path, _: os.open(path, flags, 0o666))  # noqa: SIM115 - an opener
     try:
         _check_inside(file, os.fstat(opened.fileno()))
         if empty:
@@ -160,12 +196,16 @@ def remove_partial(folder: Path, names: str = "*") -> None:
     for file in folder.glob(f"{names}{PARTIAL}"):
         # What cannot be removed only takes room; of a link nothing is known.
         with suppress(OSError, UserError), open_inside(file, create=False) as opened:
-            if lock(opened):
+            locked = lock(opened)
+            if locked or (locked is None and time.time() - file.stat().st_mtime > _LEFT):
                 file.unlink(missing_ok=True)
 
 
-def lock(file: IO[Any], *, wait: bool = False) -> bool:
-    """Lock a file for as long as it is open, where the system knows how to; False if another process has it."""
+def lock(file: IO[Any], *, wait: bool = False) -> bool | None:
+    """Lock a file for as long as it is open; False if another process has it.
+
+    None where there are no locks, as on some network storage: the user is warned once, and the work is done without.
+    """
     if os.name != "posix":
         return True
     import fcntl
@@ -174,17 +214,43 @@ def lock(file: IO[Any], *, wait: bool = False) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise storage_error(error, file.name) or error from error
+        _warn_no_locks(Path(file.name))
+        return None
     return True
+
+
+def _warn_no_locks(file: Path) -> None:
+    from tammes.io.console import say  # which writes its log by this module
+
+    if not _warned:
+        _warned.append(str(file))
+        say(
+            f"warning: {file.parent.absolute()} is on a file system without locks (flock), so nothing keeps two"
+            " processes from writing the same there at once. Start one at a time."
+        )
+
+
+def fsync(opened: int) -> None:
+    """Make sure that what was written to an open file or folder is on the disk, where the file system knows how to."""
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
 
 
 def synchronise(folder: Path) -> None:
     """Make sure that the names in a folder are on the disk, where the system knows how to."""
     if os.name == "posix":
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+        with errors_name(folder):
+            opened = os.open(folder, os.O_RDONLY)
+            try:
+                fsync(opened)
+            finally:
+                os.close(opened)
 
 
 def is_vector_file(data: str | Path) -> bool:

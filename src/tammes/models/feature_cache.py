@@ -6,7 +6,8 @@ views of each image are kept in half precision in a memory-mapped file, which ev
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from json import dumps
@@ -27,7 +28,7 @@ from tammes.data.samplers import Sampler, Turn, turns
 from tammes.errors import UserError
 from tammes.io.cache import check_room, no_room
 from tammes.io.environment import cache_folder
-from tammes.io.files import PARTIAL, folder_inside, lock, open_inside
+from tammes.io.files import PARTIAL, folder_inside, fsync, lock, new_partial, open_inside
 from tammes.io.machine import images_at_once
 from tammes.models.backbones.cuts import cut
 from tammes.models.backbones.depths import Depths
@@ -186,8 +187,7 @@ def activations(
     partial = file.with_suffix(PARTIAL)
     try:
         folder_inside(file.parent)
-        with open_inside(partial) as sink:
-            lock(sink, wait=True)  # another process may be making the same
+        with _alone(partial) as sink:
             if not file.exists():
                 done = _done(sink, (max(1, views), len(indices), *shape))
                 check_room(file.parent, num_bytes - done * prod(shape) * 2, _WHAT)
@@ -200,10 +200,10 @@ def activations(
                         if on_progress is not None:
                             on_progress(done, rows)
                 sink.flush()
-                os.fsync(sink.fileno())
-                partial.replace(file)
+                fsync(sink.fileno())
+                Path(sink.name).replace(file)
             else:
-                partial.unlink(missing_ok=True)
+                Path(sink.name).unlink(missing_ok=True)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise no_room(file.parent, None, _WHAT) from error
@@ -212,6 +212,24 @@ def activations(
             "Set TAMMES_CACHE to a folder that can be written."
         ) from error
     return Activations(file, np.load(file, mmap_mode="r"), indices)
+
+
+@contextmanager
+def _alone(partial: Path) -> Iterator[IO[bytes]]:
+    """The file to write to: that of a process that was stopped, or is making the same and is waited for.
+
+    Where there are no locks it is one of one's own, so that two processes at once do not write into one another's.
+    """
+    with open_inside(partial) as sink:
+        if lock(sink, wait=True) is not None:
+            yield sink
+            return
+    partial.unlink(missing_ok=True)
+    with new_partial(partial.parent, f"{partial.stem}-") as sink:
+        try:
+            yield sink
+        finally:
+            Path(sink.name).unlink(missing_ok=True)
 
 
 def _done(sink: IO[bytes], shape: tuple[int, ...]) -> int:

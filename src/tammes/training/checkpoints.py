@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tammes.errors import UserError
-from tammes.io.files import synchronise
+from tammes.io.files import errors_name, synchronise
 from tammes.io.schema import checked, parsed
 from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, write_tensors
 from tammes.training.distributed import is_first
@@ -99,9 +99,10 @@ def save_checkpoint(
     newest, fresh = run.folder / NEWEST, run.folder / FRESH
     # At every moment there is a whole one under one of the two names.
     write_tensors(fresh, tensors, {"state": json.dumps(said)})
-    with suppress(FileNotFoundError):
-        newest.replace(run.folder / PREVIOUS)
-    fresh.replace(newest)
+    with errors_name(newest):
+        with suppress(FileNotFoundError):
+            newest.replace(run.folder / PREVIOUS)
+        fresh.replace(newest)
     synchronise(run.folder)
 
 

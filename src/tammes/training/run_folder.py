@@ -271,7 +271,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
     with held_open as file:
-        if not lock(file):
+        if lock(file) is False:
             file.seek(0)
             who = file.read(20).strip().decode(errors="replace")
             raise UserError(
