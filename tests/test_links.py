@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.cli.outputs import place_for
 from tammes.data.images import FORMATS, open_picture
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
@@ -22,6 +21,7 @@ from tammes.io.console import say
 from tammes.io.downloads import _alone
 from tammes.io.files import check_no_links, folder_inside, open_inside, remove_partial, write_atomically
 from tammes.io.hub import push_to_hub
+from tammes.io.outputs import place_for
 from tammes.training.run_folder import RunFolder, held, remove
 from tests.test_errors import SMALL, ended, small_set
 
@@ -215,6 +215,8 @@ def test_a_folder_in_a_run_is_no_link_and_holds_none(name: str, precious: Path, 
     with pytest.raises(UserError, match="events is a link"), held(run):
         pass
     assert sorted(file.name for file in precious.parent.iterdir()) == [".bashrc", "film.partial"]
+    for name in ("config", "environment"):
+        (run / f"{name}.json").touch()
     remove(run)  # which takes the links, and nothing that they lead to
     assert (run.exists(), precious.read_text()) == (False, PRECIOUS)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tammes.cli import main
-from tammes.cli.outputs import place_for
 from tammes.errors import UserError
+from tammes.io.outputs import place_for
 from tests.test_errors import SMALL, ended, small_set
 
 
 def place(file: Path, overwrite: bool = False) -> Path:
-    return place_for("--out", file, name="labels.csv", suffixes=(".csv",), overwrite=overwrite)
+    return place_for("out", file, name="labels.csv", suffixes=(".csv",), overwrite=overwrite)
 
 
 def refused(file: Path, overwrite: bool = True) -> str:
@@ -28,7 +28,7 @@ def test_what_is_there_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> 
     file = tmp_path / "l.csv"
     assert place(file) == file.resolve()
     file.touch()
-    assert refused(file, overwrite=False) == f"{file} exists. Pass --overwrite to replace it."
+    assert refused(file, overwrite=False) == f"{file} exists. Pass `overwrite=True` to replace it."
     assert place(file, overwrite=True) == file.resolve()
 
 
@@ -36,7 +36,9 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to("target.csv")
     assert place(tmp_path / "link.csv") == (tmp_path / "target.csv").resolve()
     (tmp_path / "target.csv").touch()
-    assert refused(tmp_path / "link.csv", overwrite=False).endswith("link.csv exists. Pass --overwrite to replace it.")
+    assert refused(tmp_path / "link.csv", overwrite=False).endswith(
+        "link.csv exists. Pass `overwrite=True` to replace it."
+    )
 
 
 def test_places_that_no_file_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +46,15 @@ def test_places_that_no_file_can_have(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("folder.csv").mkdir()
     Path("loop.csv").symlink_to("loop.csv")
     os.mkfifo("pipe.csv")
-    assert refused(Path("folder.csv")) == "--out folder.csv is a folder. Give it a name: --out folder.csv/labels.csv"
-    assert refused(Path()) == "--out . is a folder. Give it a name: --out labels.csv"
-    assert refused(Path("l.txt")) == "--out must end in .csv, got 'l.txt'."
-    assert refused(Path("no/l.csv")) == "--out no/l.csv: there is no folder no. Make it first."
-    assert refused(Path("loop.csv")) == ("--out loop.csv is a link that leads back to itself. Give the name of a file.")
-    assert refused(Path("pipe.csv")) == "--out pipe.csv is a device or a pipe. Give the name of a file."
+    for name, text in (
+        ("folder.csv", "`out='folder.csv'` is a folder. Give it a name: `out='folder.csv/labels.csv'`"),
+        (".", "`out='.'` is a folder. Give it a name: `out='labels.csv'`"),
+        ("l.txt", "`out` must end in .csv, got 'l.txt'."),
+        ("no/l.csv", "`out='no/l.csv'`: there is no folder no."),
+        ("loop.csv", "`out='loop.csv'` is a link that leads back to itself."),
+        ("pipe.csv", "`out='pipe.csv'` is a device or a pipe."),
+    ):
+        assert refused(Path(name)).startswith(text)
 
 
 @pytest.fixture(scope="module")

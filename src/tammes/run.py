@@ -1,6 +1,6 @@
 """Runs: made, resumed, evaluated, and the items that they are looked at with, for images and vectors alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,24 +10,30 @@ import numpy as np
 from numpy import ndarray
 from torch import nn
 
-from tammes.data import Dataset, check_place, dataset_of, open_dataset
+from tammes.data import Dataset, check_data, check_place, dataset_of, open_dataset
 from tammes.data.image_cache import Decoded
 from tammes.data.objects import OBJECTS
 from tammes.data.transforms import Transform
 from tammes.data.vectors import Vectors
 from tammes.data.vectors import vectors as read_vectors
-from tammes.errors import UserError, unknown_name
-from tammes.export.files import Format, export_file, photos_to_check
+from tammes.errors import UserError, check_seed, unknown_name
+from tammes.export.files import CHECKED_OF_ANY_SIZE, Trial, export_file, export_with_preprocessing, photos_to_check
+from tammes.export.hub_folder import card_of, check_folder, export_to_folder, licence_text
 from tammes.io.console import KEPT, progress, say, working
 from tammes.io.files import is_vector_file
+from tammes.io.hub import push_to_hub
 from tammes.io.machine import device, images_at_once
+from tammes.io.outputs import place_for
 from tammes.metrics import evaluate
+from tammes.metrics.verification import checked_fmr
 from tammes.models.backbones.module import name_of, of_module
 from tammes.models.embedder import Embedder, EmbedderConfig, Embedding
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
 from tammes.models.pooling import Pool
-from tammes.report import draw_retrievals, look, run_page
+from tammes.report import compare_page, draw_retrievals, look, run_page
+from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
 from tammes.report.page import write_page
+from tammes.report.run import FMR, OPTIONS
 from tammes.training import distributed
 from tammes.training.build import load_embedder, pretrained_embedder
 from tammes.training.config import TrainConfig, load_config, resolve
@@ -51,6 +57,8 @@ from tammes.vectors.train import (
 )
 
 Part = Literal["test", "val"]
+ExportFormat = Literal["onnx", "torch-export", "safetensors", "hub"]
+EXPORTS = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors", "hub": "hub"}
 OnEpochOfRun = Callable[["Run", dict[str, Any]], bool | None]
 
 
@@ -113,28 +121,20 @@ class Run:
         """
         return evaluate_run(self._files, _named(data), **options)
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the page about this run; where it is."""
-        file = self.folder / "report.html" if out is None else Path(out)
-        run = open_finished(self.folder, self._files.objects)
-        if run.read("results", needs=("trained",))["trained"] is None:
-            write_page(file, run_page(run, None))
-            return file
-        with working("finding neighbours and confusions"):
-            looked = look(items_of(run))
-        write_page(file, run_page(run, looked))
-        return file
+    def report(self, out: str | Path | None = None, *, overwrite: bool = True, **options: Any) -> Path:
+        """Write the page about this run; where it is. The options are those of `report_runs`."""
+        objects = self._files.objects or NONE
+        place = None if out is None else Path(out)
+        return report_runs([self.folder], place, overwrite=overwrite, objects=objects, **options)
 
-    def export(self, out: str | Path | None = None, format: Format = "onnx") -> Path:
-        """Write the network for other programs, compared with PyTorch on images of the run; where it is."""
-        if trained_on_vectors(self._files):
-            raise UserError(f"{self.folder} was trained on vectors: only models of images are exported.")
-        names = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors"}
-        if format not in names:
-            raise unknown_name("format", str(format), names)
-        file = self.folder / names[format] if out is None else Path(out)
-        export_file(self.embedder, format, photos_to_check(self._files, None)).write(file)
-        return file
+    def export(self, out: str | Path | None = None, format: ExportFormat = "onnx", **options: Any) -> Path:
+        """Write the network for other programs, compared with PyTorch; where it is. The options: `export_run`."""
+        record = export_run(self._files, None if out is None else Path(out), format, **{"overwrite": True} | options)
+        return Path(record["file"])
+
+    def calibrate(self, data: str | Path | None = None, **options: Any) -> RunCalibration:
+        """Find how near two items must be to be of one class, and keep it in the run; see `calibrate_run`."""
+        return calibrate_run(self._files, None if data is None else str(data), **options)
 
     def resume(self, *, on_epoch: OnEpochOfRun | None = None) -> "Run":
         """Resume the training, with its own options, to the very weights of one that was not stopped."""
@@ -366,9 +366,7 @@ def evaluate_run(
     if data is None and not run.read("classes", needs=("test",))["test"]:
         raise UserError(f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA")
     if trained_on_vectors(run):
-        if embedding is not None or skip_bad:
-            flag = "--embedding" if embedding is not None else "--skip-bad"
-            raise UserError(f"{flag} is for images, and {run.folder} was trained on vectors: leave it out.")
+        _check_for_images(run, embedding=embedding, skip_bad=skip_bad)
         return _evaluate_vectors(run, _a_file(data), clustering=clustering, **options)
     if isinstance(data, str) and is_vector_file(data):
         raise UserError(
@@ -431,6 +429,171 @@ def _evaluate_vectors(
             made = raw(given, run.folder) if name == "untrained" else learned(learner, given, run.folder)
             rows[name] = evaluate(made, found.labels[chosen], **how, **options)
     return rows
+
+
+def report_runs(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    map: Literal["tsne", "pca", "none"] = "tsne",
+    fmr: float = FMR,
+    skip_bad: bool = False,
+    device: Literal["auto", "cpu"] = "auto",
+    seed: int = 0,
+    overwrite: bool = False,
+    objects: Objects = NONE,
+) -> Path:
+    """Write the page about a run, or a page for each of several and one that compares them; where it is.
+
+    Args:
+        out: by default report.html, in the folder of the run, and for several in the current folder.
+        map: how the map of the embeddings is made, if at all.
+        fmr: the false match rate whose threshold is drawn, for a run that is not calibrated.
+        skip_bad: leave out images that cannot be read.
+        seed: of the queries that are shown, and of the items of a very large map.
+        overwrite: replace `out`; the page in the folder of a run is always replaced.
+        objects: what the trainings were given as Python objects.
+    """
+    file = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    own = out is None and len(folders) == 1
+    place = file if own else place_for("out", file, name=file.name, suffixes=(".html", ".htm"), overwrite=overwrite)
+    check_seed("`seed`", seed)
+    checked_fmr(fmr)
+    runs = [open_finished(folder, objects) for folder in folders]
+    if len({run.folder.resolve() for run in runs}) < len(runs):
+        raise UserError("a run is given twice: name each once.")
+    for run in runs:  # before anything is computed
+        data = run.read("config", needs=OPTIONS)["data"]
+        if run.read("results", needs=("trained",))["trained"] is not None:
+            _check_for_images(run, skip_bad=skip_bad)
+            check_data(None if objects.dataset is not None else data)
+
+    def page_of(run: RunFolder) -> str:
+        if run.read("results")["trained"] is None:
+            return run_page(run, None)
+        items = items_of(run, skip_bad=skip_bad, on=device)
+        with working("finding neighbours and confusions"):
+            looked = look(items, way=None if map == "none" else map, seed=seed)
+        with working("writing"):
+            return run_page(run, looked, fmr=fmr)
+
+    if len(runs) == 1:
+        write_page(place, page_of(runs[0]))
+    else:
+        for run in runs:
+            write_page(run.folder / "report.html", page_of(run))
+        write_page(place, compare_page(runs, file))
+    return file
+
+
+def export_run(
+    run: RunFolder,
+    out: Path | None = None,
+    format: ExportFormat = "onnx",
+    *,
+    with_preprocessing: bool = False,
+    int8: bool = False,
+    data: str | None = None,
+    push: str | None = None,
+    private: bool = False,
+    licence: str = "unknown",
+    licence_file: Path | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write the network for other programs, compared with PyTorch before it is kept; what was written and found.
+
+    Args:
+        out: the file, or for hub the folder; by default in the folder of the run.
+        with_preprocessing: of onnx: it takes one image of any size, and resizes and crops it itself.
+        int8: of onnx: 8-bit weights and activations; their cost in R@1 is measured on the test classes.
+        data: images to compare on; by default the run's own.
+        push, private: of hub: upload the folder as this model, and as a private one.
+        licence, licence_file: of hub: the model's licence, and its text where tammes does not have it.
+    """
+    if format not in EXPORTS:
+        raise unknown_name("format", str(format), EXPORTS)
+    for_hub = {"push": push, "private": private, "licence": licence != "unknown", "licence_file": licence_file}
+    for needed, given in (("onnx", {"with_preprocessing": with_preprocessing, "int8": int8}), ("hub", for_hub)):
+        wrong = next((name for name, value in given.items() if value and format != needed), None)
+        if wrong is not None:
+            raise UserError(f"`{wrong}` is for `format={needed!r}`, and this is {format}: leave it out.")
+    if int8 and with_preprocessing:
+        raise UserError("`int8` and `with_preprocessing` are two files: export each by itself.")
+    if int8 and data is not None:
+        raise UserError("`int8` is measured on the run's own test classes: leave `data` out.")
+    if trained_on_vectors(run):
+        raise UserError(f"{run.folder} was trained on vectors: only models of images are exported.")
+    if int8 and not run.read("classes", needs=("test",))["test"]:
+        raise UserError(f"{run.folder} was trained on all classes, so the cost of 8 bits cannot be measured.")
+    name = "model-int8.onnx" if int8 else "picture.onnx" if with_preprocessing else EXPORTS[format]
+    file = out or run.folder / name
+    if format == "hub":
+        text = licence_text(licence, licence_file)
+        check_folder(file, run, overwrite=overwrite)
+        card = card_of(run, hub_name=push, licence=licence, licence_text=text)
+        record = {"file": str(file)} | export_to_folder(run, file, card, photos_to_check(run, data))
+        if push is not None:
+            say(f"uploading to {push}")
+            record["address"] = push_to_hub(file, push, private=private)
+        return record
+    place = place_for("out", file, name=EXPORTS[format], overwrite=overwrite)
+    embedder = load_embedder(run.folder, run.objects)
+    if with_preprocessing:
+        made = export_with_preprocessing(embedder, photos_to_check(run, data, CHECKED_OF_ANY_SIZE))
+    else:
+        photos, trial = photos_to_check(run, data), None
+        if int8:
+            own = own_data(run, load_config(run), embedder)
+            trial = Trial(own.images, own.split.train, items_of(run, on="cpu"))
+        made = export_file(embedder, format, photos, trial)
+    made.write(place)
+    return {"file": str(file)} | made.checked | {"bytes": len(made.content), "beside": f"{file}.json"}
+
+
+def calibrate_run(
+    run: RunFolder,
+    data: str | None = None,
+    *,
+    fmr: float | None = None,
+    on: Literal["validation", "test"] | None = None,
+    skip_bad: bool = False,
+    device: Literal["auto", "cpu"] = "auto",
+) -> RunCalibration:
+    """Find how near two items must be to be of one class, on classes that did not train, and keep it in the run.
+
+    Args:
+        data: other images, or vectors, to measure on, all of their classes.
+        fmr: the false match rate to allow; None: both errors are equally frequent.
+        on: which classes of the run's own data. None: the validation classes if there are any, and then the test
+            classes check the threshold; otherwise the test classes.
+    """
+    check_data(data)
+    if fmr is not None:
+        checked_fmr(fmr)
+    if data is not None and on is not None:
+        raise UserError("`on` chooses among the run's own classes, and `data` is measured whole: give one of the two.")
+    run = open_finished(run.folder, run.objects)
+    _check_for_images(run, skip_bad=skip_bad)
+    part = None if data is not None else classes_to_measure(run, on)
+    items = items_of(run, data, part=part or "test", skip_bad=skip_bad, on=device)
+    classes = run.read("classes", needs=("train", "test"))
+    say_known(tuple(items.class_names[label] for label in sorted(set(items.labels.tolist()))), classes["train"])
+    checks = part == "val" and bool(classes["test"])
+    check = items_of(run, skip_bad=skip_bad, on=device) if checks else None
+    made = calibrate_items(items, fmr=fmr, trained_on=classes["train"], check=check)
+    if part == "test":
+        say("note: the test classes chose this threshold, so they are no longer an independent test of it.")
+    if (run.folder / "calibration.json").exists():
+        say(f"note: an older calibration of {run.folder} is replaced.")
+    run.write("calibration", made.to_json())
+    return made
+
+
+def _check_for_images(run: RunFolder, **given: Any) -> None:
+    """Refuse options that mean something for images only."""
+    wrong = next((name for name, value in given.items() if value), None)
+    if wrong is not None and trained_on_vectors(run):
+        raise UserError(f"`{wrong}` is for images, and {run.folder} was trained on vectors: leave it out.")
 
 
 def items_of(

@@ -13,20 +13,66 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from tammes import __version__
 from tammes.benchmark.cells import DONE, FAILED, MISSING
 from tammes.benchmark.columns import Column, Shown, describe_machine
-from tammes.benchmark.complexity import complexity_part
+from tammes.benchmark.complexity import Complexity, complexity_part
 from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published
-from tammes.benchmark.tables import DISTANCES, HEADLINE, MEASURES, UNTRAINED, Figure, Row, curve, from_json
+from tammes.benchmark.tables import (
+    DISTANCES,
+    HEADLINE,
+    MEASURES,
+    UNTRAINED,
+    Figure,
+    Row,
+    curve,
+    from_json,
+    read_results,
+)
+from tammes.errors import UserError
+from tammes.io.outputs import place_for
+from tammes.io.schema import read_json
 from tammes.report.axes import figure
 from tammes.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter
 from tammes.report.curves import bound_charts
-from tammes.report.page import Section, rendered
+from tammes.report.page import Section, page, rendered, write_page
 
 LISTED = 20  # trainings that are listed at once; more are folded away
 DRAWN = {name: MEASURES[name] for name in (HEADLINE, "mean_average_precision_at_r", "NMI")}
 _APART, _MEETS = "clear", "highest"
+
+
+def report_benchmark(
+    folder: Path, out: Path | None = None, *, complexity: Path | None = None, overwrite: bool = False
+) -> Path:
+    """Write the page about a benchmark; where it is.
+
+    Args:
+        out: by default report.html in the folder, which is always replaced.
+        complexity: what `python -m benchmarks.complexity` wrote, if that is to be on the page.
+        overwrite: replace `out`.
+    """
+    file = out or folder / "report.html"
+    place = file
+    if out is not None:
+        place = place_for("out", out, name="report.html", suffixes=(".html", ".htm"), overwrite=overwrite)
+    results = read_results(folder)
+    if results is None:
+        raise UserError(f"{folder} has no results yet. Its `tammes benchmark` command continues it.")
+    grown = None
+    if complexity is not None:
+        grown = read_json(complexity, Complexity, "`python -m benchmarks.complexity` writes such a file.")
+        if grown is None:
+            raise UserError(f"`complexity={str(complexity)!r}`: there is no such file.")
+    content = page(
+        results["title"],
+        f"Data: {results['data']}. On classes that took no part in training.",
+        benchmark_sections(results, folder, file, grown),
+        made_by=f"Made by tammes {__version__} from {folder.name}.",
+    )
+    write_page(place, content)
+    return file
 
 
 def benchmark_sections(

@@ -10,62 +10,28 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from tammes import __version__
 from tammes.cli import help as help_pages
-from tammes.cli.arguments import options_of, parse
-from tammes.cli.benchmark import Benchmark, benchmark
-from tammes.cli.cache import Cache, cache
-from tammes.cli.calibrate import Calibrate, calibrate
-from tammes.cli.centroids import Centroids, centroids
-from tammes.cli.completion import Completion, completion
+from tammes.cli.arguments import Option, options_of, parse
 from tammes.cli.console import check_words
-from tammes.cli.data import Data, data
-from tammes.cli.doctor import Doctor, doctor
-from tammes.cli.duplicates import Duplicates, duplicates
-from tammes.cli.embed import Embed, embed
-from tammes.cli.evaluate import Evaluate, evaluate
-from tammes.cli.export import Export, export
-from tammes.cli.index import Index, index
-from tammes.cli.label import Label, label
-from tammes.cli.losses import Losses, losses
-from tammes.cli.report import Report, report
-from tammes.cli.runs import Runs, runs
-from tammes.cli.search import Search, search
-from tammes.cli.serve import Serve, serve
-from tammes.cli.train import Train, options_for, train
+from tammes.cli.flags import with_flags
+from tammes.cli.train import TrainVectors, options_for
 from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.io.console import be_quiet, printable, say, stopped
 from tammes.io.environment import colours
 from tammes.io.files import storage_error
 from tammes.io.machine import kill_as_interrupt
 
+# A word of the first screen is a file here, which has a class with the options and a function that runs them.
+_FILES = {name: import_module(f"tammes.cli.{name}") for group in help_pages.GROUPS.values() for name in group}
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
-    "train": (Train, train),
-    "evaluate": (Evaluate, evaluate),
-    "calibrate": (Calibrate, calibrate),
-    "embed": (Embed, embed),
-    "report": (Report, report),
-    "export": (Export, export),
-    "index": (Index, index),
-    "search": (Search, search),
-    "label": (Label, label),
-    "duplicates": (Duplicates, duplicates),
-    "serve": (Serve, serve),
-    "runs": (Runs, runs),
-    "data": (Data, data),
-    "doctor": (Doctor, doctor),
-    "losses": (Losses, losses),
-    "centroids": (Centroids, centroids),
-    "benchmark": (Benchmark, benchmark),
-    "cache": (Cache, cache),
-    "completion": (Completion, completion),
+    name: (getattr(file, name.capitalize()), getattr(file, name)) for name, file in _FILES.items()
 }
-
-
 # What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
 DONE, PROBLEMS_FOUND, WRONG_USE, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 # What the system may refuse that a user can put right.
@@ -89,6 +55,13 @@ def kind_of(name: str, words: Sequence[str]) -> type:
     return options_for(words) if name == "train" else COMMANDS[name][0]
 
 
+def declared(given: Sequence[str]) -> list[Option]:
+    """The options of the command that is among the words; of `train`, those of images and of vectors."""
+    command = next((word for word in given if word in COMMANDS), None)
+    kinds = [] if command is None else [COMMANDS[command][0], *([TrainVectors] if command == "train" else [])]
+    return [option for kind in reversed(kinds) for option in options_of(kind)]
+
+
 def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bool]:
     """The words without a flag of every command, and whether it is among them.
 
@@ -96,9 +69,7 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
     """
     if not set(flag) & set(given):
         return given, False
-    command = next((word for word in given if word in COMMANDS), None)
-    options = () if command is None else options_of(COMMANDS[command][0])
-    with_value = {spelling for option in options if option.kind is not bool for spelling in option.spellings}
+    with_value = {spelling for option in declared(given) if option.kind is not bool for spelling in option.spellings}
     end = given.index("--") if "--" in given else len(given)
     kept = [
         word
@@ -134,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         text, code = _describe(error)
+        text = with_flags(text, declared(given))
         if isinstance(error, OSError) and error.filename is None:
             _let_go_of_output()
         name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
@@ -155,9 +127,7 @@ def _open_streams() -> None:
 
 def _let_go_of_output() -> None:
     """What is left to flush goes nowhere: standard output cannot take it."""
-    if (
-        sys.__stdout__ is not None and sys.stdout is sys.__stdout__
-    ):  # and not what a program that calls us has put there
+    if sys.stdout is sys.__stdout__ is not None:  # and not what a program that calls us has put there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
 
 

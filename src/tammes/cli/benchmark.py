@@ -1,19 +1,16 @@
 """`tammes benchmark`: a table of training runs, as a file describes it; fair, and resumed where it stopped."""
 
-import subprocess
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional
-from tammes.errors import UserError
+from tammes.cli.console import optional, print_table
+from tammes.errors import check_whole
 from tammes.io.console import CONTINUE, print_json, say
 
 if TYPE_CHECKING:
-    from tammes.benchmark.cells import Cell
     from tammes.benchmark.plan import Plan
 
 
@@ -25,14 +22,10 @@ class Benchmark:
     several times at once: the processes share the work.
 
     For example:
-
-    tammes benchmark benchmarks/plans/glyphs-centroids.toml
-
-    tammes benchmark benchmarks/plans/cub-centroids-head.toml --data datasets/ --dry-run
-
-    tammes benchmark plan.toml --only one-hot "seed 0" --jobs 2
-
-    tammes benchmark plan.toml --retry-failed --out runs/plan
+        tammes benchmark benchmarks/plans/glyphs-centroids.toml
+        tammes benchmark benchmarks/plans/cub-centroids-head.toml --data datasets/ --dry-run
+        tammes benchmark plan.toml --only one-hot "seed 0" --jobs 2
+        tammes benchmark plan.toml --retry-failed --out runs/plan
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
@@ -60,135 +53,66 @@ class Benchmark:
 
 def benchmark(config: Benchmark) -> None:
     """Plan, run what has no result, show."""
-    for flag, value in (("--jobs", config.jobs), ("--threads", config.threads)):
-        if value is not None and value < 1:
-            raise UserError(f"{flag} must be at least 1, got {value}.")
-    from tammes.benchmark.cells import FAILED, begin
-    from tammes.benchmark.plan import read_plan
-    from tammes.benchmark.results import find_data, write_results
-    from tammes.benchmark.runner import all_cells, check_chosen, check_options, work
-    from tammes.benchmark.watch import Watch
+    check_whole("`jobs`", config.jobs)
+    if config.threads is not None:
+        check_whole("`threads`", config.threads)
+    import torch
 
-    plan = read_plan(config.file)
-    if config.weights is not None:
-        plan = replace(plan, train=plan.train | {"weights": config.weights})
-    data, out = find_data(plan, config.data), config.out or Path("runs") / config.file.stem
-    cells = all_cells(plan, out, config.only)
-    if not cells:
-        names = ", ".join(method.name for method in plan.methods)
-        raise UserError(f"--only {' '.join(config.only)} is in the name of no cell. The methods: {names}.")
-    check_options(plan, cells, data)
+    from tammes.benchmark.job import estimate, open_job, run_job
+
+    job = open_job(config.file, config.out, data=config.data, weights=config.weights, only=config.only)
+    torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // config.jobs))
     if config.dry_run:
-        _show_plan(config, plan, cells, data)
+        _show_plan(config, estimate(job, config.jobs))
         return
-    check_chosen(plan, cells)
-    begin(plan, out)
-    if config.retry_failed:
-        for cell in cells:
-            if cell.state == FAILED:
-                cell.forget()
-    _use_threads(config)
-    others = [_start(config, out, number) for number in range(1, config.jobs)]
     try:
-        with Watch(plan, cells, config.jobs) as watch:
-
-            def on_change(cells: "list[Cell]") -> None:
-                if watch.look(cells):
-                    write_results(plan, out)  # so that what is there can be looked at, and stored, while the others run
-
-            work(plan, lambda: all_cells(plan, out, config.only), data, on_change)
-        for number, other in enumerate(others, start=1):
-            if other.wait() not in (0, 1):  # 1: a cell failed, which is in its result
-                say(f"note: process {number} broke off, and the others did its work: {out / f'process-{number}.log'}")
+        written = run_job(job, _words(config, job.out), jobs=config.jobs, retry_failed=config.retry_failed)
     except (KeyboardInterrupt, SystemExit):
-        say(f"Stopped; nothing is lost. {CONTINUE} What is done: {out}")
+        say(f"Stopped; nothing is lost. {CONTINUE} What is done: {job.out}")
         raise SystemExit(130) from None
-    finally:
-        for other in others:
-            other.terminate()
-            other.wait()
-    written = write_results(plan, out)
-    if config.json:
-        print_json(written)
-    else:
-        _print_tables(plan, out)
-    if any(cell.state == FAILED for cell in all_cells(plan, out, config.only)):
-        say(f"Some cells failed: {out}/…/seed-N.json says how. `--retry-failed` runs them again.")
+    print_json(written) if config.json else _print_tables(job.plan, job.out)
+    if job.failed:
+        say(f"Some cells failed: {job.out}/…/seed-N.json says how. `--retry-failed` runs them again.")
         raise SystemExit(1)
 
 
-def _use_threads(config: Benchmark) -> None:
-    import torch
-
-    torch.set_num_threads(config.threads or max(1, torch.get_num_threads() // config.jobs))
-
-
-def _start(config: Benchmark, out: Path, number: int) -> "subprocess.Popen[bytes]":
-    """Another process that works on the same benchmark."""
-    import torch
-
-    from tammes.io.files import open_inside
-
-    words = ["benchmark", str(config.file), "--out", str(out), "--threads", str(torch.get_num_threads())]
+def _words(config: Benchmark, out: Path) -> list[str]:
+    """What another process is started with that works on the same benchmark."""
+    words = ["benchmark", str(config.file), "--out", str(out)]
     for flag, value in (("--data", config.data), ("--weights", config.weights)):
         words += [] if value is None else [flag, str(value)]
-    words += ["--only", *config.only] if config.only else []
-    with open_inside(out / f"process-{number}.log", empty=True) as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", "from tammes.cli import main; main()", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    return [*words, "--only", *config.only] if config.only else words
 
 
-def _show_plan(config: Benchmark, plan: "Plan", cells: "list[Cell]", data: str) -> None:
+def _show_plan(config: Benchmark, found: dict[str, Any]) -> None:
     """What would run, and how long it may take."""
-    from tammes.benchmark.cells import DONE
-    from tammes.benchmark.runner import runnable, seconds_left, timed
     from tammes.io.console import duration
 
-    waiting = runnable(cells)
-    states = {cell.name: cell.state for cell in cells}
-    _use_threads(config)
-    once, seconds, how = 0.0, 0.0, "nothing to run"
-    if waiting and any(cell.state == DONE for cell in cells):
-        seconds, how = seconds_left(cells) or 0.0, "by the cells that are done"
-    elif waiting:
-        of_a_cell, once = timed(plan, waiting[0], data)
-        seconds = seconds_left(cells, of_a_cell) or 0.0
-        how = "by a few steps of the first cell and an evaluation of random vectors"
-    seconds = once + seconds / config.jobs
+    once = found.pop("once")
     if config.json:
-        print_json({"cells": states, "to_run": len(waiting), "seconds": seconds, "estimated": how})
+        print_json(found)
         return
-    for name, state in states.items():
+    for name, state in found["cells"].items():
         print(f"{state:<14} {name}")
-    if not waiting:
+    if not found["to_run"]:
         print("Nothing is left to run.")
         return
     at_once = f" by {config.jobs} processes" if config.jobs > 1 else ""
-    print(f"{len(waiting)} of {len(cells)} cells would run{at_once}, about {duration(seconds)}: {how}.")
+    how = f"about {duration(found['seconds'])}: {found['estimated']}"
+    print(f"{found['to_run']} of {len(found['cells'])} cells would run{at_once}, {how}.")
     if once:
         print(f"{duration(once)} of it to compute, once, what the frozen part of the network gives.")
 
 
 def _print_tables(plan: "Plan", out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from tammes.benchmark.results import tables_of
     from tammes.benchmark.tables import columns
 
     tables, said = tables_of(plan, out)
     for preset, rows in tables.items():
-        shown = columns(rows)
-        drawn = Table(title=f"{plan.title}, preset {preset}")
-        for title in shown:
-            drawn.add_column(title, justify="left" if title in ("method", "remark") else "right")
-        for cells in zip(*shown.values(), strict=True):
-            drawn.add_row(*cells)
-        Console(width=60 + 16 * len(shown)).print(drawn)
+        shown, title = columns(rows), f"{plan.title}, preset {preset}"
+        cells = zip(*shown.values(), strict=True)
+        print_table(title, list(shown), cells, texts=("method", "remark"), width=60 + 16 * len(shown))
     for text in said:
         print(text)
     print(f"results: {out / 'results.json'}    page: {out / 'table.md'}")

@@ -15,12 +15,9 @@ class Cache:
     Whatever is removed is computed again when it is needed.
 
     For example:
-
-    tammes cache
-
-    tammes cache --clear
-
-    tammes cache --remove photos-1f0c6c0a6a3b2d11
+        tammes cache
+        tammes cache --clear
+        tammes cache --remove photos-1f0c6c0a6a3b2d11
     """
 
     clear: bool = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import check_for_images, optional
+from tammes.cli.console import optional, percent, print_table
 from tammes.errors import UserError
 from tammes.io.console import print_json, say, working
 
@@ -24,12 +24,9 @@ class Calibrate:
     and kept in the run folder as calibration.json.
 
     For example:
-
-    tammes calibrate gallery --unknown-rate 0.05
-
-    tammes calibrate runs/photos
-
-    tammes calibrate runs/photos other-photos/ --fmr 1e-4 --json
+        tammes calibrate gallery --unknown-rate 0.05
+        tammes calibrate runs/photos
+        tammes calibrate runs/photos other-photos/ --fmr 1e-4 --json
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY|RUN")]
@@ -55,12 +52,25 @@ class Calibrate:
 
 def calibrate(config: Calibrate) -> None:
     """Calibrate a gallery or a run."""
-    from tammes.training.run_folder import is_run
+    from tammes.training.run_folder import is_run, open_run
 
     if "://" in config.run or (not is_run(Path(config.run)) and (Path(config.run) / "about.lance").exists()):
         _of_gallery(config)
-    else:
-        _of_run(config)
+        return
+    if config.unknown_rate is not None:
+        no_gallery = f"and {config.run} is not one. Leave it out, or make one: tammes index"
+        raise UserError(f"`unknown_rate` is for a gallery, {no_gallery}")
+    from tammes.report.calibration import FEW
+    from tammes.run import calibrate_run
+
+    options = {name: getattr(config, name) for name in ("fmr", "on", "skip_bad", "device")}
+    made = calibrate_run(open_run(Path(config.run)), config.data, **options)
+    print_json(made.to_json()) if config.json else _show(made)
+    if made.found.false_matches < FEW:
+        say(
+            f"warning: only {made.found.false_matches} false matches stand behind this threshold, too few to trust it."
+            " Ask for a larger --fmr, or measure on more classes."
+        )
 
 
 def _of_gallery(config: Calibrate) -> None:
@@ -69,14 +79,9 @@ def _of_gallery(config: Calibrate) -> None:
     from tammes.gallery.threshold import calibrated
     from tammes.training.run_folder import is_run, open_run
 
-    for flag, given in (
-        ("DATA", config.data is not None),
-        ("--fmr", config.fmr is not None),
-        ("--on", config.on is not None),
-        ("--skip-bad", config.skip_bad),
-    ):
-        if given:
-            raise UserError(f"{flag} is for a run, and {config.run} is a gallery: leave it out.")
+    for name in ("data", "fmr", "on", "skip_bad"):
+        if getattr(config, name) not in (None, False):
+            raise UserError(f"`{name}` is for a run, and {config.run} is a gallery: leave it out.")
     store = open_gallery(config.run)
     made_by = Path(store.about.run)
     trained = trained_on(open_run(made_by)) if is_run(made_by) else []
@@ -90,79 +95,26 @@ def _of_gallery(config: Calibrate) -> None:
     print(f"Measured on {found.items:,} images of {found.classes} classes of {config.run}, and kept in it.")
 
 
-def _of_run(config: Calibrate) -> None:
-    from tammes.data import check_data
-    from tammes.metrics.verification import checked_fmr
-    from tammes.training.run_folder import open_finished
-
-    check_data(config.data)
-    if config.unknown_rate is not None:
-        raise UserError(
-            f"--unknown-rate is for a gallery, and {config.run} is not one. Leave it out, or make one: tammes index"
-        )
-    if config.fmr is not None:
-        checked_fmr(config.fmr)
-    if config.data is not None and config.on is not None:
-        raise UserError("--on chooses among the run's own classes, and DATA is measured whole: give one of the two.")
-    run = open_finished(Path(config.run))
-    kind = check_for_images(run, skip_bad=config.skip_bad)
-    from tammes.report.calibration import FEW, calibrate_items, classes_to_measure
-    from tammes.run import items_of, say_known
-
-    part = None if config.data is not None else classes_to_measure(run, config.on)
-    items = items_of(run, config.data, part=part or "test", skip_bad=config.skip_bad, on=config.device)
-    classes = run.read("classes", needs=("train", "test"))
-    say_known(tuple(items.class_names[label] for label in sorted(set(items.labels.tolist()))), classes["train"])
-    checks = part == "val" and bool(classes["test"])
-    check = items_of(run, skip_bad=config.skip_bad, on=config.device) if checks else None
-    made = calibrate_items(items, fmr=config.fmr, trained_on=classes["train"], check=check)
-    if part == "test":
-        say("note: the test classes chose this threshold, so they are no longer an independent test of it.")
-    if (run.folder / "calibration.json").exists():
-        say(f"note: an older calibration of {run.folder} is replaced.")
-    run.write("calibration", made.to_json())
-    if config.json:
-        print_json(made.to_json())
-    else:
-        _show(made, kind)
-    if made.found.false_matches < FEW:
-        say(
-            f"warning: only {made.found.false_matches} false matches stand behind this threshold, too few to trust it."
-            " Ask for a larger --fmr, or measure on more classes."
-        )
-
-
-def _show(made: "RunCalibration", kind: str) -> None:
+def _show(made: "RunCalibration") -> None:
     """A small table, and a sentence that explains it."""
-    from rich.console import Console
-    from rich.table import Table
-
     from tammes.report.calibration import describe_errors
 
-    found, check = made.found, made.check
-    table = Table(title=f"{made.measured_on}: {found.items:,} {kind}, {found.classes:,} classes")
+    found, check, kind = made.found, made.check, made.kind
     columns = ("threshold", "false match rate, %", "same class found, %", "pairs of\ndifferent classes", "of the same")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for label, row in (("calibrated", found), ("check on the\ntest classes", check)):
         if row is not None:
-            table.add_row(
-                label,
-                f"{row.threshold:.4f}{_interval(row.threshold_interval, '.4f')}",
-                f"{100 * row.false_match_rate:.3g}{_interval(row.false_match_interval, '.3g', 100)}",
-                f"{100 * row.true_match_rate:.2f}{_interval(row.true_match_interval, '.1f', 100)}",
-                f"{row.other_pairs:,}",
-                f"{row.same_pairs:,}",
-            )
-    Console(width=120).print(table)
+            low, high = row.threshold_interval or (0.0, 0.0)
+            interval = "" if row.threshold_interval is None else f"\n[{low:.4f}, {high:.4f}]"
+            false = percent(row.false_match_rate, row.false_match_interval, ".3g", ".3g")
+            true = percent(row.true_match_rate, row.true_match_interval)
+            pairs = (f"{row.other_pairs:,}", f"{row.same_pairs:,}")
+            rows.append((label, f"{row.threshold:.4f}{interval}", false, true, *pairs))
+    title = f"{made.measured_on}: {found.items:,} {kind}, {found.classes:,} classes"
+    print_table(title, ("", *columns), rows, width=120)
     print(
         f"Two {kind} whose embeddings are no farther apart than {found.threshold:.4f} are taken for the same class."
         f" {describe_errors(found)} Change it with --fmr."
     )
     if check is not None:
         print(f"On the test classes, which did not choose it: {describe_errors(check)}")
-
-
-def _interval(ends: tuple[float, float] | None, form: str, times: int = 1) -> str:
-    return "" if ends is None else f"\n[{times * ends[0]:{form}}, {times * ends[1]:{form}}]"

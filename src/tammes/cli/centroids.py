@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tammes.cli.console import optional
-from tammes.cli.outputs import place_for
+from tammes.cli.console import optional, print_table
 from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
+from tammes.io.outputs import place_for
 
 if TYPE_CHECKING:
     from tammes.centroids.quality import Quality
@@ -31,12 +31,9 @@ class Centroids:
     """Place class centroids: unit vectors as far apart as possible, with their distances.
 
     For example:
-
-    tammes centroids 100 64
-
-    tammes centroids 98 128 --kind kmeans --samples 15000 --seed 3
-
-    tammes centroids 11318 512 --out centroids.safetensors --plot distances.png
+        tammes centroids 100 64
+        tammes centroids 98 128 --kind kmeans --samples 15000 --seed 3
+        tammes centroids 11318 512 --out centroids.safetensors --plot distances.png
     """
 
     num_classes: Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="NUM_CLASSES")]
@@ -88,19 +85,18 @@ def centroids(config: Centroids) -> None:
 
 def _check_options(config: Centroids) -> tuple[Path | None, Path | None]:
     """Refuse at once what would fail, or be ignored, after the work; the files to write."""
-    check_seed("--seed", config.seed, bits=63)
+    check_seed("`seed`", config.seed, bits=63)
     for name, value, kind in (("spread", config.spread, "solve"), ("samples", config.samples, "kmeans")):
         if value is not None and config.kind != kind:
-            raise UserError(f"--{name} applies to --kind {kind} only, not to {config.kind}.")
-    out, plot = config.out, config.plot
-    if out is not None:
-        suffixes = (".npy", ".safetensors")
-        out = place_for("--out", out, name="centroids.npy", suffixes=suffixes, overwrite=config.overwrite)
-    if plot is not None:
-        plot = place_for("--plot", plot, name="centroids.png", suffixes=(".png",), overwrite=config.overwrite)
+            raise UserError(f"`{name}` applies to `kind={kind!r}` only, not to {config.kind}.")
     if config.plot is not None and not 2 <= config.num_classes <= _MOST_MEASURED:
-        raise UserError(f"--plot draws 2 to {_MOST_MEASURED} classes, got {config.num_classes}.")
-    return out, plot
+        raise UserError(f"`plot` draws 2 to {_MOST_MEASURED} classes, got {config.num_classes}.")
+
+    def place(option: str, name: str, *suffixes: str) -> Path | None:
+        given, overwrite = getattr(config, option), config.overwrite
+        return given and place_for(option, given, name=name, suffixes=suffixes, overwrite=overwrite)
+
+    return place("out", "centroids.npy", ".npy", ".safetensors"), place("plot", "centroids.png", ".png")
 
 
 def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float) -> None:
@@ -110,15 +106,9 @@ def _show(config: Centroids, kind: str, found: "Quality | None", seconds: float)
         record = {"num_classes": config.num_classes, "dim": config.dim, "kind": kind, "seed": config.seed}
         print_json(record | measured | {"seconds": round(seconds, 3)})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "", show_header=False, title=f"{config.num_classes} centroids in {config.dim} dimensions")
-    table.add_row("kind", kind)
-    for name, value in measured.items():
-        table.add_row(_MEASURES[name], "not measured" if value is None else f"{value:.6f}")
-    table.add_row("seconds", f"{seconds:.2f}")
-    Console().print(table)
+    rows = {_MEASURES[name]: "not measured" if value is None else f"{value:.6f}" for name, value in measured.items()}
+    title, columns = f"{config.num_classes} centroids in {config.dim} dimensions", ("kind", kind)
+    print_table(title, columns, (rows | {"seconds": f"{seconds:.2f}"}).items(), texts=columns, width=80)
     if config.num_classes > _MOST_MEASURED:
         print(f"The distances of all pairs are measured up to {_MOST_MEASURED} classes.")
     for path in (config.out, config.plot):

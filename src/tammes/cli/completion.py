@@ -11,12 +11,9 @@ class Completion:
     """Print a script for tab completion in bash, zsh or fish.
 
     For example:
-
-    tammes completion bash > ~/.local/share/bash-completion/completions/tammes
-
-    tammes completion zsh > ~/.zfunc/_tammes
-
-    tammes completion fish > ~/.config/fish/completions/tammes.fish
+        tammes completion bash > ~/.local/share/bash-completion/completions/tammes
+        tammes completion zsh > ~/.zfunc/_tammes
+        tammes completion fish > ~/.config/fish/completions/tammes.fish
     """
 
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]

@@ -22,14 +22,10 @@ class Data:
     and In-Shop have no address to download from; the command says where to find them, and does the rest.
 
     For example:
-
-    tammes data cub --to data/cub
-
-    tammes data cars196 --to data/cars196
-
-    tammes data sop --to data/sop --from /mnt/archives
-
-    tammes data glyphs --to data/glyphs
+        tammes data cub --to data/cub
+        tammes data cars196 --to data/cars196
+        tammes data sop --to data/sop --from /mnt/archives
+        tammes data glyphs --to data/glyphs
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]

@@ -20,10 +20,8 @@ class Doctor:
     facts. The exit code is 1 if training would fail, and 0 otherwise.
 
     For example:
-
-    tammes doctor photos/
-
-    tammes doctor photos/ --json > photos.json
+        tammes doctor photos/
+        tammes doctor photos/ --json > photos.json
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]

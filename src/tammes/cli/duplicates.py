@@ -18,10 +18,8 @@ class Duplicates:
     with its nearest ones by a perceptual hash. The threshold is a distance between embeddings.
 
     For example:
-
-    tammes duplicates gallery
-
-    tammes duplicates gallery --threshold 0.05 --json
+        tammes duplicates gallery
+        tammes duplicates gallery --threshold 0.05 --json
     """
 
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional
-from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
+from tammes.io.outputs import place_for
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def embed(config: Embed) -> None:
     """Read, embed, write, say what was written."""
     if config.batch_size is not None:
         check_whole("--batch-size", config.batch_size)
-    out = place_for("--out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
+    out = place_for("out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
     if not is_vector_file(config.data):
         from tammes.data import check_place
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, results_table
-from tammes.errors import UserError, check_seed
+from tammes.errors import UserError, check_seed, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
 
@@ -17,14 +17,10 @@ class Evaluate:
     """Measure a trained model on classes that it has not seen, or measure vectors.
 
     For example:
-
-    tammes evaluate runs/glyphs-discriminative-simplex-0
-
-    tammes evaluate runs/photos other-photos/ --json
-
-    tammes evaluate runs/vectors other.npz
-
-    tammes evaluate vectors.npz
+        tammes evaluate runs/glyphs-discriminative-simplex-0
+        tammes evaluate runs/photos other-photos/ --json
+        tammes evaluate runs/vectors other.npz
+        tammes evaluate vectors.npz
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|VECTORS")]
@@ -51,19 +47,18 @@ class Evaluate:
 
 def evaluate(config: Evaluate) -> None:
     """Embed, search, measure, show."""
-    if config.restarts < 1 or not config.seeds:
-        raise UserError("--restarts must be at least 1, and --seeds one number or more.")
+    check_whole("`restarts`", config.restarts)
+    check_whole("the number of `seeds`", len(config.seeds))
     for seed in config.seeds:
-        check_seed("each of --seeds", seed)
-    rows = _of_vectors(config) if is_vector_file(config.model) else _of_run(config)
+        check_seed("each of `seeds`", seed)
+    how = {name: getattr(config, name) for name in ("clustering", "seeds", "restarts")}
+    rows = _of_vectors(config, how) if is_vector_file(config.model) else _of_run(config, how)
     if config.json:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    results_table(
-        {name.replace("untrained", "pretrained"): row for name, row in rows.items()},
-        f"{one['classes']} classes, {one['queries']} queries, per cent",
-    )
+    rows = {name.replace("untrained", "pretrained"): row for name, row in rows.items()}
+    results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if one["single_image_classes"]:
         print(
             f"{one['single_image_classes']} classes have one image only, which nothing can match: they count as misses."
@@ -72,17 +67,16 @@ def evaluate(config: Evaluate) -> None:
         print(f"{100 * one['tie_rate']:.2f} % of the queries have ties that matter; they count as their expectation.")
 
 
-def _of_vectors(config: Evaluate) -> dict[str, dict[str, Any]]:
+def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
     from tammes.run import evaluate_vectors
 
-    if config.data is not None or config.embedding is not None:
-        raise UserError(f"vectors are measured as they are: give no DATA and no --embedding with {config.model.name}.")
-    if config.skip_bad:
-        raise UserError(f"--skip-bad is for images, and {config.model.name} holds vectors: leave it out.")
-    return evaluate_vectors(config.model, clustering=config.clustering, seeds=config.seeds, restarts=config.restarts)
+    for name in ("data", "embedding", "skip_bad"):
+        if getattr(config, name):
+            raise UserError(f"`{name}` is for a run, and {config.model.name} holds vectors: leave it out.")
+    return evaluate_vectors(config.model, **how)
 
 
-def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
+def _of_run(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if config.data is not None and not is_vector_file(config.data):
         from tammes.data import check_place
 
@@ -90,13 +84,5 @@ def _of_run(config: Evaluate) -> dict[str, dict[str, Any]]:
     from tammes.run import evaluate_run
     from tammes.training.run_folder import open_run
 
-    return evaluate_run(
-        open_run(config.model),
-        config.data,
-        embedding=config.embedding,
-        clustering=config.clustering,
-        skip_bad=config.skip_bad,
-        on=config.device,
-        seeds=config.seeds,
-        restarts=config.restarts,
-    )
+    how |= {"embedding": config.embedding, "skip_bad": config.skip_bad, "on": config.device}
+    return evaluate_run(open_run(config.model), config.data, **how)

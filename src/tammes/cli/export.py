@@ -2,19 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from tammes.cli.console import optional
-from tammes.cli.outputs import place_for
-from tammes.errors import UserError
-from tammes.io.console import print_json, say
-
-if TYPE_CHECKING:
-    from tammes.training.run_folder import RunFolder
-
-NAMES = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors", "hub": "hub"}
+from tammes.io.console import print_json
 
 
 @dataclass(frozen=True)
@@ -26,14 +19,10 @@ class Export:
     images are resized and cropped. A model whose vectors differ from PyTorch's by more than 1e-4 is not written.
 
     For example:
-
-    tammes export runs/photos --format onnx
-
-    tammes export runs/photos --format onnx --with-preprocessing --out photos.onnx
-
-    tammes export runs/photos --format onnx --int8
-
-    tammes export runs/photos --format hub --out photos-model --push owner/photos
+        tammes export runs/photos --format onnx
+        tammes export runs/photos --format onnx --with-preprocessing --out photos.onnx
+        tammes export runs/photos --format onnx --int8
+        tammes export runs/photos --format hub --out photos-model --push owner/photos
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -63,83 +52,13 @@ class Export:
 
 
 def export(config: Export) -> None:
-    """Check the options, write, print."""
-    _check(config)
-    from tammes.io.files import is_vector_file
+    """Write, print."""
+    from tammes.run import export_run
     from tammes.training.run_folder import open_run
 
-    run = open_run(config.model)
-    if is_vector_file(run.read("config").get("data", "")):
-        raise UserError(f"{run.folder} was trained on vectors: only models of images are exported.")
-    if config.int8 and not run.read("classes", needs=("test",))["test"]:
-        raise UserError(f"{run.folder} was trained on all classes, so the cost of 8 bits cannot be measured.")
-    name = "model-int8.onnx" if config.int8 else "picture.onnx" if config.with_preprocessing else NAMES[config.format]
-    out = config.out or run.folder / name
-    record = {"file": str(out)} | (_to_hub(config, run, out) if config.format == "hub" else _to_file(config, run, out))
-    if config.json:
-        print_json(record)
-    else:
-        _print(record)
-
-
-def _check(config: Export) -> None:
-    for flag, given, format in (
-        ("--with-preprocessing", config.with_preprocessing, "onnx"),
-        ("--int8", config.int8, "onnx"),
-        ("--push", config.push is not None, "hub"),
-        ("--private", config.private, "hub"),
-        ("--licence", config.licence != "unknown", "hub"),
-        ("--licence-file", config.licence_file is not None, "hub"),
-    ):
-        if given and config.format != format:
-            raise UserError(f"{flag} is for --format {format}, and this is {config.format}: leave it out.")
-    if config.int8 and config.with_preprocessing:
-        raise UserError("--int8 and --with-preprocessing are two files: export each by itself.")
-    if config.int8 and config.data is not None:
-        raise UserError("--int8 is measured on the run's own test classes: leave --data out.")
-
-
-def _to_file(config: Export, run: "RunFolder", out: Path) -> dict[str, Any]:
-    from tammes.export.files import (
-        CHECKED_OF_ANY_SIZE,
-        Trial,
-        export_file,
-        export_with_preprocessing,
-        photos_to_check,
-    )
-    from tammes.models.embedder import load
-
-    place = place_for("--out", out, name=NAMES[config.format], overwrite=config.overwrite)
-    embedder, trial = load(run.folder), None
-    if config.with_preprocessing:
-        made = export_with_preprocessing(embedder, photos_to_check(run, config.data, CHECKED_OF_ANY_SIZE))
-    else:
-        photos = photos_to_check(run, config.data)
-        if config.int8:
-            from tammes.run import items_of, own_data
-            from tammes.training.config import load_config
-
-            own = own_data(run, load_config(run), embedder)
-            trial = Trial(own.images, own.split.train, items_of(run, on="cpu"))
-        assert config.format != "hub"
-        made = export_file(embedder, config.format, photos, trial)
-    made.write(place)
-    return made.checked | {"bytes": len(made.content), "beside": f"{out}.json"}
-
-
-def _to_hub(config: Export, run: "RunFolder", out: Path) -> dict[str, Any]:
-    from tammes.export.files import photos_to_check
-    from tammes.export.hub_folder import card_of, check_folder, export_to_folder, licence_text
-    from tammes.io.hub import push_to_hub
-
-    text = licence_text(config.licence, config.licence_file)
-    check_folder(out, run, overwrite=config.overwrite)
-    card = card_of(run, hub_name=config.push, licence=config.licence, licence_text=text)
-    record = export_to_folder(run, out, card, photos_to_check(run, config.data))
-    if config.push is not None:
-        say(f"uploading to {config.push}")
-        record["address"] = push_to_hub(out, config.push, private=config.private)
-    return record
+    options = {name: value for name, value in vars(config).items() if name not in ("model", "json")}
+    record = export_run(open_run(config.model), **options)
+    print_json(record) if config.json else _print(record)
 
 
 def _print(record: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional
-from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_distance, check_whole
 from tammes.io.console import print_json, printable, say
+from tammes.io.outputs import place_for
 
 if TYPE_CHECKING:
     from tammes.gallery.classification import Classification
@@ -67,7 +67,7 @@ def label(config: Label) -> None:
         raise UserError("--unknown-rate finds the threshold that --threshold gives: leave one out.")
     out = None
     if config.out is not None:
-        out = place_for("--out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
+        out = place_for("out", config.out, name="labels.csv", suffixes=(".csv",), overwrite=config.overwrite)
     from tammes.data.folder import check_folder
 
     check_folder(config.folder)

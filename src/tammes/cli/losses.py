@@ -20,14 +20,10 @@ class Losses:
     The explanation has the equation, the cost of a step, the options and their defaults.
 
     For example:
-
-    tammes losses
-
-    tammes losses triplet-semihard
-
-    tammes losses pml:ProxyAnchorLoss
-
-    tammes losses --json
+        tammes losses
+        tammes losses triplet-semihard
+        tammes losses pml:ProxyAnchorLoss
+        tammes losses --json
     """
 
     name: Annotated[str | None, tyro.conf.Positional, optional("NAME")] = None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional
-from tammes.cli.outputs import place_for
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.io.console import print_json, printable
+from tammes.io.outputs import place_for
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -70,7 +70,7 @@ def search(config: Search) -> None:
     check_files([*config.images, *([] if config.vector is None else [str(config.vector)])])
     sheet = None
     if config.sheet is not None:
-        sheet = place_for("--sheet", config.sheet, name="found.png", suffixes=(".png",), overwrite=config.overwrite)
+        sheet = place_for("sheet", config.sheet, name="found.png", suffixes=(".png",), overwrite=config.overwrite)
     from tammes.gallery.gallery import Gallery
 
     gallery = Gallery(config.gallery, config.model, config.device)

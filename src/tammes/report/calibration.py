@@ -32,6 +32,11 @@ class RunCalibration:
     check: Calibration | None = None
     checked_on: str | None = None
 
+    @property
+    def kind(self) -> str:
+        """What was measured: images or vectors."""
+        return self.measured_on.split()[0]
+
     def to_json(self) -> dict[str, Any]:
         """What calibration.json holds."""
         check = None if self.check is None else {**asdict(self.check), "measured_on": self.checked_on}

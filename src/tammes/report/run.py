@@ -28,6 +28,7 @@ HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 # What a page cannot do without.
 NEEDED = ("data", "command")
 OPTIONS = ("data", "loss", "seed", "dim")
+FMR = 1e-3  # the false match rate by default
 MOST_POINTS = 6000  # on the map
 MOST_PAIRED = 12_000  # items whose distances to each other are counted
 MOST_CLASSES = 1000  # rows of a table that a browser still sorts at once
@@ -84,7 +85,7 @@ def look(items: Items, *, way: Way | None = "tsne", seed: int = 0) -> Looked:
     )
 
 
-def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = 1e-3) -> str:
+def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = FMR) -> str:
     """The report of a finished run as one HTML file.
 
     Args:

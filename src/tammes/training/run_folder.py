@@ -219,6 +219,10 @@ def check_new(folder: Path, *, overwrite: bool = False) -> None:
 
 def remove(folder: Path) -> list[str]:
     """Remove a run; returns what stays in its folder, as it is not the run's."""
+    place = open_run(folder).folder.resolve()
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link. Remove the run itself: tammes runs --remove {place}")
+    folder = place
     with _locked(folder):
         _remove_own(folder)
         (folder / _LOCK).unlink(missing_ok=True)
@@ -320,6 +324,30 @@ def listed(root: Path) -> list[RunFolder]:
     """All runs below a folder, oldest first."""
     found = [RunFolder(file.parent) for file in root.glob("**/config.json") if is_run(file.parent)]
     return sorted(found, key=lambda run: (run.folder / "config.json").stat().st_mtime)
+
+
+def records(root: Path) -> list[dict[str, Any]]:
+    """What `tammes runs` lists: all runs below a folder, oldest first; of one that cannot be read, the error."""
+    if not root.is_dir():
+        raise UserError(f"no such folder: {root}. Train something first: tammes train")
+    return [_record(run) for run in listed(root)]
+
+
+def _record(run: RunFolder) -> dict[str, Any]:
+    try:
+        options, results, lines = run.read("config"), run.read("results") or {}, run.epochs()
+        # Vectors may train again on the classes that chose the epoch, which is not one more of those asked for.
+        done, epochs = sum("on_all_classes" not in line for line in lines), options.get("epochs")
+        return {
+            "run": str(run.folder),
+            "state": run.state,
+            **{name: options.get(name) for name in ("data", "loss", "centroids", "backbone", "seed")},
+            **({"loss": "ridge"} if options.get("method") == "ridge" else {}),
+            "epochs": "-" if epochs is None else f"{done}/{epochs}",
+            **{name: results.get(name) for name in ("trained", "untrained", "verdict", "command")},
+        }
+    except UserError as error:
+        return {"run": str(run.folder), "error": str(error)}
 
 
 def centroids_of(run: RunFolder) -> "Tensor | None":

@@ -1,4 +1,4 @@
-"""Files that a command writes where its user asks for them."""
+"""Files that are written where a caller asks for them."""
 
 import os
 from pathlib import Path
@@ -15,24 +15,25 @@ def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] =
     gallery, which may be untrusted: there the link is replaced.
 
     Args:
-        option: that names the file: "--out".
+        option: that names the file: "out".
         name: suggested where a folder was given.
         suffixes: what its name must end in.
     """
+    given = f"`{option}={str(file)!r}`"
     if file.is_dir():
-        raise UserError(f"{option} {file} is a folder. Give it a name: {option} {file / name}")
+        raise UserError(f"{given} is a folder. Give it a name: `{option}={str(file / name)!r}`")
     if suffixes and file.suffix.lower() not in suffixes:
-        raise UserError(f"{option} must end in {' or '.join(suffixes)}, got {str(file)!r}.")
+        raise UserError(f"`{option}` must end in {' or '.join(suffixes)}, got {str(file)!r}.")
     followed = not any((file.parent / name).exists() for name in _OURS)
     place = Path(os.path.realpath(file)) if followed else file
     if followed and place.is_symlink():
-        raise UserError(f"{option} {file} is a link that leads back to itself. Give the name of a file.")
+        raise UserError(f"{given} is a link that leads back to itself. Give the name of a file.")
     if not place.parent.is_dir():
-        raise UserError(f"{option} {file}: there is no folder {file.parent}. Make it first.")
+        raise UserError(f"{given}: there is no folder {file.parent}. Make it first.")
     if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise UserError(f"{option} {file}: cannot write to {place.parent}. Choose another {option}.")
+        raise UserError(f"{given}: cannot write to {place.parent}. Choose another `{option}`.")
     if place.exists() and not place.is_file():
-        raise UserError(f"{option} {file} is a device or a pipe. Give the name of a file.")
+        raise UserError(f"{given} is a device or a pipe. Give the name of a file.")
     if place.exists() and not overwrite:
-        raise UserError(f"{file} exists. Pass --overwrite to replace it.")
+        raise UserError(f"{file} exists. Pass `overwrite=True` to replace it.")
     return place
