@@ -161,7 +161,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     """The message of an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), WRONG_USE
-    where = "standard output, or a file" if getattr(error, "filename", None) is None else error.filename
+    where = getattr(error, "filename", None) or "standard output, or a file"
     if isinstance(error, OSError) and (failed := storage_error(error, where)):
         return str(failed), WRONG_USE
     if isinstance(error, OSError) and error.errno in _REFUSED:
