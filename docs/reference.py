@@ -122,7 +122,7 @@ def described(thing: Any, name: str) -> str:
     """The signature of a function or class, and its docstring as Markdown."""
     thing = getattr(thing, "__func__", thing)  # of a class method
     signature = (
-        "" if isinstance(thing, property) or hasattr(thing, "attrname") else f"```python\n{call(thing, name)}\n```\n\n"
+        "" if isinstance(thing, property) or hasattr(thing, "attrname") else f"```py\n{call(thing, name)}\n```\n\n"
     )
     return signature + markdown(inspect.getdoc(thing) or "") + "\n"
 

@@ -35,8 +35,11 @@ def blocks(file: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", sorted(DOCS.rglob("*.md")), ids=lambda file: str(file.relative_to(DOCS)))
-def test_the_code_of_a_page_runs_from_top_to_bottom(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = blocks(file, "python")
+    monkeypatch.chdir(tmp_path)  # what a page writes stays there
     exec(compile("\n".join(found), str(file), "exec"), {"__name__": "page"})
     assert "False" not in capsys.readouterr().out
 
