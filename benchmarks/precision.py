@@ -7,17 +7,20 @@ epochs with the first. A run is evaluated in float32 either way. What counts is 
 seed, beside its spread over seeds; test classes are not looked at.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import loads
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from benchmarks.timing import machine, save
-from tammes.cli import main as tammes
+from tammes.training.config import resolve
+from tammes.training.data import Data
+from tammes.training.train import train_images
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,20 @@ def trained(options: Options, part: str, precision: str, seed: int) -> dict[str,
     """R@1 on the validation classes after the last epoch, and the seconds that training took."""
     folder = options.out / f"{part}-{precision}-{seed}"
     if not (folder / "results.json").exists():
-        epochs = options.epochs if part == "all" else options.top_epochs
-        words = ["train", str(options.data), "--backbone", options.backbone, "--weights", options.weights]
-        words += ["--train", part, "--precision", precision, "--seed", str(seed), "--val-classes", options.val_classes]
-        words += [] if epochs is None else ["--epochs", str(epochs)]
-        words += [] if options.test_classes is None else ["--test-classes", options.test_classes]
-        tammes([*words, "--out", str(folder), "--overwrite"])
+        given: dict[str, Any] = {"backbone": options.backbone, "weights": options.weights, "train": part, "seed": seed}
+        given |= {"precision": precision, "val_classes": options.val_classes, "test_classes": options.test_classes}
+        given["epochs"] = options.epochs if part == "all" else options.top_epochs
+        train_images(resolve(str(options.data), given, folder), overwrite=True, select=without_test)  # type: ignore[arg-type]
     lines = [loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "train": part, "precision": precision, "seed": seed, "recall_at_1": lines[-1]["val_recall_at_1"],
         "loss": lines[-1]["loss"], "seconds": sum(line["seconds"] for line in lines),
     }  # fmt: skip
+
+
+def without_test(data: Data) -> Data:
+    """The same training and validation images; those to test on are left alone."""
+    return data.with_split(replace(data.split, test=np.empty(0, dtype=np.int64)))
 
 
 def compared(runs: list[dict[str, Any]], part: str) -> dict[str, Any]:
