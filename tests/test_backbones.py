@@ -71,11 +71,11 @@ def test_names_that_are_no_backbone(name: str, message: str) -> None:
 def test_weights_that_are_no_file() -> None:
     with pytest.raises(
         UserError,
-        match=r"^unknown weights 'imagnet': --weights is imagenet, none, or a file whose name ends in"
+        match=r"^unknown weights 'imagnet': `weights` is imagenet, none, or a file whose name ends in"
         r" \.safetensors, \.pt, \.pth or \.caffemodel\.$",
     ):
         backbone("conv4", weights="imagnet")
-    with pytest.raises(UserError, match=r"^no weights file nowhere/w\.pt\. --weights is imagenet, none, or a file\.$"):
+    with pytest.raises(UserError, match=r"^no weights file nowhere/w\.pt\. `weights` is imagenet, none, or a file\.$"):
         backbone("conv4", weights=Path("nowhere/w.pt"))
 
 

@@ -106,7 +106,7 @@ def test_a_file_says_its_form_and_the_first_convolution_is_turned_to_rgb(tmp_pat
 
 def test_a_file_that_does_not_say_its_form_is_refused_until_it_is_said(tmp_path: Path) -> None:
     file = file_of_weights(tmp_path, None)
-    with pytest.raises(UserError, match=r"--weights-form torchvision, or --weights-form keras"):
+    with pytest.raises(UserError, match=r"`weights_form='torchvision'`, or `weights_form='keras'`"):
         backbone("resnet50", weights=file)
     assert backbone("resnet50", weights=file, form="keras").form == "keras"
     made = backbone("resnet50", weights=file, form="torchvision")

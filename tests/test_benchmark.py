@@ -137,7 +137,7 @@ def test_the_table_holds_all_of_the_protocol(done: Path) -> None:
     assert rows["softmax, penultimate layer"]["difference"]["seeds"] == 2
     assert rows["softmax, penultimate layer"]["difference"]["half"] is not None
     assert rows["untrained backbone"]["seeds"] == 2
-    assert rows["later, last layer"]["remark"] == "not there yet: --loss of-tomorrow"
+    assert rows["later, last layer"]["remark"] == "not there yet: loss of-tomorrow"
     assert rows["broken, last layer"]["remark"].startswith("2 of 2 failed: unknown kind of centroids")
     page = (done / "out" / "table.md").read_text()
     assert "conv4 from none, trained: all, pool published, dim 16" in page

@@ -149,7 +149,7 @@ def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_there_yet_may_have_options_of_its_own(tmp_path: Path) -> None:
     text = SHORTEST + 'loss = "of-tomorrow"\nsharpness = 3\nsearch = { softness = [1, 2] }\n[search]\nlr = [1]\n'
     method = plan(tmp_path, text).methods[0]
-    assert method.missing == "--loss of-tomorrow"
+    assert method.missing == "loss of-tomorrow"
     assert (method.options, method.search) == ({"loss": "of-tomorrow", "sharpness": 3}, {"softness": (1, 2)})
 
 
@@ -251,9 +251,9 @@ def test_options_of_a_loss_stand_beside_those_of_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SHORTEST + "[train]\nlr = nan\n", "plan.toml: method 'one': --lr must be a finite number, got nan."),
-        (SHORTEST + "[train]\nepochs = 0\n", "plan.toml: method 'one': --epochs must be at least 1, got 0."),
-        (SHORTEST + "[search]\nlr = [0.1, -1]\n", "plan.toml: method 'one': --lr must not be negative, got -1.0."),
+        (SHORTEST + "[train]\nlr = nan\n", "plan.toml: method 'one': `lr` must be a finite number, got nan."),
+        (SHORTEST + "[train]\nepochs = 0\n", "plan.toml: method 'one': `epochs` must be at least 1, got 0."),
+        (SHORTEST + "[search]\nlr = [0.1, -1]\n", "plan.toml: method 'one': `lr` must not be negative, got -1.0."),
     ],
 )
 def test_a_plan_is_refused_for_what_train_would_refuse(

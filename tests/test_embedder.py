@@ -101,9 +101,9 @@ def test_errors(tmp_path: Path) -> None:
         UserError, match=r"^no trained model in .*: embedder.json is missing. Train one: tammes train DATA"
     ):
         load(tmp_path)
-    with pytest.raises(UserError, match=r"^--embedding last needs the class layer."):
+    with pytest.raises(UserError, match=r"^`embedding='last'` needs the class layer."):
         EmbedderConfig("conv4", embedding="last")
-    with pytest.raises(UserError, match=r"^--dim must be at least 1, got 0.$"):
+    with pytest.raises(UserError, match=r"^`dim` must be at least 1, got 0.$"):
         EmbedderConfig("conv4", dim=0)
     with pytest.raises(UserError, match=r"^no images to encode.$"):
         made().encode([])

@@ -173,11 +173,11 @@ def test_a_backbone_that_cannot_be_cut() -> None:
     embedder.default_cut = None
     config = config_of(backbone="conv4", train="top")
     assert refused(lambda: cut_of(config, embedder)) == (
-        "conv4 has no usual place to cut: name a module of it with --cut, or --train all."
+        "conv4 has no usual place to cut: name a module of it with `cut`, or `train='all'`."
     )
     made = replace(backbone("conv4"), depths=())
     assert refused(lambda: build_embedder(config_of(loss="hdc"), made, 4)) == (
-        "--loss hdc takes features from several depths, and conv4 cannot be cut at two places far apart."
+        "`loss='hdc'` takes features from several depths, and conv4 cannot be cut at two places far apart."
         " Use another backbone: googlenet, resnet18, …"
     )
 
@@ -283,7 +283,7 @@ def test_frozen_weights_that_are_damaged(tmp_path: Path) -> None:
     file.write_bytes(content)
     said = refused(lambda: load_weights(RunFolder(tmp_path), network))
     assert said.startswith(f"{file} is damaged: ")
-    assert said.endswith(" The run cannot be resumed: start over with --overwrite.")
+    assert said.endswith(" The run cannot be resumed: start over with `overwrite=True`.")
 
 
 def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

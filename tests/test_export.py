@@ -277,7 +277,7 @@ def test_the_text_of_a_licence_is_known_or_given(tmp_path: Path) -> None:
     assert licence_text("mit", tmp_path / "MIT") == "Do as you like."
     with pytest.raises(UserError, match="^the text of the licence 'mit' is not here, only that of apache-2.0, and it"):
         licence_text("mit")
-    with pytest.raises(UserError, match="^--licence-file is the text of --licence: give its name too"):
+    with pytest.raises(UserError, match="^`licence_file` is the text of `licence`: give its name too"):
         licence_text("unknown", tmp_path / "MIT")
     with pytest.raises(UserError, match="^no such file: "):
         licence_text("mit", tmp_path / "nothing")

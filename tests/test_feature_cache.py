@@ -208,7 +208,7 @@ def test_errors(images: Decoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match=r"has no part 'blocks\.9'"):
         Frozen(network(), "blocks.9")
     monkeypatch.setattr(frozen, "below", lambda pictures: torch.full((len(pictures), 3), 1e6))
-    with pytest.raises(UserError, match=r"too large for half precision\. Use --train all, or another --cut\."):
+    with pytest.raises(UserError, match=r"too large for half precision\. Use `train=\'all\'`, or another `cut`"):
         kept(frozen, images, tmp_path)
     monkeypatch.undo()
     (tmp_path / "file").write_text("in the way")

@@ -582,7 +582,7 @@ def test_what_cannot_be_batched_says_so() -> None:
     assert refused(lambda: epoch_of(labels, sampler="pk", batch_size=10)) == (
         "a batch of 10 cannot hold classes of 4 images each. Use --batch-size 8."
     )
-    assert refused(lambda: epoch_of(labels, batch_size=0)) == "--batch-size 0 is not a number of images from 1 up."
+    assert refused(lambda: epoch_of(labels, batch_size=0)) == "`batch_size=0` is not a number of images from 1 up."
     assert refused(lambda: epoch_of(np.empty(0, dtype=np.int64))) == "no images to make batches of."
     assert refused(lambda: epoch_of(labels, crop=3)) == (
         "a crop of 3 x 3 does not fit into the smallest images of 2 x 2. "

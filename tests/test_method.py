@@ -104,7 +104,7 @@ def test_mined_triplets_stay_together_in_a_batch_of_all_processes() -> None:
 
 
 def test_a_batch_too_small_for_a_triplet() -> None:
-    with pytest.raises(UserError, match="^a batch of 2 cannot hold a triplet. Use --batch-size 3 or more.$"):
+    with pytest.raises(UserError, match="^a batch of 2 cannot hold a triplet. Use `batch_size=3` or more.$"):
         turns(np.arange(3), batch_size=2, train=True, order=np.arange(3))
 
 

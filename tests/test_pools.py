@@ -49,7 +49,7 @@ def test_poolings_within_blocks_are_left_alone() -> None:
 )
 def test_a_network_without_such_a_pooling_is_refused(name: str) -> None:
     with pytest.raises(
-        UserError, match=r"does not end in a mean or maximum over all places, so --pool max cannot take"
+        UserError, match=r"does not end in a mean or maximum over all places, so `pool='max'` cannot take"
     ):
         seeded(name, "max")
 

@@ -69,7 +69,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     run = create(folder)
     run.write("config", {"seed": 0})
     run.write("environment", {})
-    with pytest.raises(UserError, match=r"run is a run already. .*--resume .*run, replace it with --overwrite, or"):
+    with pytest.raises(UserError, match=r"run is a run already. .*--resume .*run.*`overwrite=True`.*`out`"):
         create(folder)
     (folder / "old").touch()
     (folder / "last").mkdir()
@@ -79,7 +79,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_a_run_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "thesis.doc").touch()
-    with pytest.raises(UserError, match="exists and is not a run. Please choose another --out.$"):
+    with pytest.raises(UserError, match="exists and is not a run. Please choose another `out`.$"):
         create(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.doc").exists()
 
@@ -91,7 +91,7 @@ def test_a_folder_that_only_looks_like_the_beginning_of_a_run_is_not_touched(tmp
     if lock:
         (tmp_path / ".lock").touch()
         (tmp_path / "thesis.doc").touch()
-    with pytest.raises(UserError, match="exists and is not a run. Please choose another --out.$"):
+    with pytest.raises(UserError, match="exists and is not a run. Please choose another `out`.$"):
         create(tmp_path, overwrite=True)
     assert (tmp_path / "config.json").read_text() == "theirs"
 

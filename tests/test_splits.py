@@ -169,25 +169,25 @@ def test_validation_that_is_asked_for_does_not_look_at_the_test_images() -> None
 def test_too_few_classes_in_what_the_data_says() -> None:
     dataset = parts([0, 0, 1, 2], [TRAIN, TRAIN, TEST, VALIDATION])
     assert refused(dataset) == (
-        "1 of 3 classes would train; at least 2 must. Say otherwise in the data, or with --test-classes."
+        "1 of 3 classes would train; at least 2 must. Say otherwise in the data, or with `test_classes`."
     )
-    assert refused(dataset, val_classes=1) == "1 of 3 classes would train; at least 2 must. Lower --val-classes."
-    assert refused(dataset, val_classes=3) == "--val-classes 3 is not a number of classes from 0 to 2."
+    assert refused(dataset, val_classes=1) == "1 of 3 classes would train; at least 2 must. Lower `val_classes`."
+    assert refused(dataset, val_classes=3) == "`val_classes=3` is not a number of classes from 0 to 2."
 
 
 def test_too_few_classes_to_train() -> None:
-    assert refused(classes(2)) == "1 of 2 classes would train; at least 2 must. Lower --test-classes."
-    assert refused(classes(4), test_classes=0.9) == "0 of 4 classes would train; at least 2 must. Lower --test-classes."
+    assert refused(classes(2)) == "1 of 2 classes would train; at least 2 must. Lower `test_classes`."
+    assert refused(classes(4), test_classes=0.9) == "0 of 4 classes would train; at least 2 must. Lower `test_classes`."
     assert refused(classes(4), val_classes=1) == (
-        "1 of 4 classes would train; at least 2 must. Lower --test-classes or --val-classes."
+        "1 of 4 classes would train; at least 2 must. Lower `test_classes` or `val_classes`."
     )
 
 
 def test_numbers_out_of_range() -> None:
-    assert refused(classes(4), test_classes=5) == "--test-classes 5 is not a number of classes from 0 to 4."
-    assert refused(classes(8), val_classes=-1) == "--val-classes -1 is not a number of classes from 0 to 4."
+    assert refused(classes(4), test_classes=5) == "`test_classes=5` is not a number of classes from 0 to 4."
+    assert refused(classes(8), val_classes=-1) == "`val_classes=-1` is not a number of classes from 0 to 4."
     assert refused(classes(4), test_classes=1.5) == (
-        "--test-classes 1.5 is not a share of the classes: from 0 to below 1, or a whole number of them."
+        "`test_classes=1.5` is not a share of the classes: from 0 to below 1, or a whole number of them."
     )
     assert "nan is not a share" in refused(classes(4), test_classes=float("nan"))
 

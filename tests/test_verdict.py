@@ -201,7 +201,7 @@ def test_another_run_starts_from_the_last_epoch_where_what_is_kept_was_not_train
 ) -> None:
     embedder = trained_embedder(hurt)
     assert embedder.config == load(hurt / "last").config
-    with pytest.raises(UserError, match="--compatible.*pretrained"):
+    with pytest.raises(UserError, match="`compatible`.*pretrained"):
         trained_embedder(hurt, only_kept=True)
 
 

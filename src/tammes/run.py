@@ -320,11 +320,10 @@ def _check_places(data: str, given: dict[str, Any], out: Path | None, objects: O
     for name in ("init_from", "continue_from", "weights"):
         source = given.get(name)
         if out is not None and source is not None and Path(source).exists():
-            flag = "--" + name.replace("_", "-")
             if Path(source).resolve() == out.resolve():
-                raise UserError(f"{flag} and --out are the same folder. Choose another --out.")
+                raise UserError(f"`{name}` and `out` are the same folder. Choose another `out`.")
             if Path(source).resolve().is_relative_to(out.resolve()):
-                raise UserError(f"{flag} {source} lies in --out {out}. Choose another --out.")
+                raise UserError(f"`{name}={str(source)!r}` lies in `out={str(out)!r}`. Choose another `out`.")
     if out is not None and distributed.is_first():
         check_new(out, overwrite=overwrite)
 

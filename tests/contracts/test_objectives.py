@@ -235,5 +235,5 @@ def test_a_base_changes_what_is_declared() -> None:
     assert find_method("hdc", base="discriminative").images_per_class == 1
     assert find_method("bier").head_sizes(512) == (96, 160, 256)
     assert find_method("hdc").head_sizes(256) == (85, 86, 85)
-    with pytest.raises(UserError, match="^BIER has 3 heads: --dim must be at least 16, got 2.$"):
+    with pytest.raises(UserError, match="^BIER has 3 heads: `dim` must be at least 16, got 2.$"):
         find_method("bier").head_sizes(2)

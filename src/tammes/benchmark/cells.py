@@ -231,20 +231,20 @@ def table_cells(plan: Plan, out: Path) -> list[Cell]:
 def begin(plan: Plan, out: Path) -> None:
     """Remember in the folder what its results are made with; methods and seeds may be added later, nothing changed."""
     if out.exists() and not (out / "plan.json").exists() and any(each.name != ".lock" for each in out.iterdir()):
-        raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another --out.")
+        raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another `out`.")
     out.mkdir(parents=True, exist_ok=True)
     check_no_links(out)  # cells train below it
     with open_inside(out / ".lock") as opened:
         lock(opened, wait=True)
         file, asked = out / "plan.json", _remembered(plan)
-        advice = f"Put back the one that was there, or choose another --out than {out}."
+        advice = f"Put back the one that was there, or choose another `out` than {out}."
         before = read_json(file, dict[str, Any], advice) or {}
         for name, value in asked.items():
             if name in before and before[name] != value:
                 raise UserError(
                     f"{out} was begun with {name} = {json.dumps(before[name])}, and {plan.file} now says"
                     f" {json.dumps(value)}: the results cannot stand in one table. Put it back, or choose"
-                    " another --out."
+                    " another `out`."
                 )
         write_atomically(file, json.dumps(before | asked, indent=1).encode() + b"\n")
 

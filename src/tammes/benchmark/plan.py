@@ -49,10 +49,10 @@ ELSEWHERE = {
     "seed": "seeds, at the top of the file",
     "preset": "presets, at the top of the file",
     "embedding": "layers, at the top of the file",
-    "out": "--out of tammes benchmark",
-    "json": "--json of tammes benchmark",
+    "out": "`tammes benchmark --out`",
+    "json": "`tammes benchmark --json`",
     "resume": "nowhere: a benchmark goes on by itself where it stopped",
-    "overwrite": "nowhere: choose another --out of tammes benchmark",
+    "overwrite": "nowhere: choose another `tammes benchmark --out`",
     "init_from": "nowhere: every run starts from the weights of the backbone",
     "continue_from": "nowhere: every run starts from the weights of the backbone",
     "compatible": "nowhere: every run starts from the weights of the backbone",
@@ -92,7 +92,7 @@ class Method:
     def missing(self) -> str | None:
         """What of it is not there yet."""
         loss = self.options.get("loss", "discriminative")
-        return None if loss in METHODS or loss.startswith("pml:") else f"--loss {loss}"
+        return None if loss in METHODS or loss.startswith("pml:") else f"loss {loss}"
 
 
 @dataclass(frozen=True)

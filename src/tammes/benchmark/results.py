@@ -26,7 +26,7 @@ def find_data(plan: Plan, folder: Path | None) -> str:
     if plan.data != "glyphs" and not found.exists():
         raise UserError(
             f"{plan.file} is about the data {plan.data!r}, and there is no {found}. Say which folder holds it, with"
-            " --data FOLDER or the environment variable TAMMES_DATA. `tammes data` gets those that may be fetched."
+            " `data=FOLDER` or the environment variable TAMMES_DATA. `tammes data` gets those that may be fetched."
         )
     return str(found)
 

@@ -22,7 +22,7 @@ from tammes.cli.console import check_words
 from tammes.cli.flags import with_flags
 from tammes.cli.train import TrainVectors, options_for
 from tammes.errors import UserError, out_of_memory, unknown_name
-from tammes.io.console import be_quiet, printable, say, stopped
+from tammes.io.console import be_quiet, printable, reword, say, stopped
 from tammes.io.environment import colours
 from tammes.io.files import storage_error
 from tammes.io.machine import kill_as_interrupt
@@ -85,6 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given, debug = without_flag(given, DEBUG)
     given, quiet = without_flag(given, QUIET)
     be_quiet(quiet)
+
+    def worded(text: str) -> str:
+        return with_flags(text, declared(given))
+
+    reword(worded)
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a file's name may hold what the terminal's encoding does not know
@@ -105,13 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         text, code = _describe(error)
-        text = with_flags(text, declared(given))
         if isinstance(error, OSError) and error.filename is None:
             _let_go_of_output()
         name = "\033[1;31mtammes:\033[0m" if sys.stderr.isatty() and colours() else "tammes:"
-        shown = "\n".join(map(printable, text.splitlines()))  # names in it may be untrusted
+        shown = "\n".join(map(printable, worded(text).splitlines()))  # names in it may be untrusted
         print(f"{name} {shown}", file=sys.stderr)
         raise SystemExit(code) from None
+    finally:
+        reword(str)
 
 
 def _open_streams() -> None:

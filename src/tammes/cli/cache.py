@@ -34,7 +34,7 @@ def cache(config: Cache) -> None:
     from tammes.io.environment import cache_folder
 
     if config.clear and config.remove is not None:
-        raise UserError("--clear removes everything, and --remove one entry: give one of the two.")
+        raise UserError("`clear` removes everything, and `remove` one entry: give one of the two.")
     if config.clear or config.remove is not None:
         freed = clear(None if config.clear else [str(config.remove)])
         print_json({"freed_bytes": freed}) if config.json else print(f"{format_bytes(freed)} freed")

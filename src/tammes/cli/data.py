@@ -32,7 +32,7 @@ class Data:
     """cub, cars196, sop, inshop or omniglot; or glyphs, the characters that come with tammes, as image files."""
     to: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """The folder to put it in; created if it does not exist."""
-    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="ADDRESS|FOLDER", help_behavior_hint="")] = None
+    source: Annotated[str | None, tyro.conf.arg(name="from", metavar="ADDRESS|FOLDER", help_behavior_hint="")] = None
     """Another place that has the published files under their own names: an http address, or a folder."""
     json: bool = False
     """Print what the folder holds as one JSON object."""
@@ -43,18 +43,18 @@ def data(config: Data) -> None:
     from tammes.data.download import download, is_address, write_glyphs
     from tammes.data.published import DATASETS
 
-    name, source = config.name.lower(), config.from_
+    name, source = config.name.lower(), config.source
     if name not in (*DATASETS, "glyphs"):
         raise unknown_name("data set", config.name, [*DATASETS, "glyphs"])
     if config.to.exists() and not config.to.is_dir():
-        raise UserError(f"--to must be a folder; {config.to} is a file.")
+        raise UserError(f"`to` must be a folder; {config.to} is a file.")
     if name == "glyphs":
         if source is not None:
-            raise UserError("--from is for data sets that are downloaded; glyphs are drawn here.")
+            raise UserError("`source` is for data sets that are downloaded; glyphs are drawn here.")
         _show(config, write_glyphs(config.to), f"tammes index RUN {shlex.quote(str(config.to))} --gallery GALLERY")
         return
     if source is not None and not is_address(source) and not Path(source).is_dir():
-        raise UserError(f"--from must be a folder or an address that begins with http; there is no {source}.")
+        raise UserError(f"`source` must be a folder or an address that begins with http; there is no {source}.")
     _show(config, download(name, config.to, source), f"tammes train {shlex.quote(str(config.to))}")
 
 

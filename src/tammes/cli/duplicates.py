@@ -32,7 +32,7 @@ class Duplicates:
 
 def duplicates(config: Duplicates) -> None:
     """Search for every image, join those that are near, show."""
-    check_distance("--threshold", config.threshold)
+    check_distance("`threshold`", config.threshold)
     from tammes.gallery import open_gallery
     from tammes.gallery.duplicates import duplicates as groups_of
 

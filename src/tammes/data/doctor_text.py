@@ -118,7 +118,7 @@ def _some(lines: Sequence[str], indent: str = "") -> list[str]:
     """The first of many, and how many more there are."""
     if len(lines) <= SHOWN:
         return list(lines)
-    return [*lines[:SHOWN], f"{indent}and {len(lines) - SHOWN:,} more (--json lists all)"]
+    return [*lines[:SHOWN], f"{indent}and {len(lines) - SHOWN:,} more (`tammes doctor --json` lists all)"]
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -136,7 +136,7 @@ def _download(name: str, file: Published, folder: Path, source: str | None) -> P
         urls = (f"{source.rstrip('/')}/{file.name}",) if is_address(source) else ()
     if not urls:
         where = folder if source is None else f"{folder} or {source}"
-        advice = f"{by_hand} Then type the command again." if by_hand else "Leave out --from to download it."
+        advice = f"{by_hand} Then type the command again." if by_hand else "Leave out `source` to download it."
         raise UserError(f"{name} needs {file.name}, which is not in {where}. {advice}")
     failures = []
     for url in urls:

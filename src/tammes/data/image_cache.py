@@ -356,7 +356,7 @@ def _unusable(lines: Sequence[str], total: int, are_so: str) -> UserError:
     count = len(lines)
     more = [f"and {count - _SHOWN} more."] if count > _SHOWN else []
     put_right = "Put them back" if are_so == "are missing" else "Repair or remove them"
-    advice = "None is left." if count == total else f"{put_right}, or leave them out with --skip-bad."
+    advice = "None is left." if count == total else f"{put_right}, or leave them out with `skip_bad=True`."
     listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
     return UserError(f"{count} of {total} images {are_so}:\n{listed}\n{advice}")
 

@@ -51,11 +51,11 @@ def turns(
 def check_sampler(batch_size: int, sampler: str, images_per_class: int = 1) -> None:
     """Refuse a size of batches that a sampler, or whole triplets, cannot have."""
     if sampler == "triplets" and batch_size < 3:
-        raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use --batch-size 3 or more.")
+        raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use `batch_size=3` or more.")
     if sampler == "pk" and (not 1 <= images_per_class <= batch_size or batch_size % images_per_class):
         raise UserError(
             f"a batch of {batch_size} cannot hold classes of {images_per_class} images each. "
-            f"Use --batch-size {images_per_class * max(1, round(batch_size / max(images_per_class, 1)))}."
+            f"Use `batch_size={images_per_class * max(1, round(batch_size / max(images_per_class, 1)))}`."
         )
 
 
@@ -81,7 +81,7 @@ def _of_all(
     if len(labels) == 0:
         raise UserError("no images to make batches of.")
     if batch_size < 1:
-        raise UserError(f"--batch-size {batch_size} is not a number of images from 1 up.")
+        raise UserError(f"`batch_size={batch_size}` is not a number of images from 1 up.")
     if order is not None:
         if len(order) and order.max() >= len(labels):
             raise UserError(f"triplets were mined from other images: there is no image {order.max()} of {len(labels)}.")
@@ -185,7 +185,7 @@ def cut(
         repeats = np.zeros(len(positions), dtype=np.int64)
     full = len(positions) // batch_size
     if drop_last and not full:
-        raise UserError(f"{len(positions)} images do not fill one batch of {batch_size}. Lower --batch-size.")
+        raise UserError(f"{len(positions)} images do not fill one batch of {batch_size}. Lower `batch_size`.")
     end = full * batch_size if drop_last else len(positions)
     starts = range(0, end, batch_size)
     return [Turn(*(each[start : min(start + batch_size, end)] for each in (positions, repeats))) for start in starts]

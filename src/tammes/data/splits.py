@@ -55,7 +55,7 @@ def split(
     if isinstance(test_classes, Path):
         test = _listed(test_classes, dataset.class_names)
     elif test_classes is not None:
-        test = everything[dataset.num_classes - _number(test_classes, dataset.num_classes, "test-classes") :]
+        test = everything[dataset.num_classes - _number(test_classes, dataset.num_classes, "test_classes") :]
     elif dataset.train_classes is not None:
         test = everything[dataset.train_classes :]
     else:
@@ -68,7 +68,7 @@ def split(
     if len(train) < 2:
         raise UserError(
             f"{len(train)} of {dataset.num_classes} classes would train; at least 2 must. "
-            f"Lower {'--test-classes' if val is None else '--test-classes or --val-classes'}."
+            f"Lower {'`test_classes`' if val is None else '`test_classes` or `val_classes`'}."
         )
     return Split(
         train=_images_of(train, dataset),
@@ -103,7 +103,7 @@ def _as_the_data_says(
         train = (part != TEST) & ~validates
     train_classes = np.unique(dataset.labels[train])
     if len(train_classes) < 2:
-        advice = "Say otherwise in the data, or with --test-classes." if val_classes is None else "Lower --val-classes."
+        advice = "Say otherwise in the data, or with `test_classes`." if val_classes is None else "Lower `val_classes`."
         raise UserError(f"{len(train_classes)} of {dataset.num_classes} classes would train; at least 2 must. {advice}")
     has_val = val_classes is not None or bool(validates.any())
     return Split(
@@ -117,7 +117,7 @@ def _as_the_data_says(
 
 
 def _held_out(train: Int64[ndarray, " train"], asked: float | int, seed: int) -> Int64[ndarray, " held_out"]:
-    number = _number(asked, len(train), "val-classes")
+    number = _number(asked, len(train), "val_classes")
     return np.sort(np.random.default_rng(seed).permutation(train)[len(train) - number :])
 
 
@@ -129,11 +129,11 @@ def _number(given: float | int, total: int, option: str) -> int:
     """How many classes an option asks for: a number, or a share of them rounded to at least one."""
     if isinstance(given, int):
         if not 0 <= given <= total:
-            raise UserError(f"--{option} {given} is not a number of classes from 0 to {total}.")
+            raise UserError(f"`{option}={given}` is not a number of classes from 0 to {total}.")
         return given
     if not isfinite(given) or not 0 <= given < 1:
         raise UserError(
-            f"--{option} {given} is not a share of the classes: from 0 to below 1, or a whole number of them."
+            f"`{option}={given}` is not a share of the classes: from 0 to below 1, or a whole number of them."
         )
     return max(1, round(given * total)) if given > 0 else 0
 

@@ -143,7 +143,7 @@ def photos_to_check(run: RunFolder, data: str | None = None, number: int = CHECK
         except UserError:
             continue
     if not found:
-        raise UserError("none of the images to check with can be read. Give others: --data FOLDER")
+        raise UserError("none of the images to check with can be read. Give others: `data=FOLDER`")
     return found[:: max(1, len(found) // number)][:number]
 
 

@@ -123,19 +123,19 @@ def licence_text(licence: str, file: Path | None = None) -> str | None:
     """
     if file is not None:
         if licence == "unknown":
-            raise UserError("--licence-file is the text of --licence: give its name too, such as --licence mit.")
+            raise UserError("`licence_file` is the text of `licence`: give its name too, such as `licence='mit'`.")
         if not file.is_file():
-            raise UserError(f"no such file: {file}. --licence-file is the text of the licence.")
+            raise UserError(f"no such file: {file}. `licence_file` is the text of the licence.")
         try:
             return file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{file} is not text: --licence-file is the text of the licence.") from None
+            raise UserError(f"{file} is not text: `licence_file` is the text of the licence.") from None
     if licence == "unknown":
         return None
     if licence not in LICENCES:
         raise UserError(
             f"the text of the licence {licence!r} is not here, only that of {', '.join(LICENCES)}, and it goes with the"
-            " model: --licence-file FILE"
+            " model: `licence_file=FILE`"
         )
     return LICENCES[licence].read_text(encoding="utf-8")
 
@@ -302,6 +302,6 @@ def check_folder(folder: Path, run: RunFolder, *, overwrite: bool) -> None:
         with suppress(UserError):  # what it says may be anything
             ours = LIBRARY in (read_json(folder / "config.json", dict[str, Any], "") or {})
         if not ours:
-            raise UserError(f"{folder} exists and holds something else. Choose another --out.")
+            raise UserError(f"{folder} exists and holds something else. Choose another `out`.")
         if not overwrite:
-            raise UserError(f"{folder} exists. Pass --overwrite to replace it.")
+            raise UserError(f"{folder} exists. Pass `overwrite=True` to replace it.")

@@ -56,7 +56,7 @@ class Gallery:
         made_by = Path(self.store.about.run)
         if model is None and not made_by.exists():
             raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: --model RUN"
+                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: `model=RUN`"
             )
         self.run = open_finished(model or made_by)
         if model_digest(self.run) != self.store.about.model:

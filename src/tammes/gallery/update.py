@@ -131,7 +131,7 @@ def _check_model(what: Update, store: Store, digest: str) -> None:
     if store.about.model != digest:
         raise UserError(
             f"{what.uri} was made by another model, that of {store.about.run}: its vectors cannot be compared"
-            f" with those of {what.run}. Make it again with --rebuild, or choose another --gallery."
+            f" with those of {what.run}. Make it again with `rebuild=True`, or choose another `gallery`."
         )
 
 
@@ -158,7 +158,7 @@ def _check_left_out(what: Update, before: Store) -> None:
     if left and not what.empty_folders:
         raise UserError(
             f"{what.uri} also has the images of {', '.join(left)}, which a rebuild would take out. Name"
-            f" {'them' if len(left) > 1 else 'it'} too, or add --empty-folders if that is meant."
+            f" {'them' if len(left) > 1 else 'it'} too, or add `empty_folders=True` if that is meant."
         )
 
 
@@ -178,7 +178,7 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     if difference.emptied and not what.empty_folders:
         raise UserError(
             f"no image is left in {', '.join(map(str, difference.emptied))}, of which the gallery has some: is a disk"
-            " not mounted? If they are meant to go, add --empty-folders."
+            " not mounted? If they are meant to go, add `empty_folders=True`."
         )
     if before is not store:
         difference = differs(store)

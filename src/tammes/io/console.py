@@ -18,12 +18,18 @@ KEPT = f"Decoded images are kept in the cache. {CONTINUE}"
 
 
 _quiet = [False]
+_wording: list[Callable[[str], str]] = [str]  # how the command line says what the library says
 _silent = [False]  # this is not the first of several processes
 
 
 def be_quiet(quiet: bool) -> None:
     """Whether what is said beside results and errors is left out."""
     _quiet[0] = quiet
+
+
+def reword(wording: Callable[[str], str]) -> None:
+    """Have lines worded by this: the command line has flags where the library has parameters."""
+    _wording[0] = wording
 
 
 def be_silent(silent: bool) -> None:
@@ -122,7 +128,7 @@ def say(text: str, log: Path | None = None, *, quiet: bool = False) -> None:
     """
     if _silent[0]:
         return
-    text = printable(text)
+    text = printable(_wording[0](text))
     if not (_quiet[0] or quiet):
         print(text, file=sys.stderr, flush=True)
     if log is not None:

@@ -99,7 +99,7 @@ def find_method(name: str, miner: str | None = None, known: Mapping[str, Method]
     if name not in known:
         raise unknown_name("loss", name, known)
     if miner is not None:
-        raise UserError(f"--miner is for a loss of pytorch-metric-learning, --loss pml:NAME, not for {name}.")
+        raise UserError(f"`miner` is for a loss of pytorch-metric-learning, `loss='pml:NAME'`, not for {name}.")
     return known[name]
 
 

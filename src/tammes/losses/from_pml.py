@@ -45,7 +45,7 @@ REFUSED = {
     " there are as many images of each",
     "DynamicSoftMarginLoss": "it keeps the graph of a batch for the next, so that the second step of a training fails,"
     " and its histogram is not in its state",
-    "HistogramLoss": "it fails where two images of a batch have the same embedding. Use --loss histogram",
+    "HistogramLoss": "it fails where two images of a batch have the same embedding. Use `loss='histogram'`",
     "BaseMiner": _A_PART.format(kind="miners"),
     "EmbeddingsAlreadyPackagedAsTriplets": "a batch here is no list of triplets",
 }
@@ -82,7 +82,7 @@ def method_of(name: str, miner: str | None = None) -> Method:
         return method
     _method("miner", checked_miner(miner))
     if method.loss.__name__ in _TAKES_NO_MINER:
-        raise UserError(f"--loss {name} looks at the whole batch and takes no miner: drop --miner.")
+        raise UserError(f"`loss={name!r}` looks at the whole batch and takes no miner: drop `miner`.")
     return replace(method, images_per_class=PER_CLASS)
 
 
@@ -94,7 +94,7 @@ def miner_of(name: str) -> Method:
 def checked_miner(name: str) -> str:
     """The name of a miner without its prefix, or an error."""
     if not name.startswith(PREFIX):
-        raise UserError(f"--miner is one of pytorch-metric-learning, such as pml:MultiSimilarityMiner, got {name!r}.")
+        raise UserError(f"`miner` is one of pytorch-metric-learning, such as pml:MultiSimilarityMiner, got {name!r}.")
     return name.removeprefix(PREFIX)
 
 
@@ -181,7 +181,7 @@ def _method(kind: Kind, name: str) -> _Method:
     if PREFIX + name not in names(kind):
         other: Kind = "miner" if kind == "loss" else "loss"
         if PREFIX + name in names(other):
-            raise UserError(f"{PREFIX}{name} is a {other}, not a {kind}: use --{other} {PREFIX}{name}.")
+            raise UserError(f"{PREFIX}{name} is a {other}, not a {kind}: use `{other}='{PREFIX}{name}'`.")
         raise unknown_name(kind, PREFIX + name, names(kind))
     found = getattr(module, name)
     parameters = _parameters(found)
@@ -272,8 +272,8 @@ def _made(found: type, options: Mapping[str, Parameter], given: Mapping[str, Any
     name, kind = PREFIX + found.__name__, "miner" if found.__name__.endswith("Miner") else "loss"
     missing = [each for each, option in options.items() if option.default is Parameter.empty and each not in given]
     if missing:
-        wanted = " ".join(f"{each}=…" for each in missing)
-        raise UserError(f"{name} has no default for {' and '.join(missing)}: add --{kind}-options {wanted}")
+        wanted = dict.fromkeys(missing, "VALUE")
+        raise UserError(f"{name} has no default for {' and '.join(missing)}: add `{kind}_options={wanted}`")
     try:
         with catch_warnings():
             simplefilter("ignore", DeprecationWarning)  # of the library's own use of NumPy

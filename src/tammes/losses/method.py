@@ -138,7 +138,7 @@ class Method:
             return self if not self.bases else replace(self, **next(iter(self.bases.values())))
         if not self.bases:
             raise UserError(
-                f"--base is for what is built on another loss, and {self.title} is a loss itself: drop --base."
+                f"`base` is for what is built on another loss, and {self.title} is a loss itself: drop `base`."
             )
         if base not in self.bases:
             raise unknown_name(f"base of {self.title}", base, self.bases)
@@ -152,7 +152,7 @@ class Method:
         ends = [round(dim * sum(self.shares[: number + 1]) / total) for number in range(len(self.shares))]
         sizes = tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
         if min(sizes) < 1:
-            raise UserError(f"{self.title} has {len(self.shares)} heads: --dim must be at least {total}, got {dim}.")
+            raise UserError(f"{self.title} has {len(self.shares)} heads: `dim` must be at least {total}, got {dim}.")
         return sizes
 
     def make(self, given: Mapping[Takes, Any], options: Mapping[str, Any]) -> nn.Module:

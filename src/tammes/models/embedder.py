@@ -79,9 +79,9 @@ class EmbedderConfig:
         if self.depths and len(self.heads) != len(self.depths) + 1:
             raise ValueError(f"{len(self.depths)} depths and the backbone's own features need as many heads, and one")
         if self.dim < 1:
-            raise UserError(f"--dim must be at least 1, got {self.dim}.")
+            raise UserError(f"`dim` must be at least 1, got {self.dim}.")
         if self.embedding == "last" and self.class_dim is None:
-            raise UserError("--embedding last needs the class layer. Use --embedding penultimate, or leave it in.")
+            raise UserError("`embedding='last'` needs the class layer. Use `embedding='penultimate'`, or leave it in.")
 
     def plain(self, dim: int) -> "EmbedderConfig":
         """The same backbone with one layer on top, and no more."""

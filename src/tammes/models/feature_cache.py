@@ -175,7 +175,7 @@ def activations(
         given = frozen.below(pictures.to(where)).half().cpu()
         if not given.isfinite().all():
             raise UserError(
-                "activations at this cut are too large for half precision. Use --train all, or another --cut."
+                "activations at this cut are too large for half precision. Use `train='all'`, or another `cut`."
             )
         return (given.permute(0, 2, 3, 1) if given.ndim == 4 else given).contiguous().numpy()
 

@@ -65,6 +65,6 @@ def _is_last(network: nn.Module, part: nn.Module, channels: int, size: int) -> b
 
 def _refused(network: nn.Module, pool: Pool) -> UserError:
     return UserError(
-        f"{type(network).__name__} does not end in a mean or maximum over all places, so --pool {pool} cannot take its "
-        "place. Leave --pool out."
+        f"{type(network).__name__} does not end in a mean or maximum over all places, so `pool={pool!r}` cannot"
+        " take its place. Leave `pool` out."
     )

@@ -235,9 +235,9 @@ def _training(run: RunFolder) -> Section:
     body = Markup('<div class="charts">{}</div>').format(Markup("").join(curves({"": epochs})))
     missing = []
     if not any("val_recall_at_1" in line for line in epochs):
-        missing.append("R@1 by epoch needs classes held out for it: --val-classes 0.1.")
+        missing.append("R@1 by epoch needs classes held out for it: tammes train … --val-classes 0.1.")
     if not any("bound" in line for line in epochs) and run.read("embedder") is not None:
-        missing.append("The bound over time, for losses with centroids: --log-bound.")
+        missing.append("The bound over time, for losses with centroids: tammes train … --log-bound.")
     if missing:
         body += Markup('<p class="note">Not recorded in this run: {}</p>').format(" ".join(missing))
     return Section("training", "Training", body)

@@ -48,6 +48,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not isfinite(self.rate) or self.rate < 0:
-            raise UserError(f"--rate must be 0 (no limit) or more requests a second, got {self.rate:g}.")
+            raise UserError(f"`rate` must be 0 (no limit) or more requests a second, got {self.rate:g}.")
         if self.upload_bytes < 1 or self.upload_pixels < 1:
-            raise UserError("--max-upload and --max-pixels must be numbers above 0: an image has to fit.")
+            raise UserError("`max_upload` and `max_pixels` must be numbers above 0: an image has to fit.")

@@ -47,13 +47,13 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     if file is None:
         return token
     if token is not None:
-        raise UserError("--token and --token-file say the same: give one of them.")
+        raise UserError("`token` and `token_file` say the same: give one of them.")
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--token-file {file} cannot be read: {error}.") from None
+        raise UserError(f"`token_file={str(file)!r}` cannot be read: {error}.") from None
     if not lines or not lines[0].strip():
-        raise UserError(f"--token-file {file} is empty: its first line is the token.")
+        raise UserError(f"`token_file={str(file)!r}` is empty: its first line is the token.")
     return lines[0].strip()
 
 
@@ -76,9 +76,9 @@ def open_sources(
             raise UserError(f"no such gallery or folder of runs: {', '.join(missing)}.")
         raise UserError(f"one gallery at a time: got {' and '.join(galleries)}. Start another server for the other.")
     if not galleries:
-        for flag, given in (("--model", model is not None), ("--trust-roots", trust_roots)):
+        for name, given in (("model", model is not None), ("trust_roots", trust_roots)):
             if given:
-                raise UserError(f"{flag} is for a gallery, and only reports are served.")
+                raise UserError(f"`{name}` is for a gallery, and only reports are served.")
         return None, folders
     with working("reading the gallery"):
         watcher = GalleryWatcher(galleries[0], model, on)
@@ -101,21 +101,21 @@ def check_address(host: str, token: str | None) -> None:
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise UserError(
             f"a token of {len(token)} characters can be guessed: it must have {_SHORTEST_TOKEN} or more."
-            " For example: openssl rand -hex 16 > token.txt, and --token-file token.txt"
+            " For example: openssl rand -hex 16 > token.txt, and `token_file='token.txt'`"
         )
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
     if token is None and not is_loopback(host):
         raise UserError(
-            f"--host {host} lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
-            f" --host {host} --token-file token.txt"
+            f"`host={host!r}` lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
+            f" `host={host!r}` with `token_file='token.txt'`"
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes any that is free."""
     if not 0 <= port <= 65535:
-        raise UserError(f"--port must be 0 to 65535, got {port}.")
+        raise UserError(f"`port` must be 0 to 65535, got {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
@@ -125,7 +125,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # the latter of what cannot be the name of a host
         why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]  # as Python goes on
         raise UserError(
-            f"cannot listen at {host}, port {port}: {why}. Choose another: --port 0 takes one that is free."
+            f"cannot listen at {host}, port {port}: {why}. Choose another: `port=0` takes one that is free."
         ) from None
 
 

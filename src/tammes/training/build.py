@@ -51,7 +51,7 @@ def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Emb
     heads = method.head_sizes(config.dim)
     if method.depths and not made.depths:
         raise UserError(
-            f"--loss {config.loss} takes features from several depths, and {config.backbone} cannot be cut at two"
+            f"`loss={config.loss!r}` takes features from several depths, and {config.backbone} cannot be cut at two"
             " places far apart. Use another backbone: googlenet, resnet18, …"
         )
     shape = EmbedderConfig(
@@ -72,8 +72,8 @@ def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Emb
         if not out_of_memory(error):
             raise
         raise UserError(
-            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller --backbone,"
-            " --dim or --centroid-dim."
+            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller `backbone`,"
+            " `dim` or `centroid_dim`."
         ) from error
 
 
@@ -94,7 +94,9 @@ def cut_of(config: TrainConfig, embedder: Embedder) -> str | None:
     if config.cut is None and embedder.config.depths:
         return embedder.config.depths[0]  # features are taken from there up
     if config.cut is None and embedder.default_cut is None:
-        raise UserError(f"{config.backbone} has no usual place to cut: name a module of it with --cut, or --train all.")
+        raise UserError(
+            f"{config.backbone} has no usual place to cut: name a module of it with `cut`, or `train='all'`."
+        )
     return config.cut or embedder.default_cut
 
 
@@ -124,8 +126,8 @@ def trained_embedder(folder: Path, objects: Objects = NONE, *, only_kept: bool =
         return load_embedder(folder, objects)
     if only_kept:
         raise UserError(
-            f"--compatible holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
-            " embedding, which does not train. Leave out --compatible."
+            f"`compatible` holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
+            " embedding, which does not train. Leave out `compatible`."
         )
     return load_embedder(folder / LAST, objects)
 
@@ -136,14 +138,14 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
     for name in ("backbone", "dim", "pool"):
         one, other = (getattr(embedder.config, name) for embedder in (source, target))
         if one != other:
-            raise UserError(f"--init-from has {name} {one}, this run {other}. Say --{name} {one}.")
+            raise UserError(f"`init_from` has {name} {one}, this run {other}. Say `{name}={one!r}`.")
     if source.config.form != target.config.form:
         raise UserError(
-            f"--init-from has the {source.config.form} form of {source.config.backbone}, this run the"
-            f" {target.config.form} one. Say --weights none --weights-form {source.config.form}."
+            f"`init_from` has the {source.config.form} form of {source.config.backbone}, this run the"
+            f" {target.config.form} one. Say `weights='none'` and `weights_form={source.config.form!r}`."
         )
     if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
-        raise UserError("--init-from has another number of heads: it must be a run of the same --loss.")
+        raise UserError("`init_from` has another number of heads: it must be a run of the same `loss`.")
     same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
     return ours | same
 
@@ -203,8 +205,8 @@ def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module
     given: dict[Any, Any] = {"num_classes": classes, "dim": dim, "base": _base(config, classes)}
     given |= {"heads": embedder.config.heads, "features": embedder.new_layers()[0].in_features}
     if method.on == "class layer" and "num_classes" in method.takes and dim != classes:
-        wrong = "--no-class-layer" if embedder.config.class_dim is None else "--centroid-dim"
-        raise UserError(f"--loss {config.loss} needs one output per class: {classes}, not {dim}. Drop {wrong}.")
+        wrong = "`class_layer=False`" if embedder.config.class_dim is None else "`centroid_dim`"
+        raise UserError(f"`loss={config.loss!r}` needs one output per class: {classes}, not {dim}. Drop {wrong}.")
     if "centroids" in method.takes:
         given["centroids"] = _centroids(config.centroids, classes, dim, config.seed)
     if "class_sizes" in method.options:
@@ -219,7 +221,7 @@ def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module
         loss.miner = miner.make({}, miner.parse(config.miner_options))
     _check_comparable(config, data, loss)
     if config.proxy_lr is not None and not list(loss.parameters()):
-        raise UserError(f"--proxy-lr is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
+        raise UserError(f"`proxy_lr` is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
     return loss
 
 
@@ -232,7 +234,7 @@ def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:
     largest = int(np.bincount(data.labels).max())
     if largest < fewest:
         raise UserError(
-            f"--loss {config.loss} with these options compares {fewest} images of a class, and no training class has"
+            f"`loss={config.loss!r}` with these options compares {fewest} images of a class, and no training class has"
             f" more than {largest}. Add images, or choose a loss that takes any batch: tammes losses."
         )
     if config.sampler != "pk":
@@ -240,13 +242,13 @@ def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:
     each, size = config.images_per_class or 1, config.batch_size
     if each < fewest:
         raise UserError(
-            f"--loss {config.loss} with these options needs {fewest} images or more of each class in a batch,"
-            f" not {each}. Use --images-per-class {fewest}."
+            f"`loss={config.loss!r}` with these options needs {fewest} images or more of each class in a batch,"
+            f" not {each}. Use `images_per_class={fewest}`."
         )
     if size < 2 * each:
         raise UserError(
-            f"a batch of {size} holds one class of {each} images only, and --loss {config.loss} compares classes."
-            f" Use --batch-size {2 * each} or more."
+            f"a batch of {size} holds one class of {each} images only, and `loss={config.loss!r}` compares classes."
+            f" Use `batch_size={2 * each}` or more."
         )
 
 
@@ -275,7 +277,7 @@ def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
     try:
         return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
     except UserError as error:
-        raise UserError(f"--centroids {kind} with --centroid-dim {dim}: {error}") from None
+        raise UserError(f"`centroids={kind!r}` with `centroid_dim={dim}`: {error}") from None
 
 
 def build_objective(

@@ -18,7 +18,7 @@ from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, wr
 from tammes.training.distributed import is_first
 from tammes.training.run_folder import FRESH, FROZEN, NEWEST, PREVIOUS, RunFolder
 
-START_OVER = "The run cannot be resumed: start over with --overwrite."
+START_OVER = "The run cannot be resumed: start over with `overwrite=True`."
 
 
 class State(TypedDict):

@@ -197,9 +197,9 @@ def merge_loss_options(
             continue
         if option not in method.options:
             names = [name for name, each in known.items() if option in each.options]
-            raise UserError(f"--{option} is for --loss {' or '.join(names)}, not for {loss}.")
+            raise UserError(f"`{option}` is for `loss` {' or '.join(names)}, not for {loss}.")
         if option in found:
-            raise UserError(f"{option} is given twice: by --{option} and by --loss-options.")
+            raise UserError(f"{option} is given twice: by `{option}` and by `loss_options`.")
         found[option] = value
     return found
 
@@ -325,7 +325,9 @@ def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
     """bfloat16 where it is twice as fast (docs/decisions/0019-bfloat16-by-default.md): convolutions, on some CPUs."""
     if asked != "auto":
         if asked == "fp16" and not on_gpu:
-            raise UserError("--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or leave it out.")
+            raise UserError(
+                "`precision='fp16'` is for a GPU, and a CPU would leave it alone: use bf16, or leave it out."
+            )
         return asked
     return "bf16" if part != "head" and not on_gpu and multiplies_bfloat16() else "no"
 
@@ -344,14 +346,14 @@ def _continued(given: TrainOptions) -> TrainOptions:
     saved = load_config(open_finished(folder))
     if not isinstance(saved, TrainConfig) or saved.loss not in WITH_CENTROIDS:
         raise UserError(
-            f"{folder} was trained with --loss {saved.loss}, which has no centroids to keep. Use --init-from {folder}."
+            f"{folder} was trained with `loss={saved.loss!r}`, which has no centroids to keep. Use"
+            f" `init_from={str(folder)!r}`."
         )
     for name in KEPT:
         if name in given and given[name] != getattr(saved, name):  # type: ignore[literal-required]
-            flag = "--" + name.replace("_", "-")
             raise UserError(
-                f"--continue-from keeps the network and the centroids of {folder}, which has {flag}"
-                f" {getattr(saved, name)}: leave out {flag}."
+                f"`continue_from` keeps the network and the centroids of {folder}, which has"
+                f" `{name}={getattr(saved, name)!r}`: leave out `{name}`."
             )
     before = {name: value for name, value in vars(saved).items() if name in _NAMES - set(OF_EACH_RUN)}
     return {name: value for name, value in before.items() if value is not None} | given  # type: ignore[return-value]
@@ -402,13 +404,13 @@ def check_values(given: Mapping[str, Any], at_least_1: tuple[str, ...], not_nega
     """Refuse numbers that are out of range."""
     for name in at_least_1:
         if given.get(name) is not None and given[name] < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {given[name]}.")
+            raise UserError(f"`{name}` must be at least 1, got {given[name]}.")
     for name in not_negative:
         value = given.get(name)
         if value is not None and not isfinite(value):
-            raise UserError(f"--{name.replace('_', '-')} must be a finite number, got {value}.")
+            raise UserError(f"`{name}` must be a finite number, got {value}.")
         if value is not None and not value >= 0:
-            raise UserError(f"--{name.replace('_', '-')} must not be negative, got {value}.")
+            raise UserError(f"`{name}` must not be negative, got {value}.")
 
 
 def _check_values(given: TrainOptions) -> None:
@@ -423,14 +425,14 @@ def _check_values(given: TrainOptions) -> None:
     )
     for epoch in given.get("curve", ()):
         if epoch < 1:
-            raise UserError(f"--curve names epochs, from 1, got {epoch}.")
-    check_seed("--seed", given.get("seed", 0), bits=64)
+            raise UserError(f"`curve` names epochs, from 1, got {epoch}.")
+    check_seed("`seed`", given.get("seed", 0), bits=64)
     if given.get("momentum", 0) >= 1:
-        raise UserError(f"--momentum must be below 1, got {given['momentum']}: steps would grow without end.")
+        raise UserError(f"`momentum` must be below 1, got {given['momentum']}: steps would grow without end.")
     if "init" in given and "init_from" in given:
-        raise UserError("--init-from says what the layers start from: leave out --init.")
+        raise UserError("`init_from` says what the layers start from: leave out `init`.")
     if "centroid_dim" in given and not given.get("class_layer", True):
-        raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+        raise UserError("`centroid_dim` is the size of the class layer, which `class_layer=False` leaves out.")
 
 
 def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
@@ -468,24 +470,23 @@ def _check_new_classes(given: TrainOptions, out: Path | None) -> None:
     if "reserve_classes" in given:
         if "continue_from" not in given and loss not in WITH_CENTROIDS:
             raise UserError(
-                f"--reserve-classes keeps centroids free, and --loss {loss} has none: leave it out, or use"
-                f" --loss {' or '.join(WITH_CENTROIDS)}."
+                f"`reserve_classes` keeps centroids free, and `loss={loss!r}` has none: leave it out, or use"
+                f" `loss` {' or '.join(WITH_CENTROIDS)}."
             )
         if given.get("weighting", "none") != "none":
-            raise UserError("--weighting weighs classes by their images, and reserved ones have none: leave one out.")
+            raise UserError("`weighting` weighs classes by their images, and reserved ones have none: leave one out.")
     if "compatible" in given:
         if "continue_from" not in given:
-            raise UserError("--compatible keeps what another run has learned: name it by --continue-from RUN.")
+            raise UserError("`compatible` keeps what another run has learned: name it by `continue_from=RUN`.")
         if not given["compatible"] > 0:
-            raise UserError(f"--compatible is a weight above 0, got {given['compatible']}.")
+            raise UserError(f"`compatible` is a weight above 0, got {given['compatible']}.")
     if "continue_from" not in given:
         return
     for name in ("init_from", "init"):
         if name in given:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"--continue-from says what the network starts from: leave out {flag}.")
+            raise UserError(f"`continue_from` says what the network starts from: leave out `{name}`.")
     if out is None:
-        raise UserError("--continue-from makes a new run: say where by --out.")
+        raise UserError("`continue_from` makes a new run: say where by `out`.")
 
 
 def _check_loss(given: TrainOptions, method: Method, base: str | None) -> None:
@@ -495,68 +496,71 @@ def _check_loss(given: TrainOptions, method: Method, base: str | None) -> None:
     if "miner" in given:
         find_miner(given["miner"]).parse(given.get("miner_options", ()))
     elif given.get("miner_options"):
-        raise UserError("--miner-options are those of a miner: add --miner pml:NAME, or drop them.")
+        raise UserError("`miner_options` are those of a miner: add `miner='pml:NAME'`, or drop them.")
     has_centroids = loss in WITH_CENTROIDS or base == "discriminative"
     if "centroids" in given and not has_centroids:
-        other = " with this base: add --base discriminative" if method.bases else ""
-        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {loss}{other}.")
+        other = " with this base: add `base='discriminative'`" if method.bases else ""
+        raise UserError(f"`centroids` is for `loss` {' or '.join(WITH_CENTROIDS)}, not for {loss}{other}.")
     last = given.get("embedding") == "last"
     if method.on == "features" and last:
-        raise UserError(f"--loss {loss} does not compare images by a class layer: drop --embedding last.")
+        raise UserError(f"`loss={loss!r}` does not compare images by a class layer: drop `embedding='last'`.")
     if method.on == "embedding" or (method.on == "features" and not has_centroids):
         for flag, asked in (
-            ("--centroid-dim", "centroid_dim" in given),
-            ("--embedding last", last),
-            ("--no-class-layer", not given.get("class_layer", True)),
+            ("`centroid_dim`", "centroid_dim" in given),
+            ("`embedding='last'`", last),
+            ("`class_layer=False`", not given.get("class_layer", True)),
         ):
             if asked:
-                raise UserError(f"--loss {loss} is computed on the {method.on}, without a class layer: drop {flag}.")
+                raise UserError(f"`loss={loss!r}` is computed on the {method.on}, without a class layer: drop {flag}.")
     for name in ("sampler", "images_per_class"):
         if method.mines and given.get(name) is not None:
-            raise UserError(f"--loss {loss} mines its batches itself: drop --{name.replace('_', '-')}.")
+            raise UserError(f"`loss={loss!r}` mines its batches itself: drop `{name}`.")
     if given.get("images_per_class") is not None:
         if given.get("sampler", "pk") != "pk":
-            raise UserError("--images-per-class is for --sampler pk.")
+            raise UserError("`images_per_class` is for `sampler='pk'`.")
         if "sampler" not in given and method.images_per_class == 1:
-            raise UserError(f"--images-per-class is for --sampler pk, and --loss {loss} takes any batch: add it.")
+            raise UserError(f"`images_per_class` is for `sampler='pk'`, and `loss={loss!r}` takes any batch: add it.")
     if given.get("log_bound") and loss not in WITH_CENTROIDS:
-        raise UserError(f"--log-bound is for a loss with centroids, not for {loss}.")
+        raise UserError(f"`log_bound` is for a loss with centroids, not for {loss}.")
 
 
 def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
     """Refuse what would change nothing, or leave nothing to train, now that all is known."""
     config.options_of_loss()
     if "cut" in given and config.train != "top":
-        raise UserError("--cut says where the trained part begins: it is for --train top.")
+        raise UserError("`cut` says where the trained part begins: it is for `train='top'`.")
     if "views" in given and config.train == "all" and config.views is not None:
-        raise UserError("--views says of how many crops activations are kept: it is for --train top or head.")
+        raise UserError(
+            "`views` says of how many crops activations are kept: it is for `train='top'` or `train='head'`."
+        )
     if config.sync_batch_norm and not config.on_gpu:
-        raise UserError("--sync-batch-norm is for several GPUs: leave it out.")
+        raise UserError("`sync_batch_norm` is for several GPUs: leave it out.")
     if config.keep_init:
         if config.init == "random" and config.source is None:
-            raise UserError("--keep-init keeps what --init finds: give --init pca or --init whiten.")
+            raise UserError("`keep_init` keeps what `init` finds: give `init='pca'` or `init='whiten'`.")
         if config.train == "head" and not config.class_layer:
-            raise UserError("--keep-init, --train head and --no-class-layer leave nothing to train: leave one out.")
+            raise UserError(
+                "`keep_init`, `train='head'` and `class_layer=False` leave nothing to train: leave one out."
+            )
         if config.train == "head" and config.method.on != "class layer":
             raise UserError(
-                f"--keep-init and --train head leave no layer to train: --loss {config.loss} is computed on the"
+                f"`keep_init` and `train='head'` leave no layer to train: `loss={config.loss!r}` is computed on the"
                 " embedding, without a class layer. Leave one out."
             )
     if all(field.name in given for field in fields(Recipe)):
         return  # the whole recipe, as a run writes down its command, with what does not count
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
         if name in given and getattr(config, of) != right:
-            flag = name.replace("_", "-")
             raise UserError(
-                f"--{flag} is for --{of} {right}, and this has {getattr(config, of)}: leave it out, or add --{of}"
-                f" {right}."
+                f"`{name}` is for `{of}={right!r}`, and this has {getattr(config, of)}: leave it out, or add"
+                f" `{of}={right!r}`."
             )
     if "backbone_lr" in given and config.train == "head":
-        raise UserError("--backbone-lr is for the layers of the backbone that train, and --train head trains none.")
+        raise UserError("`backbone_lr` is for the layers of the backbone that train, and `train='head'` trains none.")
     if config.train != "all" and config.views == 0:
         for name in ("shift", "mirror"):
             if given.get(name):
                 raise UserError(
-                    f"--{name} is for random crops, and --train {config.train} keeps the one in the centre of each"
-                    " image: leave it out, or keep several, such as --views 4."
+                    f"`{name}` is for random crops, and `train={config.train!r}` keeps the one in the centre of each"
+                    " image: leave it out, or keep several, such as `views=4`."
                 )

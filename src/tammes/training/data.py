@@ -195,7 +195,7 @@ def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None
     """
     asked, test_classes = number_or_file(config.val_classes), number_or_file(config.test_classes)
     if isinstance(asked, Path):
-        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
+        raise UserError(f"`val_classes` must be a fraction or a number of classes, got {config.val_classes!r}.")
     found = split(dataset, test_classes=test_classes, val_classes=asked or None, seed=config.seed)
     by_default = asked is None and found.val is None and config.preset != "paper" and config.continue_from is None
     if not by_default or len(found.train_classes) < FEWEST_TRAINING or (classes is not None and not classes["val"]):
@@ -274,7 +274,7 @@ def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] 
     if len(new) > free:
         raise UserError(
             f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
-            f" {free} free centroids. Train again with room for more: --reserve-classes {len(new)}."
+            f" {free} free centroids. Train again with room for more: `reserve_classes={len(new)}`."
         )
     taken = set(old.of.values())
     free_slots = (slot for slot in range(old.number) if slot not in taken)
@@ -284,12 +284,12 @@ def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] 
 def _check_old(config: TrainConfig, data: Data, slots: CentroidSlots) -> None:
     """Refuse to test on what an earlier run was trained on."""
     known, uses = set(slots.old), data.classes()
-    for use, flag in (("test", "--test-classes"), ("val", "--val-classes")):
+    for use, flag in (("test", "`test_classes=FILE`"), ("val", "`val_classes=0`")):
         wrong = [name for name in uses[use] if name in known]
         if wrong:
             raise UserError(
                 f"{config.continue_from} was trained on the class {wrong[0]!r}, so it cannot be one to measure on."
-                f" Name others by {flag}{' FILE' if use == 'test' else ' 0'}."
+                f" Name others by {flag}."
             )
 
 
@@ -334,7 +334,7 @@ def check_batches(config: TrainConfig, size: int) -> None:
     """Refuse batches that cannot be made of the training images, of which the network sees so many pixels."""
     if config.shift > size:
         raise UserError(
-            f"--shift {config.shift} is more than the {size} pixels that the network sees of an image. Use {size} or"
+            f"`shift={config.shift}` is more than the {size} pixels that the network sees of an image. Use {size} or"
             " fewer."
         )
     if config.method.mines:

@@ -42,10 +42,10 @@ def say_expected(config: TrainConfig, embedder: Embedder, images: int) -> None:
         return
     with working("timing a step"):
         seconds = _seconds_per_image(config, embedder) * images * config.epochs / distributed.number()
-    cheaper = [] if config.weights == "none" else ["--train top (the upper layers only)"]
-    cheaper += ["--epochs 5 --halve-every 1"] if config.epochs > 5 else []
+    cheaper = [] if config.weights == "none" else ["`train='top'` (the upper layers only)"]
+    cheaper += ["`epochs=5` with `halve_every=1`"] if config.epochs > 5 else []
     faster = config.on_gpu or multiplies_bfloat16()
-    cheaper += ["--precision bf16"] if faster and config.precision == "no" else []
+    cheaper += ["`precision='bf16'`"] if faster and config.precision == "no" else []
     instead = f" Cheaper: {' or '.join(cheaper)}." if cheaper else ""
     say(f"preset paper: {config.epochs} epochs of {images} images, about {duration(seconds)} on this machine.{instead}")
 
@@ -133,7 +133,7 @@ def _trained(config: TrainConfig, embedder: Embedder) -> str:
         part = "the embedding layer" + ("" if embedder.class_layer is None else " and the class layer")
     crops = f"{config.views} views of each image" if config.views else "centre crops"
     weights = f"{part}{kept if config.train == 'top' else ''} ({trained:,} weights)"
-    return f"{config.train}: {weights}, on kept activations of {crops}; --train all trains everything"
+    return f"{config.train}: {weights}, on kept activations of {crops}; `train='all'` trains everything"
 
 
 def _describe_loss(config: TrainConfig) -> str:
@@ -245,5 +245,5 @@ def summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("--tensorboard needs the package tensorboard: pip install 'tammes[track]'.") from None
+        raise UserError("`tensorboard` needs the package tensorboard: pip install 'tammes[track]'.") from None
     return SummaryWriter

@@ -203,15 +203,15 @@ def check_new(folder: Path, *, overwrite: bool = False) -> None:
     if not folder.exists():
         above = next(each for each in folder.absolute().parents if each.exists())
         if not above.is_dir():
-            raise UserError(f"--out {folder}: {above} is a file. Choose another --out.")
+            raise UserError(f"`out={str(folder)!r}`: {above} is a file. Choose another `out`.")
         if not os.access(above, os.W_OK | os.X_OK):
-            raise UserError(f"--out {folder}: cannot write to {above}. Choose another --out.")
+            raise UserError(f"`out={str(folder)!r}`: cannot write to {above}. Choose another `out`.")
         return
     ours = is_run(folder)
     if not (_is_begun(folder) or (ours and overwrite)):
         what = "is a run already" if ours else "exists and is not a run"
-        hint = f"Continue it with --resume {folder}, replace it with --overwrite, or" if ours else "Please"
-        raise UserError(f"{folder} {what}. {hint} choose another --out.")
+        hint = f"Resume it (tammes train --resume {folder}), replace it with `overwrite=True`, or" if ours else "Please"
+        raise UserError(f"{folder} {what}. {hint} choose another `out`.")
     if (folder / _LOCK).exists():
         with _locked(folder):  # not by another process
             pass
@@ -280,7 +280,7 @@ def _locked(folder: Path) -> Iterator[None]:
             who = file.read(20).strip().decode(errors="replace")
             raise UserError(
                 f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
-                " has ended, or stop it; a new run needs another --out."
+                " has ended, or stop it; a new run needs another `out`."
             )
         with suppress(OSError):  # the disk may be full: the lock counts, not what is written in it
             file.truncate(0)

@@ -140,11 +140,11 @@ def _in_memory(config: TrainConfig, resumed: RunFolder | None, *given: Any) -> T
             raise
         size = config.batch_size
         if size == 1:
-            text = "out of memory with batches of one image. Try a smaller --backbone or --dim, or --train head."
+            text = "out of memory with batches of one image. Try a smaller `backbone` or `dim`, or `train='head'`."
             raise UserError(text) from error
         raise UserError(
-            f"out of memory with batches of {size} images. Try --batch-size {size // 2}"
-            f"{'' if resumed is None else ' in a new run'}. --accumulate {2 * config.accumulate} makes of two such"
+            f"out of memory with batches of {size} images. Try `batch_size={size // 2}`"
+            f"{'' if resumed is None else ' in a new run'}. `accumulate={2 * config.accumulate}` makes of two such"
             " batches a step of the same size."
         ) from error
 
@@ -254,7 +254,7 @@ def _build(
     if differs is not None:
         raise UserError(
             f"the images in {config.data} are no longer those that the run was started with: {differs}. Put them back,"
-            " or train again with --overwrite."
+            " or train again with `overwrite=True`."
         )
     if config.sync_batch_norm:
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)

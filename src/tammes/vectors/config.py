@@ -76,18 +76,18 @@ def check_options(given: VectorOptions) -> None:
     """Refuse what cannot work before anything is read or made."""
     unknown = sorted(set(given) - {field.name for field in fields(VectorConfig)})
     if unknown:
-        raise UserError(f"--{unknown[0].replace('_', '-')} is for images, and this is a file of vectors: leave it out.")
+        raise UserError(f"`{unknown[0]}` is for images, and this is a file of vectors: leave it out.")
     check_values(given, ("epochs", "batch_size", "centroid_dim", "dim"), ("weight_decay",))
     if given.get("method") == "ridge":
         for option in ONLY_GRADIENT:
             if option in given:
-                flag = "no-class-layer" if option == "class_layer" else option.replace("_", "-")
-                raise UserError(f"--{flag} is for --method gradient: ridge is solved in closed form.")
+                name = f"class_layer={given['class_layer']}" if option == "class_layer" else option
+                raise UserError(f"`{name}` is for `method='gradient'`: ridge is solved in closed form.")
     loss = given.get("loss", "discriminative")
     if (loss in METHODS or loss in ("hdc", "bier", "daml", "dvml") or loss.startswith("pml:")) and (
         loss not in OF_CLASS_LAYER
     ):
-        raise UserError(f"--loss {loss} is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
+        raise UserError(f"`loss={loss!r}` is for images. For vectors there are {', '.join(OF_CLASS_LAYER)}.")
     if loss not in OF_CLASS_LAYER:
         raise unknown_name("loss", loss, OF_CLASS_LAYER)
     options_of_loss(loss, given)
@@ -95,18 +95,18 @@ def check_options(given: VectorOptions) -> None:
     if centroids is not None and centroids not in CENTROIDS:
         raise unknown_name("kind of centroids", centroids, CENTROIDS)
     if centroids is not None and loss not in WITH_CENTROIDS:
-        raise UserError(f"--centroids is for --loss {' or '.join(WITH_CENTROIDS)}, not for {loss}.")
+        raise UserError(f"`centroids` is for `loss` {' or '.join(WITH_CENTROIDS)}, not for {loss}.")
     layer = given.get("class_layer", True)
     if loss == "softmax" and ("centroid_dim" in given or not layer):
-        wrong = "--no-class-layer" if not layer else "--centroid-dim"
-        raise UserError(f"--loss softmax needs a class layer with one output per class. Drop {wrong}.")
+        wrong = "`class_layer=False`" if not layer else "`centroid_dim`"
+        raise UserError(f"`loss='softmax'` needs a class layer with one output per class. Drop {wrong}.")
     if "centroid_dim" in given and not layer:
-        raise UserError("--centroid-dim is the size of the class layer, which --no-class-layer leaves out.")
+        raise UserError("`centroid_dim` is the size of the class layer, which `class_layer=False` leaves out.")
     if any(width < 1 for width in given.get("hidden", ())):
-        raise UserError(f"--hidden must be widths of at least 1, got {' '.join(map(str, given['hidden']))}.")
+        raise UserError(f"`hidden` must be widths of at least 1, got {' '.join(map(str, given['hidden']))}.")
     if not given.get("lr", 1) > 0:
-        raise UserError(f"--lr must be above 0, got {given['lr']}.")
-    check_seed("--seed", given.get("seed", 0))
+        raise UserError(f"`lr` must be above 0, got {given['lr']}.")
+    check_seed("`seed`", given.get("seed", 0))
 
 
 def options_of_loss(loss: str, given: Mapping[str, Any]) -> dict[str, Any]:

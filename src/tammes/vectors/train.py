@@ -242,23 +242,23 @@ def _gathered(found: Iterable[tuple[slice, ndarray]], shape: tuple[int, int], dt
 
 
 def _held_out_share(config: VectorConfig, data: VectorData) -> float | None:
-    """`--val-classes` as the learner takes it, refused where it could not be followed; None: it is not given."""
+    """`val_classes` as the learner takes it, refused where it could not be followed; None: it is not given."""
     asked, classes = number_or_file(config.val_classes), len(data.split.train_classes)
     if asked is None:
         return None
     if isinstance(asked, Path):
-        raise UserError(f"--val-classes must be a fraction or a number of classes, got {config.val_classes!r}.")
+        raise UserError(f"`val_classes` must be a fraction or a number of classes, got {config.val_classes!r}.")
     if not 0 <= asked < (1 if isinstance(asked, float) else classes):
-        raise UserError(f"--val-classes must be below 1, or a number below the {classes} that train, got {asked}.")
+        raise UserError(f"`val_classes` must be below 1, or a number below the {classes} that train, got {asked}.")
     share = float(asked if isinstance(asked, float) else asked / classes)
     number = round(share * classes)
     if asked and number < FEWEST_HELD_OUT:
         raise UserError(
-            f"--val-classes {asked} would hold out {number} classes. Ask for {FEWEST_HELD_OUT} or more, or 0."
+            f"`val_classes={asked}` would hold out {number} classes. Ask for {FEWEST_HELD_OUT} or more, or 0."
         )
     if asked and not len(held_out(data.codes[data.split.train], share, np.random.default_rng(0))):
         raise UserError(
-            f"--val-classes {asked} of {classes} training classes cannot be held out: there must be at least"
+            f"`val_classes={asked}` of {classes} training classes cannot be held out: there must be at least"
             f" {4 * FEWEST_HELD_OUT}, of which that many have two vectors and at least two others train. Leave it out."
         )
     return share

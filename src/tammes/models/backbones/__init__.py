@@ -60,7 +60,7 @@ def backbone(
 
 def _conv4(*, imagenet: bool) -> Backbone:
     if imagenet:
-        raise UserError("conv4 has no ImageNet weights: it is trained from scratch. Use --weights none.")
+        raise UserError("conv4 has no ImageNet weights: it is trained from scratch. Use `weights='none'`.")
     cuts = ("blocks.1", "blocks.2", "blocks.3")
     return Backbone(Conv4(), 64, "L", 28, 28, (0.5,), (0.5,), cuts, "blocks.2", ("blocks.2", "blocks.3"))
 
@@ -145,7 +145,7 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
     if imagenet:
         found = get_pretrained_cfg(name)
         if found is None or not found.has_weights:
-            raise UserError(f"timm has no ImageNet weights for {name}. Use --weights none, or a file of them.")
+            raise UserError(f"timm has no ImageNet weights for {name}. Use `weights='none'`, or a file of them.")
         url = f"https://huggingface.co/{found.hf_hub_id}" if found.hf_hub_id else str(found.url)
         with downloading(name, url):
             network = create_model(name, pretrained=True, num_classes=0)

@@ -65,7 +65,7 @@ class Depths:
         except UserError as error:
             raise UserError(
                 f"features are taken from what enters {self.at[0]}, so nothing above it can be the cut: {at!r}. "
-                f"Use --cut {self.at[0]} or lower."
+                f"Use `cut={self.at[0]!r}` or lower."
             ) from error
         above.stages = [first, *self.stages[1:]]
         return below, above

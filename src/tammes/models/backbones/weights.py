@@ -37,16 +37,16 @@ def form_of(backbone: str, weights: str | Path, form: Form | None = None) -> For
         raise UserError(f"unknown form {form!r} of weights. Known: {', '.join(get_args(Form))}.")
     if backbone not in FORMS:
         if form is not None:
-            raise UserError(f"--weights-form is for {', '.join(FORMS)}, not for {backbone}: leave it out.")
+            raise UserError(f"`weights_form` is for {', '.join(FORMS)}, not for {backbone}: leave it out.")
         return None
     if str(weights) == "imagenet" and form == "keras":
-        raise UserError("--weights imagenet are torchvision's: leave out --weights-form keras, or give a file.")
+        raise UserError("`weights='imagenet'` are torchvision's: leave out `weights_form='keras'`, or give a file.")
     if form is None and str(weights) not in ("imagenet", "none"):
         form = _said_form(Path(weights))
         if form is None:
             raise UserError(
                 f"{weights} does not say which form of {backbone} its weights are of, and the wrong one would spoil"
-                " them: add --weights-form torchvision, or --weights-form keras for the original one (stride in the"
+                " them: add `weights_form='torchvision'`, or `weights_form='keras'` for the original one (stride in the"
                 " first 1 x 1 convolution of a stage; blue, green, red)."
             )
     return form or "torchvision"
@@ -80,7 +80,7 @@ def load_weights(network: nn.Module, file: Path, form: Form | None = None) -> No
     """
     said = _said_form(file)
     if None not in (form, said) and form != said:
-        raise UserError(f"{file} says that its weights are of the form {said}, not {form}: leave out --weights-form.")
+        raise UserError(f"{file} says that its weights are of the form {said}, not {form}: leave out `weights_form`.")
     tensors = _tensors(file)
     put_weights(network, from_keras(tensors) if form == "keras" else tensors, str(file))
 
@@ -104,7 +104,7 @@ def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) 
     if wrong:
         raise UserError(
             f"the weights of {source} do not fit the network {type(network).__name__}. Tensors {'; '.join(wrong)}."
-            " Give the file of this network, or the --backbone of this file."
+            " Give the file of this network, or the `backbone` of this file."
         )
     network.load_state_dict(own | {name: tensor for name, tensor in given.items() if name in own})
 
@@ -134,7 +134,7 @@ def googlenet_file() -> Path:
             )
     except UserError as error:
         raise UserError(
-            f"no ImageNet weights for googlenet: {error} Or give a file of them: --weights FILE."
+            f"no ImageNet weights for googlenet: {error} Or give a file of them: `weights=FILE`."
         ) from error
 
 
@@ -153,8 +153,8 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
         reason = str(getattr(error, "reason", error)).strip().partition("\n")[0].rstrip(".")  # of a URLError
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
-            f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} --weights FILE;"
-            " --weights none begins with random ones."
+            f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} `weights=FILE`;"
+            " `weights='none'` begins with random ones."
         ) from error
 
 
@@ -166,11 +166,11 @@ def hub_file(url: str) -> Path:
 def _tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"unknown weights {str(file)!r}: --weights is imagenet, none, or a file whose name ends in"
+            f"unknown weights {str(file)!r}: `weights` is imagenet, none, or a file whose name ends in"
             f" {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}."
         )
     if not file.is_file():
-        raise UserError(f"no weights file {file}. --weights is imagenet, none, or a file.")
+        raise UserError(f"no weights file {file}. `weights` is imagenet, none, or a file.")
     if file.suffix.lower() == ".caffemodel":
         return read_caffemodel(file)
     try:

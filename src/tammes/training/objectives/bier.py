@@ -152,7 +152,7 @@ class BIER(nn.Module):
     def _diversity(self, features: Tensor, embedder: Embedder) -> Tensor:
         layers = [each for each in embedder.penultimate.modules() if isinstance(each, nn.Linear)]
         if not all(each.weight.requires_grad for each in layers):
-            raise UserError("diversity trains the penultimate layer, which --keep-init keeps as it is: drop one.")
+            raise UserError("diversity trains the penultimate layer, which `keep_init` keeps as it is: drop one.")
         outputs = full_precision(embedder.penultimate(features.detach()))
         with torch.autocast(outputs.device.type, enabled=False):
             outputs = outputs / typical_length(features)
