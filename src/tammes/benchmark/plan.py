@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
+from tammes.io.files import read_text
 from tammes.losses import Method as Loss
 from tammes.training.config import command_of
 from tammes.training.objectives import METHODS, find_method, find_miner
@@ -173,7 +174,9 @@ def read_plan(file: Path, *, searches: bool = False) -> Plan:
         searches: whether it must search for itself, so that others can take over what it has chosen.
     """
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        given = tomllib.loads(read_text(file))
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(
             f"cannot read the plan {file}: {error.strerror}. docs/benchmark.md says what it holds."

@@ -23,6 +23,7 @@ from tammes.data.perceptual_hash import CROPS, alike_pairs, hashes
 from tammes.data.splits import Split, split
 from tammes.errors import UserError
 from tammes.io.files import opened
+from tammes.io.limits import IMAGE
 
 HUGE_PIXELS = 50_000_000  # slow to decode, and no better once it is scaled down
 CROPPED_UP_TO = 20_000  # images: of more, crops are not compared, which would take as long as all else
@@ -214,7 +215,7 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
 
 def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
     """The digest of its bytes, what only the file says of the picture, and whether it has another kind's suffix."""
-    with opened(file) as source:
+    with opened(file, IMAGE) as source:
         digest = blake2b(digest_size=16)
         while block := source.read(1 << 20):
             digest.update(block)

@@ -13,6 +13,7 @@ from numpy import ndarray
 from tammes.data.dataset import TEST, Dataset
 from tammes.data.images import open_picture
 from tammes.errors import UserError
+from tammes.io.files import read_text
 
 
 def of_files(
@@ -147,7 +148,7 @@ def rows(file: Path, num_fields: int, expected: str, *, also: int | None = None)
 
 def text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_text(file).replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UserError(f"no such file: {file}. The data set is not whole: unpack it again.") from None
     except OSError as error:

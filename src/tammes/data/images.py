@@ -17,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tammes.errors import UserError
 from tammes.io.files import opened
+from tammes.io.limits import IMAGE
 
 Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
@@ -101,7 +102,7 @@ def _pixels(file: Path | File | None) -> int:
         return 0
     with (
         suppress(Exception),  # whoever reads it will say what is wrong
-        opened(file) if isinstance(file, Path) else nullcontext(file) as source,
+        opened(file, IMAGE) if isinstance(file, Path) else nullcontext(file) as source,
         identified(source) as image,
     ):
         return image.width * image.height
@@ -165,7 +166,7 @@ def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
     try:
         # Never by its name: Pillow would map some files into memory, and gets turned TIFF wrong there.
         with (
-            opened(file) if isinstance(file, Path) else nullcontext(file) as source,
+            opened(file, IMAGE) if isinstance(file, Path) else nullcontext(file) as source,
             identified(source) as image,
         ):
             if image.width * image.height > most_pixels():

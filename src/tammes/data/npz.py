@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from tammes.errors import UserError
+from tammes.io.limits import check_unpacked
 
 # There is a version 3, for names of fields that are not Latin: vectors have none.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -42,11 +43,14 @@ def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
         mapped = _mapped(file, entry) if name == "vectors" else None
         if mapped is not None:
             return mapped
+        check_unpacked(entry.file_size, entry.compress_size, f"`{name}` of {file}")
         with archive.open(entry) as source:
             assert isinstance(source, ZipExtFile)
             _check_length(source, entry)
         with archive.open(entry) as source:
             return np.asarray(np.lib.format.read_array(source, allow_pickle=False))
+    except UserError:
+        raise
     except (ValueError, SyntaxError, TokenError) as error:
         if "allow_pickle" not in str(error):
             raise UserError(f"`{name}` of {file} is no whole array. Save it again.") from error

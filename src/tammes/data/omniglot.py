@@ -21,6 +21,8 @@ from tammes.data.dataset import Dataset
 from tammes.data.folder import natural
 from tammes.data.images import open_picture
 from tammes.errors import UserError
+from tammes.io.files import opened
+from tammes.io.limits import IMAGE
 
 _WHOLE, _TEST = "images_background", "images_evaluation"
 _SMALL = ("images_background_small1", "images_background_small2")  # each a part of the whole; two alphabets are in both
@@ -105,7 +107,8 @@ def _drawings(part: str, place: Path) -> list[_Drawing]:
 def _zipped(part: str, place: Path) -> list[_Drawing]:
     try:
         # In memory (7 MB): threads and forked processes then share no position in a file.
-        archive = ZipFile(BytesIO(place.read_bytes()))
+        with opened(place, IMAGE) as source:
+            archive = ZipFile(BytesIO(source.read()))
     except BadZipFile:
         raise UserError(f"cannot read {place}: it is not a whole zip file. Download it again.") from None
     lock = Lock()

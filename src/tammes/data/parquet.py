@@ -8,10 +8,15 @@ import numpy as np
 from numpy import ndarray
 
 from tammes.errors import UserError, shown
+from tammes.io.limits import check_unpacked
 
 if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
+
+
+_TEXT = 64  # bytes that a text takes in memory beside its characters
+_ROWS = 512  # that are read at a time: a few bytes may stand for long vectors and texts in each
 
 
 def parquet_arrays(file: Path) -> dict[str, ndarray]:
@@ -41,11 +46,8 @@ def parquet_arrays(file: Path) -> dict[str, ndarray]:
                 raise UserError(
                     f"{file} has no column `{gap}`, but `{numbered[-1]}`: a number of each vector is missing."
                 )
-            found = {
-                name: _column(source.read(columns=[name]).column(name), name, file)
-                for name in ("labels", "query", "gallery", "sequence", "paths")
-                if name in names
-            }
+            others = [name for name in ("labels", "query", "gallery", "sequence", "paths") if name in names]
+            found = {name: _column(_read(source, name, file), name, file) for name in others}
             found["vectors"] = _stacked(source, columns, num_rows, file)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
@@ -53,13 +55,17 @@ def parquet_arrays(file: Path) -> dict[str, ndarray]:
 
 
 def _stacked(source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows: int, file: Path) -> ndarray:
-    """The vectors, a few thousand rows at a time: no more than they themselves are in memory."""
+    """The vectors, some hundred rows at a time: no more than they themselves are in memory.
+
+    How large a column is stands in the file too, but pyarrow ends the process where that is damaged.
+    """
     out: ndarray | None = None
     done = 0
-    for batch in source.iter_batches(batch_size=4096, columns=columns):
+    for batch in source.iter_batches(batch_size=_ROWS, columns=columns):
         rows = [_numbers(batch.column(number), name, file, done) for number, name in enumerate(batch.schema.names)]
         block = rows[0] if columns == ["vectors"] else np.stack(rows, axis=1)
         if out is None:
+            check_unpacked(num_rows * block[:1].nbytes, file.stat().st_size, str(file))
             out = np.empty((num_rows, block.shape[1]), block.dtype)
         if block.shape[1] != out.shape[1]:
             raise UserError(f"vector {done} of {file} has {block.shape[1]} numbers, those before it {out.shape[1]}.")
@@ -90,6 +96,22 @@ def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int) -> ndar
         row = int(values.is_null().to_numpy(zero_copy_only=False).argmax()) // int(lengths[0])
         raise UserError(f"a vector of {file} has an empty place; it is in row {first + row}.")
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)
+
+
+def _read(source: "pyarrow.parquet.ParquetFile", name: str, file: Path) -> "pyarrow.ChunkedArray":
+    """A whole column, a few rows at a time: one text, stored once, may stand in every row."""
+    import pyarrow
+
+    parts, total = [], 0
+    for batch in source.iter_batches(batch_size=_ROWS, columns=[name]):
+        part = batch.column(0)
+        if pyarrow.types.is_dictionary(part.type):
+            part.validate(full=True)  # pyarrow takes the numbers of a damaged one on trust
+            part = part.cast(part.type.value_type)
+        parts.append(part)
+        total += part.nbytes + _TEXT * len(part)
+        check_unpacked(total, file.stat().st_size, str(file))
+    return pyarrow.chunked_array(parts, None if parts else source.schema_arrow.field(name).type)
 
 
 def _column(column: "pyarrow.ChunkedArray", name: str, file: Path) -> ndarray:

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from tammes.data.dataset import TEST, TRAIN, VALIDATION, Dataset
 from tammes.errors import UserError
+from tammes.io.files import read_text
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _number(given: float | int, total: int, option: str) -> int:
 
 def _listed(file: Path, class_names: tuple[str, ...]) -> Int64[ndarray, " classes"]:
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(file).splitlines()
     except OSError as error:
         raise UserError(f"cannot read the test classes from {file}: {error.strerror}.") from error
     except UnicodeDecodeError:

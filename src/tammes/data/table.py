@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from tammes.data.files import of_files
 from tammes.data.folder import natural
 from tammes.data.images import open_picture
 from tammes.errors import UserError
+from tammes.io.files import read_text
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
 Value = TypeVar("Value")
@@ -140,7 +142,7 @@ def _entries(file: Path) -> list[tuple[int, dict[str, str]]]:
     """The lines below the header with their numbers, by column, without blanks around what they hold."""
     entries = []
     try:
-        with file.open(encoding="utf-8-sig", newline="") as source:
+        with StringIO(read_text(file), newline="") as source:
             reader = csv.reader(source)
             header = [name.strip() for name in next(reader, [])]
             _check_header(file, header)

@@ -19,6 +19,7 @@ from tammes.data.images import ROOM, check_shape, open_picture, small
 from tammes.errors import UserError
 from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
 from tammes.io.files import opened
+from tammes.io.limits import IMAGE
 from tammes.models.embedder import Embedder
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
@@ -202,7 +203,7 @@ class _Image:
 def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Image:
     try:
         before = _state(file)
-        with opened(file) as source:
+        with opened(file, IMAGE) as source:
             content = source.read()
     except UserError as error:
         return _Image(file, "", None, broken=f"cannot read {file}: {error}", seen=False)

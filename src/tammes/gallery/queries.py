@@ -14,6 +14,7 @@ from PIL import Image
 
 from tammes.data.images import in_mode, open_picture
 from tammes.errors import UserError
+from tammes.io.limits import IMAGE, check_limit
 
 
 def check_files(names: Sequence[str]) -> None:
@@ -29,10 +30,16 @@ def check_files(names: Sequence[str]) -> None:
 
 def query_images(names: Sequence[str]) -> list[Path | Image.Image]:
     """The files of these names, to be read when they are needed; - is the image on standard input, read at once."""
-    return [
-        open_picture(BytesIO(sys.stdin.buffer.read()), name="standard input") if name == "-" else Path(name)
-        for name in names
-    ]
+    return [open_picture(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names]
+
+
+def _standard_input() -> BytesIO:
+    content = BytesIO()
+    while block := sys.stdin.buffer.read(1 << 20):
+        content.write(block)
+        check_limit(IMAGE, content.tell(), "standard input")
+    content.seek(0)
+    return content
 
 
 def reduced(image: Path | Image.Image, side: int = 512) -> Image.Image:

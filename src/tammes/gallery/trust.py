@@ -59,6 +59,6 @@ def _file() -> Path:
 def _read() -> dict[str, list[str]]:
     file = _file()
     try:
-        return read_json(file, dict[str, list[str]], "Remove it; --trust-roots writes it again.") or {}
+        return read_json(file, dict[str, list[str]], "Remove it; `trust_roots=True` writes it again.") or {}
     except UserError as error:
         raise UserError(f"which folders may be served is not known: {error}") from None

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from tammes.errors import UserError
+
 
 def cache_folder() -> Path:
     """Where decoded images and drawn data sets are kept: TAMMES_CACHE, or `tammes` in the user's cache folder."""
@@ -25,6 +27,20 @@ def data_folder() -> Path | None:
     """Where the user keeps data sets, if the environment variable TAMMES_DATA says so."""
     given = os.environ.get("TAMMES_DATA")
     return Path(given) if given else None
+
+
+def raised_limit(variable: str) -> float | None:
+    """What a variable sets a limit to, if it is set; see `io/limits.py`."""
+    given = os.environ.get(variable)
+    if not given:
+        return None
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise UserError(f"{variable} must be a number above 0, got {given!r}.")
+    return number
 
 
 def colours() -> bool:

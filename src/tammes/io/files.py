@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 from tammes.errors import UserError
+from tammes.io.limits import TEXT, Limit, check_limit
 
 PARTIAL = ".partial"  # the suffix of a file that is not whole yet
 
@@ -88,17 +89,36 @@ def storage_error(error: OSError, file: Path | str) -> UserError | None:
     return UserError(f"cannot use {file}: {error.strerror}. {_STORAGE[error.errno]}")
 
 
-def opened(file: Path) -> BufferedReader:
+def opened(file: Path, most: Limit | None = None) -> BufferedReader:
     """The file, to read from.
 
+    Args:
+        most: how large it may be; None for what is not read whole.
+
     Raises:
-        UserError: it is a pipe, which might be waited for for ever, a device or the like.
+        UserError: it is too large, a pipe, which might be waited for for ever, a device or the like.
         OSError: it cannot be opened.
     """
-    kind = file.stat().st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        raise UserError(f"it is not a file, but {_kind_of(kind)}.")
+    status = file.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise UserError(f"it is not a file, but {_kind_of(status.st_mode)}.")
+    if most is not None:
+        check_limit(most, status.st_size, "it")
     return file.open("rb")
+
+
+def read_text(file: Path) -> str:
+    """The whole of a text file in UTF-8.
+
+    Raises:
+        UserError: it is not a file, or too large.
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    try:
+        with opened(file, TEXT) as source:
+            return source.read().decode("utf-8-sig")
+    except UserError as error:
+        raise UserError(f"cannot read {file}: {error}") from None
 
 
 def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[bytes]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_
 
 from tammes.errors import UserError
 from tammes.io.files import opened
+from tammes.io.limits import TEXT
 
 Real = NewType("Real", float)  # a number that may be infinite or none, as Python writes them; float is finite
 Positive = NewType("Positive", int)  # 1 or more
@@ -42,7 +43,7 @@ def read_json(file: Path, shape: Any, advice: str) -> Any:
         advice: what to do about a file that has another.
     """
     try:
-        with opened(file) as source:
+        with opened(file, TEXT) as source:
             content = source.read()
     except FileNotFoundError:
         return None

@@ -25,6 +25,7 @@ from tammes.io.machine import images_at_once
 from tammes.io.schema import read_json
 from tammes.io.tensor_files import read_tensors, shapes, write_tensors
 from tammes.models.backbones import backbone as find_backbone
+from tammes.models.backbones import check_weights
 from tammes.models.backbones.base import Backbone
 from tammes.models.backbones.depths import Depths
 from tammes.models.backbones.module import OWN, of_module
@@ -381,6 +382,11 @@ def _built(
     backbone: Backbone | None = None,
     transform: Transform | None = None,
 ) -> Embedder:
+    try:
+        if backbone is None:
+            check_weights(config.backbone, sum(tensor.numel() for tensor in tensors.values()))
+    except UserError as error:
+        raise UserError(f"{file} does not belong to its description: {error}") from None
     embedder = Embedder(config, backbone=backbone, eval_transform=transform)
     try:
         embedder.load_state_dict(tensors)

@@ -16,6 +16,7 @@ from tammes.data.objects import OBJECTS
 from tammes.errors import UserError, check_seed
 from tammes.io.console import say
 from tammes.io.files import opened
+from tammes.io.limits import TEXT
 from tammes.io.machine import has_gpu, multiplies_bfloat16
 from tammes.losses import WITH_CENTROIDS, Method, find_miner
 from tammes.models.backbones.module import of_module
@@ -371,7 +372,7 @@ def load_config(run: RunFolder) -> TrainConfig:
 def read_config(run: RunFolder, kind: type) -> Any:
     """What config.json says, which may be untrusted, as a configuration of that kind."""
     file = run.folder / "config.json"
-    with opened(file) as source:
+    with opened(file, TEXT) as source:
         content = source.read()
     try:
         found: Any = TypeAdapter(kind).validate_json(content, strict=True)

@@ -32,6 +32,7 @@ from tammes.io.files import (
     remove_partial,
     write_atomically,
 )
+from tammes.io.limits import TEXT
 from tammes.io.schema import checked, read_json
 from tammes.training.distributed import is_first
 from tammes.training.run_schema import SHAPES, CentroidSlots, Line
@@ -138,7 +139,7 @@ class RunFolder:
         """The lines of metrics.jsonl; one that a crash cut short is left out."""
         file, advice = self.folder / "metrics.jsonl", self.advice("metrics")
         try:
-            with opened(file) as source:
+            with opened(file, TEXT) as source:
                 text = source.read().decode()
         except FileNotFoundError:
             return []

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from tammes.errors import UserError
+from tammes.io.limits import WEIGHTS, check_limit
 from tammes.models.backbones import googlenet, resnet, vgg16
 from tammes.models.backbones.base import Backbone, measured
 from tammes.models.backbones.conv4 import Conv4
@@ -18,6 +21,7 @@ from tammes.models.pooling import Pool, exchange_pool
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
+_CLASSIFIER = 1 << 24  # weights of torchvision's classifiers, which are built and dropped
 _KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
 
 
@@ -47,8 +51,10 @@ def backbone(
     elif not library and plain in OURS:
         made = OURS[plain](imagenet=imagenet)
     elif library != "timm" and plain in _torchvision_names():
+        check_weights(name)
         made = _of_torchvision(plain, imagenet=imagenet)
     elif library != "torchvision" and _is_of_timm(plain):
+        check_weights(name)
         made = _of_timm(plain, imagenet=imagenet)
     else:
         raise _unknown(name, plain)
@@ -56,6 +62,34 @@ def backbone(
         load_weights(made.network, Path(weights), form)
     exchange_pool(made.network, pool, channels=len(made.mode), size=made.size)
     return made
+
+
+def check_weights(name: str, given: int | None = None) -> None:
+    """Refuse a network of too many weights, before memory is asked for them.
+
+    Args:
+        given: how many there are for it in a file; None: as many as `io.limits` allows.
+    """
+    number = _num_weights(name)
+    if given is not None and number > given + _CLASSIFIER:
+        raise UserError(f"the network {name} has {number:,} weights, and {given:,} numbers are given for it.")
+    check_limit(WEIGHTS, number, f"the network {name}")
+
+
+@cache
+def _num_weights(name: str) -> int:
+    """How many weights a network of a library has, its classifier included; 0 of ours, none of which is large."""
+    library, _, plain = name.rpartition(":")
+    if not library and plain in OURS:
+        return 0
+    if library != "timm" and plain in _torchvision_names():
+        from torchvision.models import get_model_weights
+
+        return int(get_model_weights(plain).DEFAULT.meta["num_params"])
+    if library == "torchvision" or not _is_of_timm(plain):
+        return 0  # whoever builds it says that there is no such network
+    with torch.device("meta"):  # shapes without numbers
+        return sum(weight.numel() for weight in _timm_network(plain).parameters())
 
 
 def _conv4(*, imagenet: bool) -> Backbone:
@@ -114,6 +148,25 @@ OURS: dict[str, Callable[..., Backbone]] = {
 }
 
 
+def _torchvision_network(name: str) -> Any:
+    """With random weights."""
+    from torchvision.models import get_model
+
+    # These two warn that their slow initialisation will go; torch's own is as good, and the one of the others.
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return get_model(name, weights=None, **options)
+
+
+def _timm_network(name: str) -> Any:
+    """With random weights, without a classifier."""
+    from timm import create_model
+
+    try:
+        return create_model(name, pretrained=False, num_classes=0)
+    except RuntimeError as error:  # a tag after the name that it does not know
+        raise UserError(f"timm cannot make {name}: {error}") from error
+
+
 def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
     from torchvision.models import get_model, get_model_weights
 
@@ -122,9 +175,7 @@ def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
         with downloading(name, chosen.url, hub_file(chosen.url)):
             network = get_model(name, weights=chosen)
     else:
-        # These two warn that their slow initialisation will go; torch's own is as good, and the one of the others.
-        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        network = get_model(name, weights=None, **options)
+        network = _torchvision_network(name)
     if hasattr(network, "aux_logits"):  # GoogLeNet and Inception: the side heads see ImageNet's classes only
         network.aux_logits, network.aux1, network.aux2, network.AuxLogits = False, None, None, None
     last = [place for place, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -150,10 +201,7 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
         with downloading(name, url):
             network = create_model(name, pretrained=True, num_classes=0)
     else:
-        try:
-            network = create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError as error:  # a tag after the name that it does not know
-            raise UserError(f"timm cannot make {name}: {error}") from error
+        network = _timm_network(name)
     wants = resolve_model_data_config(network)
     size = wants["input_size"][-1]
     mean, std = tuple(map(float, wants["mean"])), tuple(map(float, wants["std"]))

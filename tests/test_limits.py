@@ -1,0 +1,154 @@
+"""Sizes are checked before memory is asked for, against limits that are raised by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tammes.cli import main
+from tammes.data.images import open_picture
+from tammes.data.vectors import vectors
+from tammes.errors import UserError
+from tammes.gallery.indexing import vectors_of
+from tammes.io.files import read_text
+from tammes.io.schema import read_json
+from tammes.io.tensor_files import write_tensors
+from tammes.models.backbones import backbone
+from tammes.models.embedder import Embedder, EmbedderConfig, load
+
+GIANT = "timm:vit_giant_patch14_224"  # a billion weights
+
+
+def sparse(file: Path, beginning: bytes = b"", size: int = 6_000_000_000) -> Path:
+    with file.open("wb") as sink:
+        sink.write(beginning)
+        sink.truncate(size)
+    return file
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    file = tmp_path / "photo.webp"
+    Image.new("RGB", (8, 8)).save(file)
+    return sparse(tmp_path / "photo.jpg", file.read_bytes())
+
+
+def test_a_file_of_an_image_has_a_size_that_is_raised_by_name(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"photo\.jpg.*6,000 MB.*512.*TAMMES_MAX_IMAGE_MB=6001"):
+        open_picture(photo)
+    sparse(photo, photo.with_suffix(".webp").read_bytes(), 2_000_000)
+    monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", "1")
+    with pytest.raises(UserError, match="TAMMES_MAX_IMAGE_MB=3"):
+        open_picture(photo)
+    monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", "3")
+    assert open_picture(photo).size == (8, 8)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much", "nan"])
+def test_a_limit_is_a_number_above_0(value: str, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", value)
+    with pytest.raises(UserError, match=f"TAMMES_MAX_IMAGE_MB must be a number above 0, got '{value}'"):
+        open_picture(photo)
+
+
+def test_a_sparse_file_among_images_is_named(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By `doctor`, which decodes as training does, and by `index`, which reads files whole."""
+    for number in range(2):
+        (photo.parent / "own" / str(number)).mkdir(parents=True)
+        Image.new("L", (9, 9), 99 * number).save(photo.parent / "own" / str(number) / "1.png")
+    photo.rename(photo.parent / "own" / "0" / photo.name)
+    with pytest.raises(SystemExit):
+        main(["doctor", str(photo.parent / "own")])
+    assert "TAMMES_MAX_IMAGE_MB" in capsys.readouterr().out
+    (broken,) = vectors_of(Embedder(EmbedderConfig("conv4", dim=4)), [photo.parent / "own" / "0" / photo.name])[2]
+    assert "TAMMES_MAX_IMAGE_MB" in broken
+
+
+@pytest.mark.parametrize("read", [read_text, lambda file: read_json(file, dict, "Remove it.")], ids=["text", "json"])
+def test_a_text_has_a_size(read: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"large\.json.*TAMMES_MAX_TEXT_MB=6001"):
+        read(sparse(tmp_path / "large.json"))
+
+
+def model(folder: Path, name: str) -> Path:
+    """A model of a few bytes that names a network."""
+    folder.mkdir()
+    (folder / "embedder.json").write_text(json.dumps({"backbone": name, "dim": 2, "class_dim": None}))
+    write_tensors(folder / "embedder.safetensors", {"penultimate.weight": torch.zeros(2, 3)})
+    return folder
+
+
+def test_a_model_of_a_few_bytes_does_not_build_a_giant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, giant = model(tmp_path / "small", "timm:vit_base_patch16_224"), model(tmp_path / "giant", GIANT)
+    monkeypatch.setattr("tammes.models.embedder.Embedder", lambda *_: pytest.fail("the network was built"))
+    with pytest.raises(UserError, match=r"vit_base_patch16_224 has 85,798,656 weights, and 6 numbers"):
+        load(small)
+    with pytest.raises(UserError, match=rf"{GIANT} has 1,011,202,432 weights, and 6 numbers"):
+        load(giant)
+
+
+def test_a_giant_is_refused_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=rf"{GIANT}.*TAMMES_MAX_WEIGHTS_MILLIONS"):
+        backbone(GIANT)
+    monkeypatch.setenv("TAMMES_MAX_WEIGHTS_MILLIONS", "1")
+    with pytest.raises(UserError, match="timm:resnet18 has 11 million weights"):
+        backbone("timm:resnet18")
+    monkeypatch.setenv("TAMMES_MAX_WEIGHTS_MILLIONS", "12")
+    assert backbone("timm:resnet18").features == 512
+
+
+def few_bytes(file: Path, what: str) -> Path:
+    """A small .parquet file of many rows, long vectors or long texts."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = 3_000_000 if what == "rows" else 4096
+    dim = 4000 if what == "vectors" else 1
+    zeros = pyarrow.array(np.zeros(rows * dim, np.float32))
+    label = "x" * 20_000 if what == "texts" else "x"
+    labels = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [label])
+    table = {"vectors": pyarrow.FixedSizeListArray.from_arrays(zeros, dim), "labels": labels}
+    if what == "columns":
+        del table["vectors"]
+        table |= {str(number): pyarrow.array(np.zeros(rows, np.float32)) for number in range(4000)}
+    parquet.write_table(pyarrow.table(table), file, compression="zstd")
+    return file
+
+
+@pytest.mark.parametrize("what", ["rows", "vectors", "texts", "columns"])
+def test_a_few_bytes_of_parquet_do_not_become_gigabytes(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    file = few_bytes(tmp_path / "v.parquet", what)
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "20")
+    with pytest.raises(UserError, match=r"v\.parquet.*TAMMES_MAX_UNPACKED_MB="):
+        vectors(file)
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "2000")
+    if what in ("rows", "vectors"):
+        assert len(vectors(file)) == (3_000_000 if what == "rows" else 4096)
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "category", "category of numbers"])
+def test_labels_of_every_kind_of_column_are_read(kind: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = pyarrow.array(["b", "a", "b", "ä"], pyarrow.large_string() if kind == "large_string" else pyarrow.string())
+    labels = pyarrow.array([3, 1, 3, 2]) if kind == "category of numbers" else texts
+    column = labels.dictionary_encode() if kind.startswith("category") else labels
+    table = {"0": np.arange(4.0), "1": np.ones(4), "labels": column}
+    parquet.write_table(pyarrow.table(table), tmp_path / "v.parquet")
+    assert vectors(tmp_path / "v.parquet").labels.tolist() == labels.to_pylist()
+
+
+def test_a_few_bytes_of_npz_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "v.npz"
+    np.savez_compressed(file, vectors=np.zeros((100_000, 8), np.float64), labels=np.zeros(100_000, np.int64))
+    assert len(vectors(file)) == 100_000
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "1")
+    with pytest.raises(UserError, match=r"`vectors` of .*v\.npz.*TAMMES_MAX_UNPACKED_MB=7"):
+        vectors(file)
