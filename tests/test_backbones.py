@@ -95,10 +95,10 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("conv4", r"^conv4 has no ImageNet weights: it is trained from scratch\. Use --weights none\.$"),
+        ("conv4", r"^conv4 has no ImageNet weights: it is trained from scratch\. Use `weights='none'`\.$"),
         (
             "timm:coatnet_0_224",
-            r"^timm has no ImageNet weights for coatnet_0_224\. Use --weights none, or a file of them\.$",
+            r"^timm has no ImageNet weights for coatnet_0_224\. Use `weights='none'`, or a file of them\.$",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_without_a_network_it_says_what_to_get_and_where_to_put_it(checkpoints: 
         backbone(name, weights="imagenet")
     assert str(caught.value) == (
         f"no ImageNet weights for {name}: no network. Get {url} by other means and put it at {place},"
-        " or give it as --weights FILE; --weights none begins with random ones."
+        " or give it as `weights=FILE`; `weights='none'` begins with random ones."
     )
 
 
@@ -169,7 +169,7 @@ def test_without_a_network_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         backbone("timm:resnet18", weights="imagenet")
     assert str(caught.value) == (
         "no ImageNet weights for resnet18: cannot locate the file. Get https://huggingface.co/timm/resnet18.a1_in1k"
-        " by other means and give it as --weights FILE; --weights none begins with random ones."
+        " by other means and give it as `weights=FILE`; `weights='none'` begins with random ones."
     )
 
 

@@ -109,7 +109,7 @@ def test_weights_that_do_not_fit_change_nothing(
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     expected = (
         f"the weights of {file} do not fit the network Conv4. {message}"
-        " Give the file of this network, or the --backbone of this file."
+        " Give the file of this network, or the `backbone` of this file."
     )
     with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
         load_weights(network, file)
@@ -363,5 +363,5 @@ def test_without_a_network_it_says_what_to_get(cache: Path, monkeypatch: pytest.
         backbone("googlenet", weights="imagenet")
     assert str(caught.value) == (
         f"no ImageNet weights for googlenet: no network. Put the file at {cache} by hand."
-        " Or give a file of them: --weights FILE."
+        " Or give a file of them: `weights=FILE`."
     )

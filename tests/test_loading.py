@@ -262,7 +262,7 @@ def test_images_whose_files_are_missing_are_refused_before_one_is_decoded(tmp_pa
     lines = refused(lambda: decode(dataset, mode="L", size=8, cache=tmp_path)).split("\n")
     assert lines[0] == "30 of 90 images are missing:"
     assert lines[1:3] == ["  30.png", "  31.png"]
-    assert "--skip-bad" in lines[-1]
+    assert "`skip_bad=True`" in lines[-1]
 
 
 class Usage(NamedTuple):
@@ -307,7 +307,7 @@ def test_broken_images_are_named_together(tmp_path: Path) -> None:
         "2 of 9 images cannot be used:\n"
         "  cannot read 2.png: the file is empty.\n"
         "  cannot read 5.png: the file is empty.\n"
-        "Repair or remove them, or leave them out with --skip-bad."
+        "Repair or remove them, or leave them out with `skip_bad=True`."
     )
 
 
@@ -577,10 +577,10 @@ def test_a_last_smaller_batch_is_kept_or_dropped() -> None:
 def test_what_cannot_be_batched_says_so() -> None:
     labels = some_labels([3])
     assert refused(lambda: epoch_of(labels, drop_last=True)) == (
-        "3 images do not fill one batch of 4. Lower --batch-size."
+        "3 images do not fill one batch of 4. Lower `batch_size`."
     )
     assert refused(lambda: epoch_of(labels, sampler="pk", batch_size=10)) == (
-        "a batch of 10 cannot hold classes of 4 images each. Use --batch-size 8."
+        "a batch of 10 cannot hold classes of 4 images each. Use `batch_size=8`."
     )
     assert refused(lambda: epoch_of(labels, batch_size=0)) == "`batch_size=0` is not a number of images from 1 up."
     assert refused(lambda: epoch_of(np.empty(0, dtype=np.int64))) == "no images to make batches of."

@@ -264,7 +264,7 @@ def test_an_option_reaches_the_loss() -> None:
         (
             "pml:RankedListLoss",
             "imbalance=0.3",
-            "pml:RankedListLoss has no default for margin and Tn: add --loss-options",
+            "pml:RankedListLoss has no default for margin and Tn: add `loss_options={'margin': ",
         ),
         ("pml:SoftTripleLoss", "gamma=0", "pml:SoftTripleLoss does not take these options: float division by zero."),
         (
@@ -294,8 +294,8 @@ def test_options_that_cannot_be(name: str, given: str, message: str) -> None:
             None,
             "unknown loss 'pml:ProxyAncorLoss'. Did you mean 'pml:ProxyAnchorLoss'? Known: pml:A",
         ),
-        ("pml:BatchHardMiner", None, "pml:BatchHardMiner is a miner, not a loss: use --miner pml:BatchHardMiner."),
-        ("pml:CircleLoss", "pml:CircleLoss", "pml:CircleLoss is a loss, not a miner: use --loss pml:CircleLoss."),
+        ("pml:BatchHardMiner", None, "pml:BatchHardMiner is a miner, not a loss: use `miner='pml:BatchHardMiner'`."),
+        ("pml:CircleLoss", "pml:CircleLoss", "pml:CircleLoss is a loss, not a miner: use `loss='pml:CircleLoss'`."),
         (
             "pml:CircleLoss",
             "pml:BatchHrdMiner",
@@ -304,12 +304,12 @@ def test_options_that_cannot_be(name: str, given: str, message: str) -> None:
         (
             "pml:CircleLoss",
             "hard",
-            "--miner is one of pytorch-metric-learning, such as pml:MultiSimilarityMiner, got 'h",
+            "`miner` is one of pytorch-metric-learning, such as pml:MultiSimilarityMiner, got 'h",
         ),
         (
             "triplet",
             "pml:BatchHardMiner",
-            "--miner is for a loss of pytorch-metric-learning, --loss pml:NAME, not for tr",
+            "`miner` is for a loss of pytorch-metric-learning, `loss='pml:NAME'`, not for tr",
         ),
         ("tripel", "pml:BatchHardMiner", "unknown loss 'tripel'. Did you mean 'triplet'?"),
     ],
@@ -408,7 +408,7 @@ def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
         ([*ASKED, *MINED, "epsilon=1"], "unknown option of DistanceWeightedMiner 'epsilon'. Known: cutoff, nonzero"),
         ([*ASKED, "--centroids", "place"], "--centroids is for --loss "),
         ([*ASKED, "--embedding", "last"], "--loss pml:ProxyAnchorLoss is computed on the embedding, without a class"),
-        (["--miner", "pml:BatchHardMiner"], "--miner is for a loss of pytorch-metric-learning"),
+        (["--miner", "pml:BatchHardMiner"], "`miner` is for a loss of pytorch-metric-learning"),
         (["--loss", "pml:CrossBatchMemory"], "pml:CrossBatchMemory cannot be used for training: it goes around a loss"),
     ],
 )
@@ -466,7 +466,7 @@ def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
         ('loss = "pml:ArcFaceLoss"\nminer-options = ["a=1"]', "method 'theirs': miner-options are those of a miner"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = ["a=1"]', "unknown option of HDCMiner 'a'"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "must be a list of texts, got 3"),
-        ('loss = "triplet"\nminer = "pml:HDCMiner"', "--miner is for a loss of pytorch-metric-learning"),
+        ('loss = "triplet"\nminer = "pml:HDCMiner"', "`miner` is for a loss of pytorch-metric-learning"),
     ],
 )
 def test_benchmarks_that_cannot_be(method: str, message: str, tmp_path: Path) -> None:

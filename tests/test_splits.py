@@ -189,7 +189,7 @@ def test_numbers_out_of_range() -> None:
     assert refused(classes(4), test_classes=1.5) == (
         "`test_classes=1.5` is not a share of the classes: from 0 to below 1, or a whole number of them."
     )
-    assert "nan is not a share" in refused(classes(4), test_classes=float("nan"))
+    assert "`test_classes=nan` is not a share" in refused(classes(4), test_classes=float("nan"))
 
 
 def test_an_unknown_class_name(tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from tammes.benchmark.plan import Method, Plan, describe_options, slug
 from tammes.errors import UserError
 from tammes.io.files import check_no_links, lock, open_inside, write_atomically
-from tammes.io.schema import Positive, Real, checked, read_json
+from tammes.io.schema import Positive, checked, read_json
 from tammes.training.run_schema import BesideRecall, Line, Measures
 
 SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
@@ -51,7 +54,7 @@ class Failed(TypedDict):
 class Recall(BesideRecall):
     """Measures that the table can be made of."""
 
-    recall_at_1: Real
+    recall_at_1: float
 
 
 class Options(TypedDict):
@@ -82,10 +85,10 @@ class Machine(TypedDict, total=False):
 class Distances(TypedDict):
     """Between centroids."""
 
-    min: float
-    max: float
-    mean: float
-    std: float
+    min: FiniteFloat
+    max: FiniteFloat
+    mean: FiniteFloat
+    std: FiniteFloat
 
 
 class NumberOfImages(TypedDict):
@@ -105,8 +108,8 @@ class Tabled(TypedDict):
     untrained: Measures
     best: NotRequired[Measures | None]
     chosen: dict[str, Any]
-    training_seconds: float
-    seconds: float
+    training_seconds: FiniteFloat
+    seconds: FiniteFloat
     config: Options
     command: NotRequired[str]
     distances: NotRequired[Distances | None]
@@ -116,8 +119,8 @@ class Tabled(TypedDict):
 class Tried(TypedDict):
     """The result of a cell of the search."""
 
-    recall_at_1: float
-    seconds: float
+    recall_at_1: FiniteFloat
+    seconds: FiniteFloat
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """How the time of an epoch grows: what was measured beside the paper's count, for the page of a benchmark."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 from markupsafe import Markup
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from tammes.benchmark.columns import Column, Shown, describe_machine
 from tammes.report.charts import Line, line_chart
@@ -15,10 +17,10 @@ OURS = "Discriminative"  # drawn first
 class Grown(TypedDict):
     """How the seconds of an epoch grow with a number."""
 
-    at: float
-    sizes: list[float]
-    seconds: list[float]
-    exponent: float | None
+    at: FiniteFloat
+    sizes: list[FiniteFloat]
+    seconds: list[FiniteFloat]
+    exponent: FiniteFloat | None
 
 
 class Counted(TypedDict):
@@ -26,16 +28,16 @@ class Counted(TypedDict):
 
     method: str
     paper: str | None
-    expected_n: float | list[float]
-    expected_c: float | list[float]
+    expected_n: FiniteFloat | list[FiniteFloat]
+    expected_c: FiniteFloat | list[FiniteFloat]
     over_n: Grown | None
     over_c: Grown | None
     note: NotRequired[str | None]
 
 
 class Together(TypedDict):
-    exponent_n: float
-    exponent_c: float
+    exponent_n: FiniteFloat
+    exponent_c: FiniteFloat
 
 
 class Complexity(TypedDict):

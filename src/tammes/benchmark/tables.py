@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
+
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
 from tammes.benchmark.plan import Method, Plan, describe_options
@@ -360,8 +363,8 @@ def _figure_again(given: Mapping[str, Any]) -> Figure:
 
 
 class _Figure(TypedDict):
-    mean: float
-    half: float | None
+    mean: FiniteFloat
+    half: FiniteFloat | None
     seeds: int
 
 
@@ -372,10 +375,10 @@ class _Row(TypedDict):
     measures: dict[str, _Figure]
     difference: _Figure | None
     seeds: NotRequired[int]
-    minutes: NotRequired[float | None]
-    minutes_per_epoch: NotRequired[float | None]
+    minutes: NotRequired[FiniteFloat | None]
+    minutes_per_epoch: NotRequired[FiniteFloat | None]
     distances: NotRequired[Distances | None]
-    paper: NotRequired[dict[str, float | str] | None]
+    paper: NotRequired[dict[str, FiniteFloat | str] | None]
     chosen: NotRequired[str | None]
     remark: NotRequired[str | None]
 
@@ -393,7 +396,7 @@ class _Cell(TypedDict):
     error: NotRequired[str]
     epochs: NotRequired[list[Line]]
     layers: NotRequired[dict[str, Measures] | None]
-    training_seconds: NotRequired[float | None]
+    training_seconds: NotRequired[FiniteFloat | None]
     config: NotRequired[_Epochs]
     machine: NotRequired[Machine | None]
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import torch
+from pydantic import FiniteFloat
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import TypedDict
 
 from tammes.errors import UserError
 from tammes.io.files import errors_name, synchronise
@@ -31,7 +33,7 @@ class State(TypedDict):
     position: dict[str, Any]
     groups: list[dict[str, Any]]
     scalars: dict[str, Any]
-    scaler: NotRequired[dict[str, float] | None]
+    scaler: NotRequired[dict[str, FiniteFloat] | None]
     without: NotRequired[list[int]]
 
 

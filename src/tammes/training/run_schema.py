@@ -1,8 +1,11 @@
 """The shapes of the JSON files of a run folder, as far as anything reads them."""
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
-from tammes.io.schema import Positive, Real
+from pydantic import FiniteFloat
+from typing_extensions import TypedDict
+
+from tammes.io.schema import Positive
 
 
 class Config(TypedDict, total=False):
@@ -27,13 +30,13 @@ class Config(TypedDict, total=False):
 class BesideRecall(TypedDict, total=False):
     """What `tammes.metrics.evaluate` found, as far as it is shown, beside R@1."""
 
-    recall_at_2: Real | None
-    recall_at_4: Real | None
-    recall_at_8: Real | None
-    r_precision: Real | None
-    mean_average_precision_at_r: Real | None
-    NMI: Real | None
-    intervals: dict[str, tuple[Real, Real]] | None
+    recall_at_2: float | None
+    recall_at_4: float | None
+    recall_at_8: float | None
+    r_precision: float | None
+    mean_average_precision_at_r: float | None
+    NMI: float | None
+    intervals: dict[str, tuple[float, float]] | None
     queries: int
     classes: int
     single_image_classes: int
@@ -42,13 +45,13 @@ class BesideRecall(TypedDict, total=False):
 class Measures(BesideRecall, total=False):
     """The same with R@1, where it was measured."""
 
-    recall_at_1: Real | None
+    recall_at_1: float | None
 
 
 class Recall(TypedDict):
     """What a candidate reached on the validation classes."""
 
-    recall_at_1: Real
+    recall_at_1: float
 
 
 class Verdict(TypedDict):
@@ -64,15 +67,15 @@ class Verdict(TypedDict):
     kept: str
     judged: bool
     candidates: dict[str, Recall]
-    gain: Real | None
-    gain_interval: tuple[Real, Real] | None
+    gain: float | None
+    gain_interval: tuple[float, float] | None
 
 
 class Candidates(TypedDict):
     """What has been measured on the validation classes so far, as `tammes.training.verdict.Candidates` has it."""
 
     queries: list[Positive]
-    right: dict[str, list[Real]]
+    right: dict[str, list[float]]
     kept: str
 
 
@@ -88,7 +91,7 @@ class Results(TypedDict, total=False):
     untrained: Measures | None
     last: Measures
     verdict: Verdict
-    seconds: float | None
+    seconds: FiniteFloat | None
     train_images: int
     train_classes: int
     test_images: int
@@ -116,12 +119,12 @@ class Classes(TypedDict):
 class Bound(TypedDict):
     """The paper's quantities, as far as they are drawn."""
 
-    discriminative_loss: Real
-    triplet_loss: Real
-    gap: Real
-    certificate: Real
-    lemma: Real
-    epsilon: Real
+    discriminative_loss: float
+    triplet_loss: float
+    gap: float
+    certificate: float
+    lemma: float
+    epsilon: float
     triplets: int
 
 
@@ -129,22 +132,22 @@ class Line(TypedDict):
     """A line of metrics.jsonl."""
 
     epoch: int
-    loss: NotRequired[Real]
-    above_minimum: NotRequired[Real]
-    lr: NotRequired[Real]
-    seconds: NotRequired[float]
-    images_per_second: NotRequired[Real]
-    val_recall_at_1: NotRequired[Real]
-    test_recall_at_1: NotRequired[Real]
+    loss: NotRequired[float]
+    above_minimum: NotRequired[float]
+    lr: NotRequired[float]
+    seconds: NotRequired[FiniteFloat]
+    images_per_second: NotRequired[float]
+    val_recall_at_1: NotRequired[float]
+    test_recall_at_1: NotRequired[float]
     bound: NotRequired[Bound]
 
 
 class Threshold(TypedDict):
     """What `tammes calibrate` found, as far as others use it."""
 
-    threshold: float
-    threshold_interval: NotRequired[tuple[float, float] | None]
-    fmr: float | None
+    threshold: FiniteFloat
+    threshold_interval: NotRequired[tuple[FiniteFloat, FiniteFloat] | None]
+    fmr: FiniteFloat | None
 
 
 class Environment(TypedDict, total=False):

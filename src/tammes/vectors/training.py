@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from numpy import ndarray
+from pydantic import FiniteFloat
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from tammes.errors import UserError
 from tammes.io.schema import checked
@@ -82,8 +84,8 @@ class VectorPosition(Position):
 class Recalled(TypedDict):
     """What a history says of an epoch."""
 
-    loss: float | None
-    recall_at_1: float | None
+    loss: FiniteFloat | None
+    recall_at_1: FiniteFloat | None
 
 
 class Weights(nn.Module):
