@@ -88,7 +88,7 @@ def open_sources(
         named = ", ".join(map(printable, untrusted[:_NAMED])) + (", …" if len(untrusted) > _NAMED else "")
         say(
             f"note: {galleries[0]} names folders that were not indexed into it here: {named}. Their images are shown as"
-            " thumbnails only. If they may be served whole: --trust-roots"
+            " thumbnails only. If they may be served whole: tammes serve GALLERY --trust-roots"
         )
     run = watcher.current.run.folder
     if not any(run.resolve().is_relative_to(folder.resolve()) for folder in folders) and (run / "report.html").exists():
