@@ -526,7 +526,7 @@ def test_what_is_refused(
     assert "-k must be at least 1" in refused(capsys, "search", str(whole), image, "-k", "0")
     assert "class 77" in refused(capsys, "search", str(whole), image, "--label", "class 77")
     assert "no such file" in refused(capsys, "search", str(whole), str(tmp_path / "x.png"))
-    assert "leave out the images" in refused(capsys, "search", str(whole), image, "--vector", "x.npy")
+    assert "an image and --vector" in refused(capsys, "search", str(whole), image, "--vector", "x.npy")
     np.save(tmp_path / "short.npy", np.ones(3, np.float32))
     assert "vectors of 16" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "short.npy"))
     assert "which images?" in refused(capsys, "index", str(run), "--gallery", nowhere)
@@ -541,7 +541,7 @@ def test_what_is_refused(
     )
     assert "is a folder: give images" in refused(capsys, "search", str(whole), str(photos))
     (tmp_path / "empty.npy").touch()
-    assert "is not a .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
+    assert "is not a whole .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
 
 
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:

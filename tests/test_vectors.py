@@ -1,6 +1,7 @@
 """Vectors from .npz and .parquet files, mapped into memory where they can be."""
 
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tammes.data import vectors
+from tammes.data.vector_files import write_vectors
 from tammes.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 7
@@ -183,8 +185,8 @@ def test_files_that_cannot_be_read(file: Path) -> None:
     npz(file)
     file.write_bytes(file.read_bytes()[:-30])
     assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a whole .npz file."
-    other = file.with_suffix(".npy")
-    np.save(other, VECTORS)
+    other = file.with_suffix(".txt")
+    other.write_text("0.1 0.2")
     assert refused(other) == (
         f"{other} is neither .npz nor .parquet. Expected a .npz or .parquet file with `vectors` and `labels`."
     )
@@ -317,3 +319,108 @@ def test_without_pyarrow(columns: Path, monkeypatch: pytest.MonkeyPatch) -> None
     pq(columns, vectors=[[1.0], [2.0]], labels=[1, 2])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refused(columns) == f"reading {columns} needs pyarrow: pip install 'tammes[vectors]'."
+
+
+def test_the_names_that_others_use(file: Path, columns: Path) -> None:
+    np.savez(file, X=VECTORS, y=LABELS)
+    found = vectors(file)
+    assert isinstance(found.vectors, np.memmap)
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+    assert found.labels.tolist() == LABELS.tolist()
+    assert found.keys("vector ") == ["vector 0", "vector 1", "vector 2", "vector 3"]
+    np.savez(file, X=-VECTORS, y=LABELS[::-1], vectors=VECTORS, labels=LABELS)
+    np.testing.assert_array_equal(vectors(file).vectors, VECTORS)  # ours come first
+    pq(columns, embedding=VECTORS.tolist(), label=LABELS, id=[4, 5, 6, 7])
+    found = vectors(columns)
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+    assert (found.labels.tolist(), found.keys()) == (LABELS.tolist(), ["4", "5", "6", "7"])
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "noted"),
+    [
+        (["dim_0", "dim_1", "dim_2"], {"age": [1.5] * 4}, ""),
+        (["x1", "x2", "x3"], {"width": [7] * 4, "z9": [1.0] * 4}, ""),
+        (["2", "0", "1"], {}, ""),
+        (["red", "green", "blue"], {"count": [1] * 4, "text": list("abcd")}, "3 columns of numbers, red to blue"),
+        (["a0", "a1", "b0"], {}, ""),
+        (["pixel_0_0", "pixel_0_1", "pixel_1_0"], {}, ""),
+    ],
+)
+def test_wide_tables(
+    names: list[str], others: dict[str, object], noted: str, columns: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.random.default_rng(0).standard_normal((4, 3))
+    pq(columns, label=LABELS, key=list("wxyz"), **others, **dict(zip(names, array.T, strict=True)))
+    found = vectors(columns)
+    order = np.argsort(names) if names[0] == "2" else range(len(found.vectors[0]))
+    np.testing.assert_array_equal(found.vectors, array[:, order])
+    assert found.keys() == ["w", "x", "y", "z"]
+    assert noted in capsys.readouterr().err
+
+
+def test_a_wide_table_with_a_gap(columns: Path) -> None:
+    pq(columns, labels=[1, 2], dim_0=[1.0, 2.0], dim_2=[1.0, 2.0])
+    assert refused(columns) == f"{columns} has no column `dim_1`, but `dim_2`: a number of each vector is missing."
+
+
+def test_vectors_without_labels(file: Path, columns: Path, tmp_path: Path) -> None:
+    np.savez(file, vectors=VECTORS)
+    pq(columns, vectors=VECTORS.tolist())
+    alone = tmp_path / "alone.npy"
+    np.save(alone, VECTORS)
+    for each in (file, columns, alone):
+        found = vectors(each, labelled=False)
+        np.testing.assert_array_equal(found.vectors, VECTORS)
+        assert (found.labelled, found.labels.tolist()) == (False, [""] * 4)
+        assert "labels" in refused(each)
+    assert isinstance(found.vectors, np.memmap)
+    np.save(alone, VECTORS[0])
+    np.testing.assert_array_equal(vectors(alone, labelled=False).vectors, VECTORS[:1])
+    for content in (b"", b"no array", alone.read_bytes()[:-3]):
+        alone.write_bytes(content)
+        with pytest.raises(UserError, match=r"alone.npy is not a whole \.npy file"):
+            vectors(alone, labelled=False)
+    np.save(alone, np.array([object()]), allow_pickle=True)
+    with pytest.raises(UserError, match=r"alone.npy is not a whole \.npy file"):
+        vectors(alone, labelled=False)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".npy"])
+def test_what_is_written_is_read_back(
+    suffix: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, array = tmp_path / f"out{suffix}", VECTORS.astype(kind)
+    paths, query = np.array(["ä", "b", "c", "d"]), np.array([True, False, True, True])
+    others = {"labels": LABELS, "paths": paths, "query": query, "sequence": None}
+    write_vectors(out, [array[:3], array[3:]], array.shape, kind, others)
+    found = vectors(out, labelled=False)
+    assert found.vectors.dtype == kind
+    np.testing.assert_array_equal(found.vectors, array)
+    if suffix == ".npy":
+        assert "labels and paths and query need" in capsys.readouterr().err
+    else:
+        assert found.labels.tolist() == LABELS.tolist()
+        assert found.keys() == paths.tolist()
+        assert found.query is not None
+        assert found.query.tolist() == query.tolist()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".npy"])
+def test_a_file_that_cannot_be_finished_is_not_there(suffix: str, tmp_path: Path) -> None:
+    def failing() -> Iterator[np.ndarray]:
+        yield VECTORS[:2]
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_vectors(tmp_path / f"out{suffix}", failing(), (4, 3), "float32", {"labels": LABELS})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_are_not_text_are_written_to_npz_alone(tmp_path: Path) -> None:
+    paths = {"paths": np.array(["a\udce9", "b", "c", "d"])}
+    with pytest.raises(UserError, match=r"Write a \.npz file"):
+        write_vectors(tmp_path / "out.parquet", [VECTORS], VECTORS.shape, "float32", paths)
+    write_vectors(tmp_path / "out.npz", [VECTORS], VECTORS.shape, "float32", paths)
+    assert vectors(tmp_path / "out.npz", labelled=False).keys()[0] == "a\udce9"

@@ -7,16 +7,19 @@ if TYPE_CHECKING:
     import tammes.bound as bound
     import tammes.centroids as centroids
     from tammes.errors import UserError
+    from tammes.gallery.gallery import Gallery
     from tammes.io.hub import push_to_hub
     from tammes.losses import DiscriminativeLoss, HardDiscriminativeLoss
     from tammes.metrics import evaluate
     from tammes.models.embedder import load
-    from tammes.run import Run, load_run, pretrained, train
+    from tammes.models.pretrained import pretrained
+    from tammes.run import Run, load_run, train
     from tammes.vectors import MetricLearner
 
 __version__ = "0.1.0"
 __all__ = [
     "DiscriminativeLoss",
+    "Gallery",
     "HardDiscriminativeLoss",
     "MetricLearner",
     "Run",
@@ -34,13 +37,15 @@ __all__ = [
 # Each name is imported when it is first used: `tammes --help` need not wait for torch.
 _HOME = {
     "DiscriminativeLoss": "tammes.losses",
+    "Gallery": "tammes.gallery.gallery",
     "HardDiscriminativeLoss": "tammes.losses",
     "MetricLearner": "tammes.vectors",
     "UserError": "tammes.errors",
     "evaluate": "tammes.metrics",
     "load": "tammes.models.embedder",
+    "pretrained": "tammes.models.pretrained",
     "push_to_hub": "tammes.io.hub",
-    **dict.fromkeys(("Run", "load_run", "pretrained", "train"), "tammes.run"),
+    **dict.fromkeys(("Run", "load_run", "train"), "tammes.run"),
 }
 
 

@@ -26,10 +26,9 @@ from tammes.io.machine import device, images_at_once
 from tammes.io.outputs import place_for
 from tammes.metrics import evaluate
 from tammes.metrics.verification import checked_fmr
-from tammes.models.backbones.module import name_of, of_module
-from tammes.models.embedder import Embedder, EmbedderConfig, Embedding
+from tammes.models.backbones.module import name_of
+from tammes.models.embedder import Embedder, Embedding
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
-from tammes.models.pooling import Pool
 from tammes.report import compare_page, draw_retrievals, look, run_page
 from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
 from tammes.report.page import write_page
@@ -221,25 +220,6 @@ def _objects(data: Any, backbone: Any, transform: Any, eval_transform: Any) -> O
 def _named(data: Any) -> str | Dataset | None:
     """Data by its path, or as the data set that it is."""
     return data if data is None else str(data) if isinstance(data, str | Path) else dataset_of(data)
-
-
-def pretrained(
-    name: str | nn.Module, *, weights: str | Path = "imagenet", pool: Pool = "published", **images: Any
-) -> Embedder:
-    """A network without training, ready to use: images are compared by its features.
-
-    Args:
-        name: googlenet, vgg16, resnet50, …, any name of torchvision or timm, or a module with its weights.
-        weights: imagenet (downloaded), or a file of weights.
-        pool: how the last map becomes a vector.
-        images: `size`, `mean` and `std` of a module, as `train` takes them.
-    """
-    if isinstance(name, nn.Module):
-        made = of_module(name, pool=pool, **images)
-        return Embedder(EmbedderConfig(name_of(name), pool=pool), backbone=made).closed_form()
-    if images:
-        raise UserError(f"{next(iter(images))} is for a module; {name} says it itself: leave it out.")
-    return Embedder(EmbedderConfig(name, pool=pool), weights=weights).closed_form()
 
 
 def _of_run(on_epoch: OnEpochOfRun | None, objects: Objects = NONE) -> OnEpoch | None:

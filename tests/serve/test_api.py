@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
-from tammes.gallery.gallery import model_digest
+from tammes.gallery.model import model_digest
 from tammes.gallery.trust import trust
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits

@@ -17,7 +17,7 @@ import pytest
 
 from tammes.errors import UserError
 from tammes.gallery import About, Row, open_gallery
-from tammes.gallery.gallery import model_digest
+from tammes.gallery.model import model_digest
 from tammes.serve.errors import CODES, FAULT
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits

@@ -426,7 +426,7 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     assert "which is not there any more" in said
     assert not watched.refresh()  # not at once again
     assert capsys.readouterr().err == ""
-    assert len(before.search(before.vector(before.rows.ids[0])[None], 3)[0].hits) == 3
+    assert len(before.neighbours(before.vector(before.rows.ids[0])[None], 3)[0].hits) == 3
     watched._at -= 100
     shutil.copytree(run, other)
     with (other / "embedder.json").open("a") as file:

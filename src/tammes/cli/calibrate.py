@@ -75,18 +75,15 @@ def calibrate(config: Calibrate) -> None:
 
 def _of_gallery(config: Calibrate) -> None:
     from tammes.gallery import open_gallery
-    from tammes.gallery.gallery import trained_on
+    from tammes.gallery.model import recorded_classes
     from tammes.gallery.threshold import calibrated
-    from tammes.training.run_folder import is_run, open_run
 
     for name in ("data", "fmr", "on", "skip_bad"):
         if getattr(config, name) not in (None, False):
             raise UserError(f"`{name}` is for a run, and {config.run} is a gallery: leave it out.")
     store = open_gallery(config.run)
-    made_by = Path(store.about.run)
-    trained = trained_on(open_run(made_by)) if is_run(made_by) else []
     with working("calibrating on the gallery"):
-        found = calibrated(store, trained, unknown_rate=config.unknown_rate)
+        found = calibrated(store, recorded_classes(store.about), unknown_rate=config.unknown_rate)
     store.describe(threshold=found.to_json())
     if config.json:
         print_json(asdict(found))

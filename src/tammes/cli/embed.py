@@ -17,12 +17,15 @@ from tammes.io.outputs import place_for
 class Embed:
     """Turn a folder of images, or a file of vectors, into vectors with a trained model.
 
-    The file holds `vectors` (images, dim), unit length, `labels` (the name of each image's class: in a folder, of its
-    sub-folder) and `paths`. Of vectors it holds what their file does, in the same order, with other `vectors`.
+    A .npz or .parquet file holds `vectors` (images, dim), of norm 1, `labels` (the name of each image's class: in a
+    folder, of its sub-folder) and `paths`; a .npy file the vectors alone. Of vectors it holds what their file does, in
+    the same order, with other `vectors`. `tammes evaluate`, `train`, `index` and `report` read it.
 
     For example:
 
     tammes embed runs/photos photos/ --out vectors.npz
+
+    tammes embed runs/photos photos/ --out vectors.parquet
 
     tammes evaluate vectors.npz
 
@@ -33,9 +36,9 @@ class Embed:
     """A run folder."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Any folder of images, with sub-folders or without; or any data that `tammes train` takes. For a run
-    of vectors a .npz or .parquet file of them."""
-    out: Path
-    """The .npz file to write."""
+    of vectors a .npz, .parquet or .npy file of them."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.npz|.parquet|.npy")]
+    """The file to write."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer the vectors are taken from, if not the one that the run chose."""
     batch_size: Annotated[int | None, optional("INT")] = None
@@ -54,7 +57,10 @@ def embed(config: Embed) -> None:
     """Read, embed, write, say what was written."""
     if config.batch_size is not None:
         check_whole("--batch-size", config.batch_size)
-    out = place_for("out", config.out, name="vectors.npz", suffixes=(".npz",), overwrite=config.overwrite)
+    from tammes.data.vector_files import WRITTEN, check_writable
+
+    out = place_for("out", config.out, name="vectors.npz", suffixes=WRITTEN, overwrite=config.overwrite)
+    check_writable(out)
     if not is_vector_file(config.data):
         from tammes.data import check_place
 

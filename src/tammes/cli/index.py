@@ -1,13 +1,15 @@
-"""`tammes index`: make folders of images searchable."""
+"""`tammes index`: make folders of images, or vectors, searchable."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from tammes.errors import UserError
 from tammes.io.console import CONTINUE, if_stopped, print_json, printable, say
+from tammes.io.files import is_vector_file
 
 if TYPE_CHECKING:
     from tammes.gallery.update import Updated
@@ -23,6 +25,10 @@ class Index:
     run twice at once. The class of an image is the first folder on its path below the outermost folder that was
     indexed.
 
+    Vectors of any model are indexed as they are, without a RUN: a .npz or .parquet file with `vectors` and, if they
+    have any, `labels` and `paths` (or `X` and `y`, or a column for each number), or a .npy file. Those with a path
+    that the gallery has already take its place. The gallery is then searched by vectors and by its items.
+
     For example:
 
     tammes index runs/photos photos/ --gallery gallery
@@ -30,19 +36,19 @@ class Index:
     tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
 
     tammes index runs/better photos/ --gallery gallery --rebuild
+
+    tammes index vectors.npz --gallery gallery
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of a run of images."""
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER…")]
-    """Folders of images, sub-folders included."""
+    what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] DATA…")]
+    """The folder of a run of images, and folders of images, sub-folders included; or files of vectors alone."""
     gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|qdrant://host:port/name")]
     """Where the gallery is, or will be."""
     rebuild: bool = False
-    """Make the gallery again from these folders, by another model or from scratch. The old one answers until the new
+    """Make the gallery again from this data, by another model or from scratch. The old one answers until the new
     one is complete and takes its place."""
     labels: bool = True
-    """Take the names of the sub-folders for classes."""
+    """Take the names of the sub-folders for classes; of vectors their labels."""
     empty_folders: bool = False
     """Take images out of the gallery also where a folder has none left, or a rebuild leaves it out."""
     trust_roots: bool = False
@@ -56,19 +62,39 @@ class Index:
 
 def index(config: Index) -> None:
     """Compare, embed, store, show."""
-    if not config.folders:
-        raise UserError(f"which images? For example: tammes index {config.run} photos/ --gallery {config.gallery}")
+    if not config.what:
+        raise UserError(f"which images? For example: tammes index runs/photos photos/ --gallery {config.gallery}")
+    files = [path for path in config.what if is_vector_file(path)]
+    updated = _of_vectors(config, files) if files else _of_images(config, config.what[0], config.what[1:])
+    if config.json:
+        print_json({"gallery": config.gallery, **updated.record()})
+    else:
+        _show(config.gallery, updated, "vectors" if files else "images")
+
+
+def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated":
+    from tammes.training.run_folder import is_run
+
+    gallery = f"--gallery {quote(config.gallery)}"
+    if not folders and run.is_dir() and not is_run(run):
+        raise UserError(
+            f"which model embeds the images of {run}? Name its run first: tammes index RUN {quote(str(run))} {gallery}."
+            " `tammes runs` lists them."
+        )
+    if not folders:
+        raise UserError(f"which images? For example: tammes index {quote(str(run))} photos/ {gallery}")
     from tammes.data.folder import check_folder
 
-    for folder in config.folders:
+    for folder in folders:
         check_folder(folder)
+    from tammes.gallery.model import model_of
     from tammes.gallery.update import StoppedError, Update, update
     from tammes.training.train import stop_on_signal
 
     what = Update(
         config.gallery,
-        config.run,
-        config.folders,
+        model_of(run),
+        folders,
         config.rebuild,
         config.labels,
         config.empty_folders,
@@ -77,22 +103,52 @@ def index(config: Index) -> None:
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     try:
         with if_stopped(then=f"{kept} {CONTINUE}"):
-            updated = update(what, on=config.device, stopping=stop_on_signal)
+            return update(what, on=config.device, stopping=stop_on_signal)
     except StoppedError as stopped:
         say(f"Stopped; {stopped}")
         raise SystemExit(130) from None
-    if config.json:
-        print_json({"gallery": config.gallery, **updated.record()})
-    else:
-        _show(config.gallery, updated)
 
 
-def _show(gallery: str, updated: "Updated") -> None:
+def _of_vectors(config: Index, files: list[Path]) -> "Updated":
+    other = next((path for path in config.what if path not in files), None)
+    if other is not None:
+        raise UserError(_not_with_vectors(other, files[0], config.gallery))
+    from tammes.data.vectors import vectors
+    from tammes.gallery.update import VectorItems, index_vectors
+
+    parts = []
+    for file in files:
+        found = vectors(file, labelled=False)
+        labels = list(map(str, found.labels.tolist())) if config.labels and found.labelled else None
+        # Two files without paths have items of their own.
+        parts.append(VectorItems(found.vectors, found.keys(f"{file.name}#"), labels))
+    kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
+    with if_stopped(then=f"{kept} {CONTINUE}"):
+        return index_vectors(config.gallery, parts, again=config.rebuild, empty_folders=config.empty_folders)
+
+
+def _not_with_vectors(other: Path, file: Path, gallery: str) -> str:
+    """Why vectors are not indexed together with something else, and what to type."""
+    from tammes.training.run_folder import is_run, open_run
+
+    alone = f"tammes index {quote(str(file))} --gallery {quote(gallery)}"
+    if not is_run(other):
+        return f"{file} holds vectors, which are indexed alone: {alone}. Leave out {other}."
+    if is_vector_file(open_run(other).read("config").get("data", "")):
+        new = file.with_name(f"{file.stem}-new{file.suffix}")
+        return (
+            f"{other} makes better vectors of {file}; index those: tammes embed {quote(str(other))} {quote(str(file))}"
+            f" --out {quote(str(new))}, then tammes index {quote(str(new))} --gallery {quote(gallery)}"
+        )
+    return f"{other} embeds images, and {file} holds vectors, which are indexed as they are, without a run: {alone}"
+
+
+def _show(gallery: str, updated: "Updated", kind: str) -> None:
     done, record = updated.done, updated.record()
     relabelled = f" {done.relabelled:,} of another class now," if done.relabelled else ""
-    speed = f", {record['images_per_second']:.0f} images/s" if record["images_per_second"] else ""
+    speed = f", {record['images_per_second']:.0f} {kind}/s" if record["images_per_second"] else ""
     print(
-        f"{gallery}: {updated.images:,} images; {done.added:,} added, {done.changed:,} changed,"
+        f"{gallery}: {updated.images:,} {kind}; {done.added:,} added, {done.changed:,} changed,"
         f" {record['same']:,} unchanged,{relabelled} {done.removed:,} removed{speed}"
     )
     if updated.optimised.indexed:

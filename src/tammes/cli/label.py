@@ -48,8 +48,8 @@ class Label:
     """Write the proposals there instead of printing them."""
     overwrite: bool = False
     """Replace that file if it exists."""
-    model: Annotated[Path | None, optional("RUN")] = None
-    """Where the run that made the gallery is now, if it was moved."""
+    model: Annotated[Path | None, optional("RUN|FILE")] = None
+    """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False
@@ -77,7 +77,7 @@ def label(config: Label) -> None:
     from tammes.io.files import write_atomically
 
     given = None if config.threshold is None else Threshold(config.threshold)
-    found = Gallery(config.gallery, config.model, config.device).classify_folder(
+    found = Gallery(config.gallery, config.model, device=config.device, create=False).classify_folder(
         config.folder, given, k=config.k, unknown_rate=config.unknown_rate
     )
     for reason in found.broken:

@@ -1,4 +1,4 @@
-"""`tammes report`: one HTML file about a run, several runs, or a benchmark."""
+"""`tammes report`: one HTML file about a run, several runs, a benchmark, a gallery, or vectors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,27 +9,34 @@ import tyro
 from tammes.cli.console import optional
 from tammes.errors import UserError
 from tammes.io.console import print_json
+from tammes.io.files import is_vector_file
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about a run, several runs or a benchmark.
+    """Write one HTML page about a run, several runs, a benchmark, a gallery, or a file of vectors.
 
     The page opens from disk and needs no network. Of a run it shows results with intervals, curves, centroids, what the
     model finds and what it confuses, with images, each class, a map of the embeddings, distances and thresholds.
-    Several runs stand side by side, each with a link to its own report.
+    Several runs stand side by side, each with a link to its own report. Of labelled vectors, in a .npz or .parquet file
+    or in a gallery, it shows how well they find each other as they are, what they mix up, each class, and their map.
 
     For example:
         tammes report runs/glyphs-discriminative-place-0
         tammes report runs/photos --map pca --out photos.html
         tammes report runs/one runs/other --out both.html
         tammes report runs/cub-methods --complexity benchmarks/results/complexity.json
+        tammes report vectors.npz
+        tammes report gallery
     """
 
-    what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN… | BENCHMARK")]
-    """Run folders, or the folder of a benchmark."""
+    what: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN… | BENCHMARK | GALLERY | VECTORS")
+    ]
+    """Run folders; or the folder of a benchmark, a gallery, or a .npz or .parquet file of vectors with labels."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """The page to write; by default report.html in the folder, and for several runs in the current folder."""
+    """The page to write; by default report.html in the folder of a run or benchmark, and in the current folder for
+    several runs. Of a gallery or a file of vectors it has their name and stands beside them."""
     overwrite: bool = False
     """Replace --out if it exists; the report inside a run or benchmark folder is always replaced."""
     map: Annotated[Literal["tsne", "pca", "none"] | None, optional("{tsne,pca,none}")] = None
@@ -54,18 +61,23 @@ def report(config: Report) -> None:
         raise UserError("which run? For example: tammes report runs/photos. `tammes runs` lists them.")
     options = {name: getattr(config, name) for name in ("map", "fmr", "skip_bad", "device", "seed")}
     options = {name: value for name, value in options.items() if value not in (None, False)}
-    benchmark = next((folder for folder in config.what if (folder / "plan.json").exists()), None)
-    if benchmark is None:
-        if config.complexity is not None:
-            raise UserError("`complexity` is for the report of a benchmark.")
+    folders = [Path(each) for each in config.what]
+    benchmark = next((folder for folder in folders if (folder / "plan.json").exists()), None)
+    if benchmark is None and config.complexity is not None:
+        raise UserError("`complexity` is for the report of a benchmark.")
+    vectors = next((each for each in config.what if _holds_vectors(each)), None)
+    if vectors is not None:
+        kind = "a file of vectors" if is_vector_file(vectors) else "a gallery"
+        _check_alone(config, vectors, kind, [name for name in ("skip_bad", "device") if name in options])
+        from tammes.report.vectors import report_vectors
+
+        file = report_vectors(vectors, config.out, overwrite=config.overwrite, **options)
+    elif benchmark is None:
         from tammes.run import report_runs
 
-        file = report_runs(config.what, config.out, overwrite=config.overwrite, **options)
+        file = report_runs(folders, config.out, overwrite=config.overwrite, **options)
     else:
-        if len(config.what) > 1:
-            raise UserError(f"{benchmark} is a benchmark, which has a report of its own: give it alone.")
-        for name in options:
-            raise UserError(f"`{name}` is for the report of a run, and {benchmark} is a benchmark: leave it out.")
+        _check_alone(config, str(benchmark), "a benchmark", list(options))
         from tammes.benchmark.page import report_benchmark
 
         file = report_benchmark(benchmark, config.out, complexity=config.complexity, overwrite=config.overwrite)
@@ -74,3 +86,18 @@ def report(config: Report) -> None:
         print_json({"report": str(file), "bytes": written})
     else:
         print(f"report: {file} ({written / 1e6:.1f} MB)")
+
+
+def _holds_vectors(what: str) -> bool:
+    """Whether it is a file of vectors, or a gallery; not what of either it holds."""
+    from tammes.training.run_folder import is_run
+
+    gallery = "://" in what or ((Path(what) / "about.lance").exists() and not is_run(Path(what)))
+    return is_vector_file(what) or gallery
+
+
+def _check_alone(config: Report, what: str, kind: str, not_for_it: list[str]) -> None:
+    if len(config.what) > 1:
+        raise UserError(f"{what} is {kind}, which has a report of its own: give it alone.")
+    for name in not_for_it:
+        raise UserError(f"`{name}` is for the report of a run, and {what} is {kind}: leave it out.")

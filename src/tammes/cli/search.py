@@ -1,4 +1,4 @@
-"""`tammes search`: the nearest images of a gallery to an image."""
+"""`tammes search`: the nearest items of a gallery to an image, a vector or one of its items."""
 
 import sys
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import tyro
 from tammes.cli.console import optional
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.io.console import print_json, printable
+from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Search:
-    """Find the images of a gallery that are nearest to an image.
+    """Find the items of a gallery that are nearest to an image, to a vector, or to one of the items.
 
     For example:
 
@@ -29,17 +30,23 @@ class Search:
 
     tammes search gallery a.jpg b.jpg -k 20 --label cats --sheet found.png
 
+    tammes search gallery queries.npz
+
+    tammes search gallery --item photos/cats/1.jpg
+
     cat photo.jpg | tammes search gallery - --json
     """
 
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
     """The gallery that `tammes index` made."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE…")] = ()
-    """Images to search with; - reads one from standard input."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE… | VECTORS")] = ()
+    """Images to search with; - reads one from standard input. Or a .npy, .npz or .parquet file of vectors."""
     k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
     """Neighbours to show."""
-    vector: Annotated[Path | None, optional("FILE.npy")] = None
-    """Search with vectors instead of images."""
+    vector: Annotated[Path | None, optional("FILE")] = None
+    """Search with the vectors of a file: the same as to give it instead of images."""
+    item: Annotated[str | None, optional("KEY")] = None
+    """Search with an item of the gallery, by the path of its image or its key: more like this one."""
     label: Annotated[str | None, optional("CLASS")] = None
     """Among images of this class only."""
     exact: bool = False
@@ -48,8 +55,8 @@ class Search:
     """Also draw the queries and what was found."""
     overwrite: bool = False
     """Replace that file if it exists."""
-    model: Annotated[Path | None, optional("RUN")] = None
-    """Where the run that made the gallery is now, if it was moved."""
+    model: Annotated[Path | None, optional("RUN|FILE")] = None
+    """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False
@@ -59,12 +66,7 @@ class Search:
 def search(config: Search) -> None:
     """Embed, look up, show."""
     check_whole("-k", config.k)
-    if not config.images and config.vector is None:
-        raise UserError(f"which image? For example: tammes search {config.gallery} photo.jpg")
-    if config.vector is not None and config.images:
-        raise UserError("--vector searches with vectors: leave out the images.")
-    if config.sheet is not None and config.vector is not None:
-        raise UserError("--sheet shows the queries, and vectors have no images: leave one out.")
+    file = _file_of_vectors(config)
     from tammes.gallery.queries import check_files, query_images, query_vectors
 
     check_files([*config.images, *([] if config.vector is None else [str(config.vector)])])
@@ -73,16 +75,21 @@ def search(config: Search) -> None:
         sheet = place_for("sheet", config.sheet, name="found.png", suffixes=(".png",), overwrite=config.overwrite)
     from tammes.gallery.gallery import Gallery
 
-    gallery = Gallery(config.gallery, config.model, config.device)
+    gallery = Gallery(config.gallery, config.model, device=config.device, create=False)
     if config.label is not None and config.label not in (labels := gallery.store.labels()):
         raise unknown_name("class", config.label, labels)
-    names, images = list(config.images), query_images(config.images)
-    if config.vector is None:
-        vectors = gallery.embedder.encode(images)
+    k = min(config.k, max(1, len(gallery)))
+    images: list[Path | Image.Image] = []
+    if config.item is not None:
+        names = [_key(gallery, config.item)]
+        found = [gallery.search(item=names[0], k=k, label=config.label, exact=config.exact)]
     else:
-        vectors = query_vectors(config.vector, gallery.store.about.dim)
-        names = [f"{config.vector}, {number}" for number in range(len(vectors))]
-    found = gallery.search(vectors, min(config.k, max(1, len(gallery))), label=config.label, exact=config.exact)
+        if file is None:
+            names, images = list(config.images), query_images(config.images)
+            vectors = gallery.embedder.encode(images)
+        else:
+            vectors, names = query_vectors(file, gallery.store.about.dim)
+        found = gallery.neighbours(vectors, k, label=config.label, exact=config.exact)
     if sheet is not None:
         _draw(sheet, gallery, images, found)
     if config.json:
@@ -90,6 +97,31 @@ def search(config: Search) -> None:
         print_json({"gallery": config.gallery, "queries": queries})
     else:
         _show(gallery, names, found)
+
+
+def _file_of_vectors(config: Search) -> Path | None:
+    """The file of vectors to search with, if that is what was asked for; what does not go together is refused."""
+    files = [Path(each) for each in config.images if is_vector_file(each)]
+    given = [
+        *([f"{'images' if len(config.images) > 1 else 'an image'}"] if len(config.images) > len(files) else []),
+        *map(str, files),
+        *([] if config.vector is None else ["--vector"]),
+        *([] if config.item is None else ["--item"]),
+    ]
+    if not given:
+        raise UserError(f"which image? For example: tammes search {config.gallery} photo.jpg")
+    if len(given) > 1:
+        raise UserError(f"search with one of {' and '.join(given)}: leave out the other.")
+    found = config.vector or next(iter(files), None)
+    if config.sheet is not None and (found is not None or config.item is not None):
+        raise UserError("--sheet shows the query images: leave it out, or search with images.")
+    return found
+
+
+def _key(gallery: "Gallery", item: str) -> str:
+    """The key of an item: as it is typed, or for an image the path from the root."""
+    known = gallery.store.fingerprints()
+    return next((key for key in (item, str(Path(item).resolve())) if key in known), item)
 
 
 def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> None:
@@ -100,7 +132,7 @@ def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> 
     for name, result in zip(names, found, strict=True):
         table = Table(title=escape(printable(name)))
         judged = () if result.threshold is None else (f"within\nthreshold {result.threshold:.4f}",)
-        for title in ("distance", *judged, "class", "image"):
+        for title in ("distance", *judged, "class", "key" if gallery.model.kind == "vectors" else "image"):
             table.add_column(title, justify="right" if title == "distance" else "left", no_wrap=title == "distance")
         for hit in result.hits:
             within = [] if result.threshold is None else ["yes" if result.within(hit) else "no"]

@@ -45,8 +45,8 @@ class Serve:
     """What a client has to send: `Authorization: Bearer TEXT`, or type once in the browser."""
     token_file: Annotated[Path | None, optional("FILE")] = None
     """The same, from the first line of a file: other users of this machine do not see it."""
-    model: Annotated[Path | None, optional("RUN")] = None
-    """Where the run that made the gallery is now, if it was moved."""
+    model: Annotated[Path | None, optional("RUN|FILE")] = None
+    """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
     trust_roots: bool = False
     """Serve the files of all folders that the gallery names, also of those that were not indexed into it by you on this
     machine; remembered in your own configuration."""
@@ -105,7 +105,9 @@ def _ready(config: Serve, watcher: "GalleryWatcher | None", address: str) -> Non
     else:
         number = gallery.rows.num_classes
         classes = f" in {number:,} classes" if number else ""
-        print(f"{printable(gallery.name)}: {len(gallery):,} images{classes}\n{address}  (Ctrl-C stops it)")
+        print(
+            f"{printable(gallery.name)}: {len(gallery):,} {gallery.items_word}{classes}\n{address}  (Ctrl-C stops it)"
+        )
     sys.stdout.flush()
     if config.open:
         import webbrowser

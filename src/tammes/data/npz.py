@@ -1,4 +1,4 @@
-"""A .npz file whose largest array need not fit in memory."""
+"""A .npz or .npy file whose largest array need not fit in memory."""
 
 import struct
 import zlib
@@ -9,6 +9,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipExtFile, ZipFile, ZipInfo
 import numpy as np
 from numpy import ndarray
 
+from tammes.data.vector_names import known_names
 from tammes.errors import UserError
 from tammes.io.limits import check_unpacked
 
@@ -16,8 +17,11 @@ from tammes.io.limits import check_unpacked
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def npz_arrays(file: Path) -> dict[str, ndarray]:
+def npz_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
     """The arrays of a .npz file that `tammes.data.vectors` knows by name, `vectors` mapped if it can be.
+
+    Args:
+        labelled: whether there must be labels.
 
     Raises:
         UserError: the file is not whole, or `vectors` or `labels` is missing.
@@ -26,16 +30,29 @@ def npz_arrays(file: Path) -> dict[str, ndarray]:
     try:
         with ZipFile(file) as archive:
             stored = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            missing = [name for name in ("vectors", "labels") if name not in stored]
+            names = known_names(stored)
+            missing = [name for name in ("vectors", *(["labels"] if labelled else [])) if name not in names]
             if missing:
                 raise UserError(f"{file} has no array `{missing[0]}`; it has {', '.join(stored) or 'none'}.")
-            for name in ("vectors", "labels", "query", "gallery", "sequence", "paths"):
-                if name in stored:
-                    found[name] = _array(file, archive, stored[name], name)
+            for name, called in names.items():
+                found[name] = _array(file, archive, stored[called], name)
     # RuntimeError: it is encrypted; UnicodeDecodeError: the name of an entry is not what its flags say.
     except (BadZipFile, OSError, EOFError, RuntimeError, UnicodeDecodeError, struct.error, zlib.error) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .npz file.") from error
     return found
+
+
+def npy_array(file: Path) -> ndarray:
+    """The array of a .npy file, mapped.
+
+    Raises:
+        UserError: the file is not a whole array of numbers.
+    """
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except (ValueError, OSError, EOFError, SyntaxError, TokenError) as error:
+        raise UserError(f"{file} is not a whole .npy file of numbers: {str(error).rstrip('.')}.") from error
+    return array[None] if array.ndim == 1 and array.dtype.kind == "f" else array  # one vector
 
 
 def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:

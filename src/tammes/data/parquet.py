@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy import ndarray
 
+from tammes.data.vector_names import known_names
 from tammes.errors import UserError, shown
+from tammes.io.console import say
 from tammes.io.limits import check_unpacked
 
 if TYPE_CHECKING:
@@ -19,8 +21,13 @@ _TEXT = 64  # bytes that a text takes in memory beside its characters
 _ROWS = 512  # that are read at a time: a few bytes may stand for long vectors and texts in each
 
 
-def parquet_arrays(file: Path) -> dict[str, ndarray]:
+def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
     """The columns of a .parquet file that `tammes.data.vectors` knows by name, as arrays.
+
+    Vectors are a column of lists, or else a column for each of their numbers (`_wide`).
+
+    Args:
+        labelled: whether there must be labels.
 
     Raises:
         UserError: pyarrow is not installed, the file is not whole, or the columns of vectors or labels are missing.
@@ -36,25 +43,59 @@ def parquet_arrays(file: Path) -> dict[str, ndarray]:
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
             if twice is not None:
                 raise UserError(f"{file} has two columns `{twice}`. Rename one, or leave it out.")
-            numbered = sorted((name for name in names if re.fullmatch(r"0|[1-9][0-9]*", name)), key=int)
-            columns = ["vectors"] if "vectors" in names else numbered
-            if not columns or "labels" not in names:
+            known = known_names(names)
+            columns = [known["vectors"]] if "vectors" in known else _wide(file, source.schema_arrow)
+            if not columns or (labelled and "labels" not in known):
                 missing = "labels" if columns else "vectors"
                 raise UserError(f"{file} has no column `{missing}`; it has {', '.join(names) or 'none'}.")
-            gap = next((number for number, name in enumerate(numbered) if int(name) != number), None)
-            if columns == numbered and gap is not None:
-                raise UserError(
-                    f"{file} has no column `{gap}`, but `{numbered[-1]}`: a number of each vector is missing."
-                )
-            others = [name for name in ("labels", "query", "gallery", "sequence", "paths") if name in names]
-            found = {name: _column(_read(source, name, file), name, file) for name in others}
-            found["vectors"] = _stacked(source, columns, num_rows, file)
+            found = {
+                ours: _column(_read(source, name, file), ours, file) for ours, name in known.items() if ours != "vectors"
+            }
+            found["vectors"] = _stacked(source, columns, num_rows, file, lists="vectors" in known)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
     return found
 
 
-def _stacked(source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows: int, file: Path) -> ndarray:
+def _wide(file: Path, schema: "pyarrow.Schema") -> list[str]:
+    """The columns of a wide table that hold a number of each vector.
+
+    They are numbered: 0, 1, 2, … or with a name in front, such as dim_0 or x1. Where none are, or several rows of
+    them, all columns of floating-point numbers are taken (of whole numbers where there are no others), and a note says
+    which.
+    """
+    from pyarrow import types
+
+    known = set(known_names(schema.names).values())
+    others = [each for each in schema if each.name not in known]
+    numeric = [each for each in others if types.is_floating(each.type) or types.is_integer(each.type)]
+    numbered: dict[str, dict[int, str]] = {}
+    for each in others:
+        matched = re.fullmatch(r"(.*?)(0|[1-9][0-9]*)", each.name)
+        if matched is not None and (each in numeric or not matched[1]):  # that 0, 1, 2 are no numbers is said later
+            numbered.setdefault(matched[1], {})[int(matched[2])] = each.name
+    rows = [row for prefix, row in numbered.items() if len(row) > 1 or prefix == ""]
+    if len(rows) == 1:
+        (row,) = rows
+        places = sorted(row)
+        first = 1 if places[0] == 1 and row[1] != "1" else 0
+        gap = next((at for at, place in enumerate(places, start=first) if place != at), None)
+        if gap is not None:
+            missing = row[places[-1]].removesuffix(str(places[-1])) + str(gap)
+            raise UserError(
+                f"{file} has no column `{missing}`, but `{row[places[-1]]}`: a number of each vector is missing."
+            )
+        return [row[place] for place in places]
+    floats = [each.name for each in numeric if types.is_floating(each.type)]
+    found = floats or [each.name for each in numeric]
+    if found:
+        say(f"note: the vectors of {file} are its {len(found)} columns of numbers, {found[0]} to {found[-1]}.")
+    return found
+
+
+def _stacked(
+    source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows: int, file: Path, *, lists: bool
+) -> ndarray:
     """The vectors, some hundred rows at a time: no more than they themselves are in memory.
 
     How large a column is stands in the file too, but pyarrow ends the process where that is damaged.
@@ -62,8 +103,8 @@ def _stacked(source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows
     out: ndarray | None = None
     done = 0
     for batch in source.iter_batches(batch_size=_ROWS, columns=columns):
-        rows = [_numbers(batch.column(number), name, file, done) for number, name in enumerate(batch.schema.names)]
-        block = rows[0] if columns == ["vectors"] else np.stack(rows, axis=1)
+        rows = [_numbers(batch.column(name), name, file, done, lists=lists) for name in columns]
+        block = rows[0] if lists else np.stack(rows, axis=1)
         if out is None:
             check_unpacked(num_rows * block[:1].nbytes, file.stat().st_size, str(file))
             out = np.empty((num_rows, block.shape[1]), block.dtype)
@@ -74,17 +115,18 @@ def _stacked(source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows
     return np.empty((0, 0), np.float32) if out is None else out
 
 
-def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int) -> ndarray:
-    """The numbers of a column: (rows,) if it holds numbers, (rows, dim) if it holds lists of them."""
+def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int, *, lists: bool) -> ndarray:
+    """The numbers of a column: (rows,) if it holds numbers, (rows, dim) if it holds lists of them, as it should."""
     from pyarrow import types
 
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise UserError(f"`{name}` of {file} is empty in row {first + row}.")
-    lists = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
-    values = column.flatten() if lists else column
-    if lists != (name == "vectors") or not (types.is_floating(values.type) or types.is_integer(values.type)):
-        expected = "lists of numbers" if name == "vectors" else "numbers"
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    holds_lists = any(kind(column.type) for kind in kinds)
+    values = column.flatten() if holds_lists else column
+    if lists != holds_lists or not (types.is_floating(values.type) or types.is_integer(values.type)):
+        expected = "lists of numbers" if lists else "numbers"
         raise UserError(f"`{name}` of {file} holds {column.type}. Expected {expected}.")
     if not lists:
         return np.asarray(values.to_numpy(zero_copy_only=False))

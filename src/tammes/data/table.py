@@ -169,7 +169,11 @@ def _check_header(file: Path, header: Sequence[str]) -> None:
     has = f"It has {', '.join(header)}." if header else "It is empty."
     for column in ("path", "label"):
         if column not in header:
-            raise UserError(f"{file} has no column {column!r}. {has} Expected a header with path and label at least.")
+            vectors = f" Vectors are read from .parquet: pandas.read_csv({file.name!r}).to_parquet(FILE)"
+            raise UserError(
+                f"{file} has no column {column!r}. {has} Expected a header with path and label at least."
+                f"{vectors if column == 'path' and len(header) > 2 else ''}"
+            )
     twice = [column for column in header if header.count(column) > 1]
     if twice:
         raise UserError(f"{file} has the column {twice[0]!r} more than once.")

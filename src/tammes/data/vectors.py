@@ -1,4 +1,4 @@
-"""Vectors and their labels from a file, for what needs no images: .npz or .parquet."""
+"""Vectors and their labels from a file, for what needs no images: .npz, .parquet, or .npy without labels."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +7,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
 
-from tammes.data.npz import npz_arrays
+from tammes.data.npz import npy_array, npz_arrays
 from tammes.data.parquet import parquet_arrays
 from tammes.errors import UserError
 
 _BLOCK = 1 << 22  # numbers that are looked at together
 _EXPECTED = "Expected a .npz or .parquet file with `vectors` and `labels`."
+_READ = (".npz", ".parquet", ".npy")
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Vectors:
 
     Attributes:
         vectors: as they are stored, in their own precision; left in the file until needed, where it can be mapped.
-        labels: whole numbers or text.
+        labels: whole numbers or text; all empty where there are none.
         query, gallery: which are searched for and which they are searched among; None: all of them.
         sequence: numbers or text; a query does not find items with its own. None: there are none.
         paths: what each is the vector of, as text; None: the file does not say.
+        labelled: whether the file has labels.
     """
 
     vectors: Float[ndarray, "items dim"]
@@ -33,29 +35,45 @@ class Vectors:
     gallery: Bool[ndarray, " items"] | None = None
     sequence: Shaped[ndarray, " items"] | None = None
     paths: Shaped[ndarray, " items"] | None = None
+    labelled: bool = True
 
     def __len__(self) -> int:
         return len(self.vectors)
 
+    def keys(self, otherwise: str = "") -> list[str]:
+        """What each is called: its path, or where the file does not say it, its number, with this in front."""
+        return [f"{otherwise}{n}" for n in range(len(self))] if self.paths is None else list(map(str, self.paths))
 
-def vectors(file: Path) -> Vectors:
+
+def vectors(file: Path, *, labelled: bool = True) -> Vectors:
     """What is in a file of vectors.
 
-    A .npz file has the arrays `vectors` and `labels`, and if need be `query`, `gallery` (a mask, or positions),
-    `sequence` and `paths`. One that is not compressed, which is how `numpy.savez` writes it, is mapped into memory and
-    may be larger than that. A .parquet file has columns of the same names, `vectors` being lists of numbers, or else
-    the numbers in columns named 0, 1, 2, …
+    A .npz file has the arrays `vectors` and `labels` (or `X` and `y`), and if need be `query`, `gallery` (a mask, or
+    positions), `sequence` and `paths`. One that is not compressed, which is how `numpy.savez` writes it, is mapped into
+    memory and may be larger than that. A .parquet file has columns of the same names, `vectors` being lists of numbers,
+    or else a column for each number: 0, 1, 2, … or dim_0, dim_1, … A .npy file has vectors alone.
+
+    Args:
+        labelled: whether labels are needed.
 
     Raises:
         UserError: the file cannot be read, something is missing, of the wrong shape or kind, or not finite.
     """
+    expected = _EXPECTED if labelled else "Expected a .npz, .parquet or .npy file of vectors."
     if not file.exists():
-        raise UserError(f"no such file: {file}. {_EXPECTED}")
+        raise UserError(f"no such file: {file}. {expected}")
     suffix = file.suffix.lower()
-    if suffix not in (".npz", ".parquet"):
-        raise UserError(f"{file} is neither .npz nor .parquet. {_EXPECTED}")
-    arrays = npz_arrays(file) if suffix == ".npz" else parquet_arrays(file)
-    return _checked(file, arrays)
+    if suffix not in _READ:
+        raise UserError(f"{file} is neither .npz nor .parquet. {expected}")
+    if suffix == ".npy":
+        if labelled:
+            raise UserError(
+                f"{file} holds vectors alone, and labels are needed. Save both:"
+                f" np.savez({str(file.with_suffix('.npz'))!r}, vectors=vectors, labels=labels)"
+            )
+        return _checked(file, {"vectors": npy_array(file)})
+    read = npz_arrays if suffix == ".npz" else parquet_arrays
+    return _checked(file, read(file, labelled=labelled))
 
 
 def _checked(file: Path, arrays: dict[str, ndarray]) -> Vectors:
@@ -77,7 +95,8 @@ def _checked(file: Path, arrays: dict[str, ndarray]) -> Vectors:
         name: _names(file, name, arrays[name], len(array)) for name in ("labels", "sequence", "paths") if name in arrays
     }
     masks = {name: _mask(file, name, arrays[name], len(array)) for name in ("query", "gallery") if name in arrays}
-    return Vectors(array, **named, **masks)
+    labels = named.pop("labels", np.zeros(len(array), dtype="U1"))
+    return Vectors(array, labels, **named, **masks, labelled="labels" in arrays)
 
 
 def _names(file: Path, name: str, array: ndarray, num_items: int) -> Shaped[ndarray, " items"]:

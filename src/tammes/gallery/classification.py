@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from tammes.gallery.store import Hit, Store
 from tammes.gallery.threshold import VOTES, Threshold, in_store, neighbourhoods, votes, with_class
+from tammes.io.console import printable
 
 _BATCH = 256  # queries of one pass over the gallery
 
@@ -40,12 +41,30 @@ class Classification:
     runner_up: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What is near an image, and what the image may be; None where the gallery has no threshold."""
+    """What is near an image, and what the image may be; None where the gallery has no threshold.
+
+    It is a sequence of its hits, the nearest first, and prints as a table.
+    """
 
     hits: list[Hit]
     classification: Classification | None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.hits)
+
+    def __getitem__(self, place: int) -> Hit:
+        return self.hits[place]
+
+    def __repr__(self) -> str:
+        width = max([5, *(len(printable(hit.label)) for hit in self.hits)])
+        rows = [("distance", "label", "path")]
+        rows += [(f"{hit.distance:.4f}", printable(hit.label), printable(hit.path)) for hit in self.hits]
+        return "\n".join(f"{distance:>8}  {label:<{width}}  {path}" for distance, label, path in rows)
 
     @property
     def threshold(self) -> float | None:

@@ -1,80 +1,286 @@
-"""A gallery together with the model that made it."""
+"""A gallery: items that can be searched, together with the model that made their vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from hashlib import sha256
 from os import cpu_count
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Any, Literal, overload
 
+import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+from PIL import Image
 
 from tammes.data.folder import images_below
-from tammes.errors import UserError
+from tammes.errors import UserError, check_distance, check_whole, unknown_name
 from tammes.gallery import Store, open_gallery
-from tammes.gallery.classification import FolderClassification, SearchResult, classify, classify_hits
+from tammes.gallery.classification import Classification, FolderClassification, SearchResult, classify, classify_hits
+from tammes.gallery.duplicates import Group, duplicates
 from tammes.gallery.indexing import vectors_of, whole_path
+from tammes.gallery.model import (
+    RunLike,
+    check_model,
+    dim_of,
+    model_of,
+    recorded_model,
+)
+from tammes.gallery.queries import check_image_files, unit_rows
 from tammes.gallery.store import Hit
 from tammes.gallery.threshold import VOTES, Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
+from tammes.gallery.update import Update, VectorItems, add_files, add_vectors, existing, index_vectors, update
 from tammes.io.console import printable, progress, working
-from tammes.io.files import opened
-from tammes.io.machine import device
-from tammes.models.embedder import Embedder, load
-from tammes.training.run_folder import RunFolder, open_finished
+from tammes.io.machine import device as device_of
+from tammes.models.embedder import Embedder
+from tammes.training.run_folder import RunFolder
 
-
-def model_digest(run: RunFolder) -> str:
-    """A text that changes with the model of a run."""
-    found = sha256()
-    for name in ("embedder.json", "embedder.safetensors"):
-        file = run.folder / name
-        if not file.exists():
-            raise UserError(
-                f"{run.folder} has no model of images: {name} is missing. A gallery is made by a run of images."
-            )
-        try:
-            with opened(file) as source:
-                while block := source.read(1 << 20):
-                    found.update(block)
-        except UserError as error:
-            raise UserError(f"cannot read {file}: {error}") from None
-    return found.hexdigest()[:32]
-
-
-def trained_on(run: RunFolder) -> list[str]:
-    """The names of the classes that the model of a run was trained on."""
-    return list((run.read("classes") or {}).get("train", ()))
+Picture = str | Path | Image.Image
 
 
 class Gallery:
-    """A gallery, the run that made it, and its model."""
+    """Images, or vectors of any model, that can be searched; kept in a folder, object storage or Qdrant.
 
-    def __init__(self, uri: str, model: Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
-        self.uri = uri
-        self.store: Store = open_gallery(uri)
-        made_by = Path(self.store.about.run)
-        if model is None and not made_by.exists():
-            raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: `model=RUN`"
-            )
-        self.run = open_finished(model or made_by)
-        if model_digest(self.run) != self.store.about.model:
-            raise UserError(
-                f"{uri} was made by another model than that of {self.run.folder}: their vectors cannot be compared."
-                f" Rebuild it: tammes index {quote(str(self.run.folder))} FOLDER --gallery {quote(uri)} --rebuild"
-            )
-        self._on: Literal["auto", "cpu"] = on
+        gallery = tammes.Gallery("gallery", tammes.load("runs/photos"))
+        gallery.add("photos/")
+        gallery.search("query.jpg", k=10)
+
+    `tammes search`, `serve`, `label`, `duplicates` and `report` work on the same gallery, and on those that
+    `tammes index` made.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        embedder: Embedder | RunLike | str | Path | None = None,
+        *,
+        device: Literal["auto", "cpu"] = "auto",
+        create: bool = True,
+    ) -> None:
+        """Open the gallery that is there, or make an empty one.
+
+        Args:
+            path: a folder, or s3://bucket/name, gs://…, az://…, qdrant://host:port/name.
+            embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its
+                folder. None: what the gallery says it was made by.
+            device: where a model that is loaded here runs; auto takes a GPU if there is one.
+            create: make an empty gallery where there is none, for which an embedder is needed.
+
+        Raises:
+            UserError: there is none; or another model made it, so that vectors cannot be compared.
+        """
+        self.uri = str(path)
         self._calibrated: Threshold | None = None
+        self._device: Literal["auto", "cpu"] | None = None if isinstance(embedder, Embedder) else device
+        there = open_gallery(self.uri) if embedder is None or not create else existing(self.uri)
+        if embedder is None or (there is not None and isinstance(embedder, str | Path)):
+            assert there is not None
+            self.model = recorded_model(there.about, self.uri, embedder)
+        else:
+            self.model = model_of(embedder)
+        self.store: Store = there or open_gallery(self.uri, create=self.model.about(dim_of(self.embedder)))
+        self._check_model()
+
+    def _check_model(self) -> None:
+        about = self.store.about
+        check_model(self.model, about, self.uri)
+        if about.kind != "vectors" or not self.model.embeds:
+            return
+        # Nobody knows what made them but the caller, who says that it was this model.
+        if dim_of(self.embedder) != about.dim:
+            raise UserError(
+                f"{self.uri} holds vectors of {about.dim} numbers, and {self.model.describe()} makes"
+                f" {dim_of(self.embedder)}: they are of another model."
+            )
+        self.model = replace(self.model, digest=about.model)
+
+    @classmethod
+    def from_vectors(
+        cls,
+        path: str | Path,
+        vectors: Any,
+        *,
+        keys: Iterable[Any] | None = None,
+        labels: Iterable[Any] | None = None,
+        overwrite: bool = False,
+    ) -> "Gallery":
+        """A gallery of vectors of any model; no network is needed.
+
+        It is searched by vectors and by its items. Vectors are normalised: they are compared by their cosine.
+
+        Args:
+            vectors: (items, dim), an array or a tensor.
+            keys: what each is called, such as the path of its file; by default its number.
+            labels: the class of each; None or an empty text for none.
+            overwrite: replace the gallery that is there.
+        """
+        array, uri = _array(vectors), str(path)
+        names = _texts(range(len(array)) if keys is None else keys)
+        if not overwrite and existing(uri) is not None:
+            raise UserError(
+                f"there is a gallery {uri}. Add to it: tammes.Gallery({uri!r}).add(vectors, keys=keys); or replace it:"
+                " overwrite=True"
+            )
+        items = VectorItems(array, names, None if labels is None else _texts(labels))
+        index_vectors(uri, [items], again=overwrite, empty_folders=overwrite)
+        return cls(uri)
 
     def __len__(self) -> int:
         return self.store.count()
 
+    def __repr__(self) -> str:
+        return f"Gallery({self.uri!r}): {len(self):,} items, {self.model.describe()}"
+
+    @property
+    def run(self) -> RunFolder | None:
+        """The run whose model made it, if it was one."""
+        return self.model.run
+
     @cached_property
     def embedder(self) -> Embedder:
-        """Loaded when it is first needed: a search by vector does without."""
-        return load(self.run.folder).to(device(self._on))
+        """Loaded when it is first needed: a search by vector does without. One that was given stays where it is."""
+        built = self.model.build()
+        return built if self._device is None else built.to(device_of(self._device))
+
+    def add(
+        self,
+        items: Any,
+        *,
+        keys: Iterable[Any] | None = None,
+        labels: Iterable[Any] | None = None,
+        empty_folders: bool = False,
+    ) -> dict[str, Any]:
+        """Add images, or bring folders up to date, or add vectors of the gallery's model; what was done, in numbers.
+
+        Args:
+            items: a folder of images or several, one sub-folder per class: what is new or changed is embedded, what is
+                gone is taken out. Or a list of image files. Or vectors, (items, dim).
+            keys: of vectors: what each is called; one that is there already is replaced.
+            labels: of image files or vectors: the class of each. By default files have the class of their folder if it
+                was indexed before, vectors have none.
+            empty_folders: take images out also where a folder has none left.
+        """
+        model = replace(self.model, build=lambda: self.embedder)
+        classes = None if labels is None else _texts(labels)
+        files = _paths(items)
+        if files is None:
+            array = _array(items)
+            if keys is None:
+                raise UserError("keys are needed with vectors: what each is called. For example: keys=paths")
+            done = add_vectors(self.store, model, VectorItems(array, _texts(keys), classes))
+        elif keys is not None:
+            raise UserError("keys are for vectors: the key of an image is its path. Leave them out.")
+        elif files and all(file.is_dir() for file in files):
+            if classes is not None:
+                raise UserError("labels are for files and vectors: in a folder the sub-folders are the classes.")
+            what = Update(self.uri, model, tuple(files), empty_folders=empty_folders)
+            done = update(what, on=None)
+        else:
+            done = add_files(self.store, model, check_image_files(files), classes)
+        self.store = open_gallery(self.uri)
+        self.forget_threshold()
+        self._calibrated = None
+        return done.record()
+
+    @overload
+    def search(
+        self, query: Picture | None = None, k: int = 10, *, item: str | None = None, label: str | None = None,
+        exact: bool = False,
+    ) -> SearchResult: ...  # fmt: skip
+
+    @overload
+    def search(self, query: Any, k: int = 10, *, label: str | None = None, exact: bool = False) -> Any: ...
+
+    def search(
+        self,
+        query: Any = None,
+        k: int = 10,
+        *,
+        item: str | None = None,
+        label: str | None = None,
+        exact: bool = False,
+    ) -> Any:
+        """The k nearest items, nearest first, and what the query may be by them.
+
+        Args:
+            query: an image (a file or a Pillow image) or a vector; or several of one kind, in a list or an array of
+                (queries, dim).
+            item: instead of a query, the key of an item of the gallery: more like this one. It does not find itself.
+            label: look only at items of this class.
+            exact: compare with every item, also where there is an approximate index.
+
+        Returns:
+            A SearchResult, whose `hits` have `path`, `label` and `distance`; for several queries a list of them.
+        """
+        check_whole("k", k)
+        if label is not None and label not in (known := self.store.labels()):
+            raise unknown_name("label", label, known)
+        if (query is None) == (item is None):
+            raise UserError("give a query or an item: gallery.search('photo.jpg') or gallery.search(item='a.jpg')")
+        if item is not None:
+            (row,) = self.store.get([item])
+            return self.neighbours(row.vector[None], k, label=label, exact=exact, leave_out=[item])[0]
+        vectors, alone, _ = self._vectors(query)
+        found = self.neighbours(vectors, k, label=label, exact=exact)
+        return found[0] if alone else found
+
+    @overload
+    def classify(self, query: Picture, *, k: int = VOTES) -> Classification: ...
+
+    @overload
+    def classify(self, query: Any, *, k: int = VOTES) -> Any: ...
+
+    def classify(self, query: Any, *, k: int = VOTES) -> Any:
+        """The class of an image or a vector by its k nearest items, and whether it is near enough to be of it.
+
+        Args:
+            query: as in `search`. An image of the gallery does not find itself.
+
+        Returns:
+            A Classification; for several queries a list of them.
+        """
+        check_whole("k", k)
+        vectors, alone, own = self._vectors(query)
+        found = classify(self.store, vectors, self._calibrated_threshold(None), k=k, leave_out=own)
+        return found[0] if alone else found
+
+    def duplicates(self, threshold: float = 0.1) -> list[Group]:
+        """Groups of items that are no farther apart than the threshold, or of nearly the same pixels."""
+        check_distance("threshold", threshold)
+        return duplicates(self.store, threshold)
+
+    def to_pandas(self, *, vectors: bool = False) -> Any:
+        """A DataFrame with the path, the class and the size of each item, in the order of the paths.
+
+        Args:
+            vectors: with a column of their vectors too.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UserError("to_pandas needs pandas: pip install pandas") from None
+        rows = [row for some in self.store.rows(4096) for row in some]
+        columns = ["path", "label", "width", "height", *(["vector"] if vectors else [])]
+        table = DataFrame({name: [getattr(row, name) for row in rows] for name in columns})
+        return table.sort_values("path", ignore_index=True)
+
+    def _vectors(self, query: Any) -> tuple[Float32[ndarray, "queries dim"], bool, list[str | None]]:
+        """The vectors of what was asked for, whether it was one, and the paths of files."""
+        pictures = _pictures(query)
+        if pictures is not None:
+            files = [each for each in pictures if not isinstance(each, Image.Image)]
+            check_image_files(list(map(Path, files)))
+            own = [None if isinstance(each, Image.Image) else str(Path(each).resolve()) for each in pictures]
+            return self.embedder.encode(pictures), isinstance(query, str | Path | Image.Image), own
+        array = _array(query)
+        alone = array.ndim == 1
+        array = array[None] if alone else array
+        if array.ndim != 2 or array.shape[1] != self.store.about.dim or array.dtype.kind not in "fiu":
+            raise UserError(
+                f"a query must be an image, or vectors of {self.store.about.dim} numbers, got {array.dtype} in the"
+                f" shape {array.shape}."
+            )
+        return unit_rows(array), alone, [None] * len(array)
 
     @cached_property
     def threshold(self) -> Threshold | None:
@@ -88,12 +294,15 @@ class Gallery:
             try:
                 self._calibrated = calibrated(self.store, self.trained_on)
             except UserError:  # too few classes
-                return run_threshold(self.run)
+                return None if self.run is None else run_threshold(self.run)
         return found or self._calibrated
 
     def threshold_note(self) -> str:
         """For who reads distances: what the threshold means, or how to get one."""
+        if self.threshold is None and self.run is None:
+            return "There is no threshold, which tells known classes from unknown: that needs two or more classes."
         if self.threshold is None:
+            assert self.run is not None
             run = printable(quote(str(self.run.folder)))  # the gallery names it, and may be untrusted
             return f"For a threshold, which tells known classes from unknown: tammes calibrate {run}"
         rates = self.threshold.describe()
@@ -116,7 +325,7 @@ class Gallery:
         """The k nearest items of each query; see `Store.search`."""
         return self.store.search(vectors, k, label=label, exact=exact, leave_out=leave_out)
 
-    def search(
+    def neighbours(
         self,
         vectors: Float32[ndarray, "queries dim"],
         k: int,
@@ -125,7 +334,7 @@ class Gallery:
         exact: bool = False,
         leave_out: Sequence[str | None] | None = None,
     ) -> list[SearchResult]:
-        """The k nearest items of each query, and what the query may be.
+        """The k nearest items of each vector, and what it may be.
 
         One search of the store answers both. Only among the items of one class there are two: what the query may be is
         decided by its neighbours of all classes.
@@ -161,13 +370,12 @@ class Gallery:
         files = images_below(whole_path(folder))
         if not files:
             raise UserError(f"no images in {folder}.")
+        embedder = self.embedder  # first: a gallery of vectors has none
         if threshold is None:
             with working("calibrating on the gallery"):
-                threshold = self.threshold if unknown_rate is None else None
-                if threshold is None or threshold.accepted is None:  # that of a run: says why it cannot be calibrated
-                    threshold = calibrated(self.store, self.trained_on, unknown_rate=unknown_rate)
+                threshold = self._calibrated_threshold(unknown_rate)
         with progress("embedding") as on_progress:
-            read, vectors, broken = vectors_of(self.embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
+            read, vectors, broken = vectors_of(embedder, files, threads=cpu_count() or 1, on_progress=on_progress)
         if not read:
             raise UserError(f"none of the {len(files)} images in {folder} can be read: {broken[0]}")
         with progress("searching") as on_progress:
@@ -175,7 +383,50 @@ class Gallery:
             found = classify(self.store, vectors, threshold, k=k, leave_out=own, on_progress=on_progress)
         return FolderClassification(read, found, threshold, broken)
 
+    def _calibrated_threshold(self, unknown_rate: float | None) -> Threshold:
+        """The threshold of the gallery, at the unknown rate if one is given; an error says why there is none."""
+        threshold = self.threshold if unknown_rate is None else None
+        if threshold is None or threshold.accepted is None:  # that of a run: says why it cannot be calibrated
+            threshold = calibrated(self.store, self.trained_on, unknown_rate=unknown_rate)
+        return threshold
+
     @property
     def trained_on(self) -> list[str]:
         """The names of the classes that the model was trained on."""
-        return trained_on(self.run)
+        return self.model.trained_on
+
+
+def _pictures(given: Any) -> list[Picture] | None:
+    """Images, if that is what is given: one, or several."""
+    if isinstance(given, str | Path | Image.Image):
+        return [given]
+    several = (
+        isinstance(given, list | tuple) and given and all(isinstance(each, str | Path | Image.Image) for each in given)
+    )
+    return list(given) if several else None
+
+
+def _paths(given: Any) -> list[Path] | None:
+    """Paths, if that is what is given: one, or several."""
+    found = _pictures(given)
+    if found is None:
+        return None
+    if any(isinstance(each, Image.Image) for each in found):
+        raise UserError("an image needs a path, which is its key: save it to a file and add that.")
+    return [Path(each) for each in found if not isinstance(each, Image.Image)]
+
+
+def _array(given: Any) -> ndarray:
+    """Numbers as an array: also a tensor, on any device."""
+    if hasattr(given, "detach"):
+        given = given.detach().cpu()
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"vectors must all have the same number of numbers: {error}") from None
+
+
+def _texts(given: Iterable[Any]) -> list[str]:
+    """Keys or labels, which may be numbers, as text; None is no label."""
+    given = given.tolist() if isinstance(given, ndarray) else given
+    return ["" if each is None else str(each) for each in given]

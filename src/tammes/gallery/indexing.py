@@ -133,6 +133,7 @@ def index(
     what: Difference,
     *,
     labelled: bool = True,
+    labels: Mapping[str, str] | None = None,
     threads: int = 2,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Indexed]:
@@ -144,6 +145,7 @@ def index(
     Args:
         what: from `difference`.
         labelled: whether the folders' names are classes.
+        labels: the class of each path instead, where the caller says it.
         threads: that read and shrink images while the network works.
         stop: asked after each batch; what is gone is then left for the next time.
     """
@@ -151,10 +153,14 @@ def index(
     so_far = Indexed(total=len(what.fresh), same=what.same)
     given = [whole_path(folder) for folder in folders]
     roots = _outermost_first(given, store.about.roots) if labelled else []
+
+    def label(file: Path) -> str:
+        return label_of(file, roots) if labels is None else labels[fspath(file)]
+
     with ThreadPoolExecutor(threads) as pool:
         reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
-            _store(store, embedder, batch, roots, known, so_far)
+            _store(store, embedder, batch, label, known, so_far)
             yield so_far
             if stop():
                 return
@@ -226,7 +232,7 @@ def _store(
     store: Store,
     embedder: Embedder,
     batch: Sequence[_Image],
-    folders: Sequence[Path],
+    label: Callable[[Path], str],
     known: Mapping[str, str],
     so_far: Indexed,
 ) -> None:
@@ -237,10 +243,10 @@ def _store(
         Row(
             path=fspath(each.file),
             vector=vector,
-            label=label_of(each.file, folders),
+            label=label(each.file),
             width=each.width,
             height=each.height,
-            fingerprint=f"{each.fingerprint}:{label_of(each.file, folders)}",
+            fingerprint=f"{each.fingerprint}:{label(each.file)}",
             thumbnail=each.thumbnail,
         )
         for each, vector in zip(fresh, _vectors(embedder, fresh), strict=True)
@@ -250,8 +256,8 @@ def _store(
         rows += [
             replace(
                 row,
-                label=(label := label_of(by_path[row.path].file, folders)),
-                fingerprint=f"{by_path[row.path].fingerprint}:{label}",
+                label=(name := label(by_path[row.path].file)),
+                fingerprint=f"{by_path[row.path].fingerprint}:{name}",
             )
             for row in store.get(list(by_path))
         ]
@@ -261,7 +267,7 @@ def _store(
     so_far.added += new
     so_far.changed += len(fresh) - new
     so_far.touched += len(touched)
-    so_far.relabelled += sum(_label(known[fspath(each.file)]) != label_of(each.file, folders) for each in touched)
+    so_far.relabelled += sum(_label(known[fspath(each.file)]) != label(each.file) for each in touched)
     broken = [each for each in batch if each.broken is not None]
     stale = [fspath(each.file) for each in broken if each.seen and fspath(each.file) in known]
     if stale:

@@ -4,15 +4,14 @@ import sys
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from tokenize import TokenError
-from zipfile import BadZipFile
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Shaped
 from numpy import ndarray
 from PIL import Image
 
 from tammes.data.images import in_mode, open_picture
+from tammes.data.vectors import vectors
 from tammes.errors import UserError
 from tammes.io.limits import IMAGE, check_limit
 
@@ -26,6 +25,16 @@ def check_files(names: Sequence[str]) -> None:
             raise UserError(f"no such file: {name}.")
         if name != "-" and Path(name).is_dir():
             raise UserError(f"{name} is a folder: give images. `tammes label` takes a folder.")
+
+
+def check_image_files(files: Sequence[Path]) -> Sequence[Path]:
+    """The files, or an error that names the first that is not there or is a folder."""
+    for file in files:
+        if not file.exists():
+            raise UserError(f"no such file: {file}.")
+        if file.is_dir():
+            raise UserError(f"{file} is a folder, where an image file is needed.")
+    return files
 
 
 def query_images(names: Sequence[str]) -> list[Path | Image.Image]:
@@ -49,20 +58,33 @@ def reduced(image: Path | Image.Image, side: int = 512) -> Image.Image:
     return found
 
 
-def query_vectors(file: Path, dim: int) -> Float32[ndarray, "queries dim"]:
-    """The vectors of a .npy file, one or many, normalised."""
-    try:
-        with file.open("rb") as source:
-            found = np.load(source, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"no such file: {file}.") from None
-    except (OSError, ValueError, EOFError, SyntaxError, TokenError, BadZipFile) as error:
-        raise UserError(f"{file} is not a .npy file of numbers: {error}") from None
-    found = found[None] if isinstance(found, ndarray) and found.ndim == 1 else found
-    if not isinstance(found, ndarray) or found.ndim != 2 or found.shape[1] != dim or found.dtype.kind != "f":
-        shape = getattr(found, "shape", None)
-        raise UserError(f"{file} must hold vectors of {dim} floating-point numbers, as the gallery has; got {shape}.")
-    norms = np.linalg.norm(found.astype(np.float64), axis=1, keepdims=True)
-    if not np.isfinite(norms).all() or not (norms > 0).all():
-        raise UserError(f"{file} has a vector that is zero or not finite.")
-    return np.asarray(found / norms, dtype=np.float32)
+def query_vectors(file: Path, dim: int) -> tuple[Float32[ndarray, "queries dim"], list[str]]:
+    """The vectors of a .npy, .npz or .parquet file, normalised, and what each is called."""
+    found = vectors(file, labelled=False)
+    if found.vectors.shape[1] != dim:
+        raise UserError(
+            f"{file} has vectors of {found.vectors.shape[1]} numbers, and the gallery holds vectors of {dim}."
+        )
+    names = [f"{file}, {number}" for number in range(len(found))] if found.paths is None else found.keys()
+    return unit_rows(found.vectors, names), names
+
+
+def unit_rows(given: Shaped[ndarray, "rows dim"], names: Sequence[str] | None = None) -> Float32[ndarray, "rows dim"]:
+    """Vectors of norm 1, which are compared by their direction alone.
+
+    Args:
+        names: what each is called, for the error.
+
+    Raises:
+        UserError: one is zero or not finite.
+    """
+    exact = np.asarray(given, dtype=np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        largest = np.abs(exact).max(axis=1, keepdims=True, initial=0.0)
+    fine = np.isfinite(largest[:, 0]) & (largest[:, 0] > 0)
+    if not fine.all():
+        wrong = int(np.argmin(fine))
+        name = f"vector {wrong}" if names is None else f"the vector of {names[wrong]!r}"
+        raise UserError(f"{name} is zero or not finite: it has no direction to compare.")
+    exact = exact / largest  # its square does not overflow
+    return np.asarray(exact / np.linalg.norm(exact, axis=1, keepdims=True), dtype=np.float32)

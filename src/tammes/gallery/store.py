@@ -8,14 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import PurePath
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError, shown
+from tammes.io.schema import checked
+from tammes.models.origin import Network
 from tammes.search.validation import checked_vectors
+
+Kind = Literal["run", "pretrained", "module", "vectors"]
 
 FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
@@ -72,10 +76,13 @@ class About:
 
     Attributes:
         model: a digest of the model; vectors of another cannot be compared with these.
-        run: the folder of the run it comes from.
+        run: the folder of the run it comes from; empty if it comes from none.
         roots: the folders that were indexed.
         created: when, as ISO text.
         threshold: what `gallery.threshold` calibrated, as JSON text; empty if it did not.
+        kind: what the model is: a run; a pretrained network; a module that only its own program has; or unknown, as
+            the gallery was made of vectors. Galleries of older versions are of runs.
+        network: the pretrained network, or the module.
     """
 
     model: str
@@ -85,6 +92,8 @@ class About:
     created: str
     format: int = FORMAT
     threshold: str = ""
+    kind: Kind = "run"
+    network: Network | None = None
 
     def changed(self, roots: Sequence[str], threshold: str | None) -> "About":
         """With more roots, but for those inside a root that is known, and another threshold; see `Store.describe`."""
@@ -111,9 +120,15 @@ class About:
             texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
             if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
                 raise TypeError
-            if not all(map(_may_be_a_path, (said["run"], *said["roots"]))):
+            kind, network = said.get("kind", "run"), said.get("network")
+            places = (*said["roots"], *([said["run"]] if kind == "run" or said["run"] else []))
+            if kind not in get_args(Kind) or not all(map(_may_be_a_path, places)):
                 raise ValueError
-            return cls(**{**said, "roots": tuple(said["roots"])})
+            if network is not None or kind in ("pretrained", "module"):
+                network = Network(**checked(network, Network, f"the gallery {where}", how_to_remake(where)))
+                if network.weights and not _may_be_a_path(network.weights):
+                    raise ValueError
+            return cls(**{**said, "roots": tuple(said["roots"]), "kind": kind, "network": network})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise

@@ -1,26 +1,33 @@
-"""Create a gallery of folders of images, bring it up to date with them, or rebuild it by another model."""
+"""Create a gallery of folders of images, bring it up to date with them, or rebuild it by another model.
 
-from collections.abc import Callable
+Single images and vectors can be added too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from hashlib import blake2b
 from os import cpu_count
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from numpy import ndarray
+
 from tammes.data.folder import images_below
 from tammes.errors import UserError
-from tammes.gallery import OptimiseResult, Store, indexing, open_gallery, rebuild
-from tammes.gallery.gallery import model_digest, trained_on
+from tammes.gallery import OptimiseResult, Row, Store, indexing, open_gallery, rebuild
 from tammes.gallery.indexing import Indexed, whole_path
-from tammes.gallery.store import About
+from tammes.gallery.model import Model, describe_model, dim_of, model_of_vectors, recorded_model
+from tammes.gallery.queries import unit_rows
 from tammes.gallery.threshold import recalibrate
 from tammes.gallery.trust import trust
 from tammes.io.console import CONTINUE, progress, working
 from tammes.io.machine import device
-from tammes.models.embedder import Embedder, load
-from tammes.training.run_folder import open_finished
+from tammes.models.embedder import Embedder
+
+_STORED = 4096  # vectors that are stored together
 
 Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
@@ -62,7 +69,7 @@ class Update:
 
     Attributes:
         uri: where the gallery is, or will be.
-        run: the folder of the run whose model embeds.
+        model: what embeds.
         rebuild: make the gallery again from these folders alone, by this model.
         labelled: whether the names of sub-folders are classes.
         empty_folders: whether images may go because a folder has none left, or because a rebuild leaves it out.
@@ -70,7 +77,7 @@ class Update:
     """
 
     uri: str
-    run: Path
+    model: Model
     folders: tuple[Path, ...]
     rebuild: bool = False
     labelled: bool = True
@@ -81,36 +88,28 @@ class Update:
 def update(
     what: Update,
     *,
-    on: Literal["auto", "cpu"] = "auto",
+    on: Literal["auto", "cpu"] | None = "auto",
     stopping: Stopping = lambda: nullcontext(lambda: False),
 ) -> Updated:
     """Embed what is new or changed, take out what is gone, and calibrate the threshold.
 
     Args:
+        on: where the model embeds; None: where it is.
         stopping: a context in which images are embedded; asks after each batch whether to stop.
 
     Raises:
         UserError: the folders and the gallery do not fit together.
         StoppedError: it was stopped.
     """
-    run = open_finished(what.run)
     _check_images(what)
-    digest = model_digest(run)
-    before = _existing(what.uri)
+    before = existing(what.uri)
     if before is not None:
-        _check_left_out(what, before) if what.rebuild else _check_model(what, before, digest)
-    embedder = load(run.folder).to(device(on))
-    dim = embedder.config.class_dim if embedder.config.embedding == "last" else embedder.config.dim
-    about = About(
-        model=digest,
-        run=str(run.folder.absolute()),
-        dim=int(dim or embedder.config.dim),
-        roots=tuple(str(whole_path(folder)) for folder in what.folders),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+        _check_left_out(what, before) if what.rebuild else _check_model(what, before)
+    embedder = what.model.build() if on is None else what.model.build().to(device(on))
+    about = what.model.about(dim_of(embedder), tuple(str(whole_path(folder)) for folder in what.folders))
     beside = rebuild(what.uri, about) if what.rebuild else None
     store = beside or open_gallery(what.uri, create=about)
-    _check_model(what, store, digest)
+    _check_model(what, store)
     done, seconds = _embed(what, store, embedder, before if before is not None and what.rebuild else store, stopping)
     if beside is not None:
         beside.swap()
@@ -119,19 +118,145 @@ def update(
             f"{what.uri} was rebuilt by another program meanwhile, and does not have these images. The same command"
             " adds them."
         )
+    return _finished(store, what.model, done, seconds)
+
+
+def add_files(store: Store, model: Model, files: Sequence[Path], labels: Sequence[str] | None) -> Updated:
+    """Embed and store single images, with these classes or those of the folders that were indexed before."""
+    whole = [file.resolve() for file in files]
+    started = perf_counter()
+    done = Indexed(total=len(whole))
+    of = None if labels is None else {str(file): label for file, label in zip(whole, labels, strict=True)}
+    difference = indexing.Difference(list(dict.fromkeys(whole)), [], 0, [])
+    with progress("embedding") as on_progress:
+        for done in indexing.index(store, model.build(), [], difference, labels=of, threads=cpu_count() or 1):
+            on_progress(done.done, done.total)
+    return _finished(store, model, done, perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class VectorItems:
+    """Vectors to store, what each is called and, if they have any, their classes."""
+
+    vectors: ndarray
+    keys: Sequence[str]
+    labels: Sequence[str] | None = None
+
+    def check(self, dim: int | None = None) -> None:
+        """Refuse vectors that cannot be stored, before any of them is.
+
+        Raises:
+            UserError: they are not finite numbers, of another dimension, or zero; or a key is there twice, or empty.
+        """
+        array = self.vectors
+        if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+            raise UserError(f"vectors must be numbers, a row each, got {array.dtype} in the shape {array.shape}.")
+        if dim is not None and array.shape[1] != dim:
+            raise UserError(f"the gallery holds vectors of {dim} numbers, got {array.shape[1]}.")
+        for name, given in (("keys", self.keys), ("labels", self.labels)):
+            if given is not None and len(given) != len(array):
+                raise UserError(f"{name} must have one for each of {len(array)} vectors, got {len(given)}.")
+        key, times = Counter(self.keys).most_common(1)[0]
+        if times > 1:
+            raise UserError(f"the key {key!r} is there {times} times: each vector needs its own.")
+        if "" in self.keys:
+            raise UserError(f"the key of vector {self.keys.index('')} is empty: name it.")
+        for start in range(0, len(array), _STORED):
+            unit_rows(array[start : start + _STORED], self.keys[start : start + _STORED])
+
+
+def add_vectors(store: Store, model: Model, items: VectorItems) -> Updated:
+    """Store vectors, normalised, in the place of those with the same keys."""
+    items.check(store.about.dim)
+    started = perf_counter()
+    return _finished(store, model, _stored(store, [items]), perf_counter() - started)
+
+
+def index_vectors(
+    uri: str, parts: Sequence[VectorItems], *, again: bool = False, empty_folders: bool = False
+) -> Updated:
+    """Make a gallery of vectors of any model, or add to one.
+
+    Args:
+        again: make it again from these vectors alone.
+        empty_folders: whether a gallery of images may be replaced by them.
+
+    Raises:
+        UserError: the gallery there has vectors of a model that is known, or of another dimension.
+    """
+    for part in parts:
+        part.check(parts[0].vectors.shape[-1])
+    before, model = existing(uri), model_of_vectors()
+    if before is not None and not again:
+        about = before.about
+        if about.kind != "vectors":
+            raise UserError(
+                f"{uri} was made by {describe_model(about.kind, about.run, about.network)}: vectors of another model"
+                " cannot be compared with its own. Choose another gallery, or make it again: `rebuild=True`"
+            )
+        model = recorded_model(about, uri)
+    if before is not None and again and before.about.roots and not empty_folders:
+        raise UserError(
+            f"{uri} has the images of {', '.join(before.about.roots)}, which a rebuild would take out. Choose another"
+            " gallery, or add `empty_folders=True` if that is meant."
+        )
+    about = model.about(parts[0].vectors.shape[1])
+    beside = rebuild(uri, about) if again else None
+    store = beside or open_gallery(uri, create=about)
+    for part in parts:
+        part.check(store.about.dim)
+    started = perf_counter()
+    done = _stored(store, parts)
+    if beside is not None:
+        beside.swap()
+    return _finished(store, model, done, perf_counter() - started)
+
+
+def _stored(store: Store, parts: Sequence[VectorItems]) -> Indexed:
+    """Store what the gallery does not have yet, some thousand vectors at a time."""
+    known, total = store.fingerprints(), sum(len(part.keys) for part in parts)
+    done = Indexed(total=total)
+    with progress("storing") as on_progress:
+        for part in parts:
+            for start in range(0, len(part.keys), _STORED):
+                rows = _rows(part, slice(start, start + _STORED))
+                fresh = [row for row in rows if known.get(row.path) != row.fingerprint]
+                if fresh:
+                    store.upsert(fresh)
+                new = sum(row.path not in known for row in fresh)
+                done.added += new
+                done.changed += len(fresh) - new
+                done.same += len(rows) - len(fresh)
+                on_progress(done.done + done.same, total)
+    return done
+
+
+def _rows(part: VectorItems, some: slice) -> list[Row]:
+    keys = part.keys[some]
+    names = [""] * len(keys) if part.labels is None else part.labels[some]
+    return [
+        # As the fingerprint of an image: what changes with the file, the content, the class.
+        Row(key, vector, name, 0, 0, f":{blake2b(vector.tobytes(), digest_size=16).hexdigest()}:{name}", b"")
+        for key, vector, name in zip(keys, unit_rows(part.vectors[some], keys), names, strict=True)
+    ]
+
+
+def _finished(store: Store, model: Model, done: Indexed, seconds: float) -> Updated:
     with working("putting the gallery in order"):
         optimised = store.optimise()
     with working("calibrating the threshold"):
-        recalibrate(store, trained_on(run))
+        recalibrate(store, model.trained_on)
     return Updated(store.count(), done, seconds, optimised)
 
 
-def _check_model(what: Update, store: Store, digest: str) -> None:
+def _check_model(what: Update, store: Store) -> None:
     """Refuse to add vectors of one model to those of another."""
-    if store.about.model != digest:
+    about = store.about
+    if about.model != what.model.digest:
         raise UserError(
-            f"{what.uri} was made by another model, that of {store.about.run}: its vectors cannot be compared"
-            f" with those of {what.run}. Make it again with `rebuild=True`, or choose another `gallery`."
+            f"{what.uri} was made by another model, {describe_model(about.kind, about.run, about.network)}: its vectors"
+            f" cannot be compared with those of {what.model.describe()}. Make it again with"
+            " `rebuild=True`, or choose another `gallery`."
         )
 
 
@@ -143,7 +268,7 @@ def _check_images(what: Update) -> None:
         raise UserError(f"no images in {', '.join(map(str, what.folders))}.")
 
 
-def _existing(uri: str) -> Store | None:
+def existing(uri: str) -> Store | None:
     """The gallery, if there is one that can be read; what else is wrong is said when it is made."""
     try:
         return open_gallery(uri)
@@ -159,6 +284,12 @@ def _check_left_out(what: Update, before: Store) -> None:
         raise UserError(
             f"{what.uri} also has the images of {', '.join(left)}, which a rebuild would take out. Name"
             f" {'them' if len(left) > 1 else 'it'} too, or add `empty_folders=True` if that is meant."
+        )
+    others = [path for path in before.fingerprints() if not any(Path(path).is_relative_to(each) for each in folders)]
+    if others and not left and not what.empty_folders:
+        raise UserError(
+            f"{what.uri} also has {len(others):,} items that are in none of these folders, such as {others[0]!r}: a"
+            " rebuild would take them out. Add `empty_folders=True` if that is meant."
         )
 
 

@@ -275,4 +275,4 @@ def synchronise(folder: Path) -> None:
 
 def is_vector_file(data: str | Path) -> bool:
     """Whether data is a file of vectors, by its name."""
-    return Path(data).suffix.lower() in (".npz", ".parquet") and not Path(data).is_dir()
+    return Path(data).suffix.lower() in (".npz", ".parquet", ".npy") and not Path(data).is_dir()

@@ -31,6 +31,7 @@ from tammes.models.backbones.depths import Depths
 from tammes.models.backbones.module import OWN, of_module
 from tammes.models.backbones.resnet import Form
 from tammes.models.heads import Layers, joined
+from tammes.models.origin import Network
 from tammes.models.pooling import Pool
 from tammes.models.whitening import directions
 
@@ -99,6 +100,7 @@ class Embedder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    origin: Path | Network | None = None  # the folder that it was loaded from, or the network without training
 
     def __init__(
         self,
@@ -173,6 +175,7 @@ class Embedder(nn.Module):
         dim, number = self.config.dim, layer.in_features
         dim = number if features is None else max(1, min(dim, number, len(features) - 1))
         found = deepcopy(self)
+        found.origin = None
         found.config, found._depths, found.class_layer = (
             self.config.plain(dim),
             None,
@@ -308,7 +311,7 @@ def load(
     folder = fetched(folder) if isinstance(folder, str) and folder.startswith(ADDRESS) else Path(folder)
     of_hub = _of_hub(folder)
     if of_hub is not None:
-        return _from_hub(folder, of_hub, embedding)
+        return _loaded_from(folder, _from_hub(folder, of_hub, embedding))
     if (folder / "learner.json").exists():
         raise UserError(f"{folder} was trained on vectors: load it by tammes.MetricLearner.load.")
     if not (folder / "embedder.json").exists():
@@ -327,7 +330,7 @@ def load(
             f" in Python, with the transform: tammes.load({str(folder)!r}, eval_transform=transform)"
         )
     transform = None if eval_transform is None else Transform("eval_transform", eval_transform)
-    return _built(config, read_tensors(file)[0], file, made, transform)
+    return _loaded_from(folder, _built(config, read_tensors(file)[0], file, made, transform))
 
 
 def _given_backbone(config: EmbedderConfig, module: nn.Module | None, folder: Path) -> Backbone | None:
@@ -345,6 +348,21 @@ def _given_backbone(config: EmbedderConfig, module: nn.Module | None, folder: Pa
     return of_module(
         module, size=config.size, mean=config.mean, std=config.std, shorter_side=config.shorter_side, pool=config.pool
     )
+
+
+def _loaded_from(folder: Path, embedder: Embedder) -> Embedder:
+    embedder.origin = folder.absolute()
+    return embedder
+
+
+def saved_embedder(folder: Path) -> tuple[EmbedderConfig, dict[str, Tensor]]:
+    """The description and the weights of the network of a run, also where its module or transform is not here."""
+    file = folder / "embedder.json"
+    config = _config(_json(file), file, None) if file.exists() else None
+    if config is not None and (config.backbone.startswith(OWN) or config.eval_transform is not None):
+        return config, read_tensors(folder / "embedder.safetensors")[0]
+    loaded = load(folder)
+    return loaded.config, loaded.state_dict()
 
 
 def _of_hub(folder: Path) -> dict[str, Any] | None:

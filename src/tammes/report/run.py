@@ -97,19 +97,33 @@ def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = FMR) -> str:
     points = _centroids(run)
     sections += [] if points is None else [points]
     if looked is not None:
-        album = None if looked.items.images is None else Album(looked.items.images, looked.items.numbers, 96)
-        sections += [_retrievals(looked, album), _confusions(looked, album), _classes(looked)]
-        sections += [] if looked.places is None else [_map(looked)]
-        sections += [_distances(run, looked, looked.pairs, fmr)] if looked.pairs else [_no_pairs(looked)]
+        store = f"Store it in the run, with its interval: tammes calibrate {run.folder} --fmr {fmr:g}"
+        sections += item_sections(looked, fmr, calibration=run.read("calibration"), advice=store)
     data, trained = results["data"], what_trains(config)
     centroids = f" with {_kind(config['centroids'])}" if config.get("centroids") else ""
     return page(
         f"{data}: {trained}{centroids}",
         _subtitle(results, config),
         sections,
-        heading=_headline(results),
+        heading=headline(results),
         made_by=f"Made by tammes {__version__} from {run.folder.name}. Everything is in this file.",
     )
+
+
+def item_sections(
+    looked: Looked, fmr: float, *, calibration: Mapping[str, Any] | None = None, advice: str = ""
+) -> list[Section]:
+    """What is found, what is mixed up, each class, the map and the threshold: the same for runs and for vectors.
+
+    Args:
+        fmr: where the threshold is drawn, without a calibration.
+        advice: what to do with that threshold.
+    """
+    album = None if looked.items.images is None else Album(looked.items.images, looked.items.numbers, 96)
+    sections = [_retrievals(looked, album), _confusions(looked, album), _classes(looked)]
+    sections += [] if looked.places is None else [_map(looked)]
+    pairs = looked.pairs
+    return [*sections, _no_pairs(looked) if pairs is None else _distances(looked, pairs, fmr, calibration, advice)]
 
 
 def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -131,7 +145,7 @@ def _kind(centroids: str) -> str:
     return f"{ {'place': 'placed', 'solve': 'solved', 'kmeans': 'K-means'}.get(centroids, centroids) } centroids"
 
 
-def _headline(results: Mapping[str, Any]) -> Markup | None:
+def headline(results: Mapping[str, Any]) -> Markup | None:
     trained, untrained = results.get("trained"), results.get("untrained") or {}
     if trained is None:
         return None
@@ -153,8 +167,8 @@ def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -
     return "" if ends is None else words.format(*(f"{100 * end:.1f}" for end in ends))
 
 
-def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
-    rows = measured_rows(results)
+def metrics_table(rows: Mapping[str, Mapping[str, Any]], measured_on: str) -> Markup:
+    """Every metric of measured rows, with its interval."""
     names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     cells = [
         {
@@ -166,10 +180,17 @@ def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any
         }
         for title, row in rows.items()
     ]
+    alone = max((row.get("single_image_classes") or 0 for row in rows.values()), default=0)
+    remark = f"{alone} classes have one item only, which nothing can match: misses for R@K." if alone else ""
+    return rendered(
+        "metrics.html", rows=cells, titles=[TITLES[name] for name in names], measured_on=measured_on, remark=remark
+    )
+
+
+def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
+    rows = measured_rows(results)
+    names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     one = results.get("trained") or {}
-    remark = ""
-    if one.get("single_image_classes"):
-        remark = f"{one['single_image_classes']} classes have one item only, which nothing can match: misses for R@K."
     bars = [
         Bar(
             f"{TITLES[name]}, {title}",
@@ -182,11 +203,10 @@ def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any
     ]
     body = rendered(
         "result.html",
-        rows=cells,
-        titles=[TITLES[name] for name in names],
-        test=f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen",
+        table=metrics_table(rows, f"{one.get('queries', 0):,} queries of {one.get('classes', 0):,} classes never seen")
+        if rows
+        else None,
         verdict=describe(results),
-        remark=remark,
         chart=bar_chart(bars, title="Before and after", unit="%") if bars else Markup(""),
         facts=_facts(run, results, config),
         command=results["command"],
@@ -415,8 +435,7 @@ def _no_pairs(looked: Looked) -> Section:
     return Section("distances", "Same-class threshold", Markup("<p>{}</p>").format(f"Not measured: {looked.unpaired}"))
 
 
-def _distances(run: RunFolder, looked: Looked, pairs: PairCounts, fmr: float) -> Section:
-    stored = run.read("calibration")
+def _distances(looked: Looked, pairs: PairCounts, fmr: float, stored: Mapping[str, Any] | None, advice: str) -> Section:
     threshold: float | None = None if stored is None else stored["threshold"]
     text = []
     if stored is None:
@@ -428,8 +447,7 @@ def _distances(run: RunFolder, looked: Looked, pairs: PairCounts, fmr: float) ->
             threshold = here.threshold
             text.append(
                 f"At a false match rate of {fmr:g} on these items the threshold is {here.threshold:.4f}, and"
-                f" {100 * here.true_match_rate:.1f} % of the pairs of one class are found. Store it in the run, with"
-                f" its interval: tammes calibrate {run.folder} --fmr {fmr:g}"
+                f" {100 * here.true_match_rate:.1f} % of the pairs of one class are found. {advice}".rstrip()
             )
     else:
         low, high = stored.get("threshold_interval") or (None, None)

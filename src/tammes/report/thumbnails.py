@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import Image
 
-from tammes.data.image_cache import Decoded
+from tammes.training.embedding import Pictures
 
 _COLUMNS = 16  # a sheet has as many rows: small enough to be unpacked while a pointer rests
 _QUALITY = 62
@@ -30,7 +30,7 @@ class Sheets:
     files: list[str]
 
 
-def thumbnail(images: Decoded, number: int, side: int) -> Image.Image:
+def thumbnail(images: Pictures, number: int, side: int) -> Image.Image:
     """The square in the middle of an image, at this size."""
     picture = images[number]  # (channels, height, width)
     shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
@@ -51,7 +51,7 @@ def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
     return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"
 
 
-def sheets(images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
+def sheets(images: Pictures, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
     """All of these images, in this order, on as many sheets as they need."""
     found = []
     for part in _chunks(numbers.tolist(), _COLUMNS**2):
@@ -71,7 +71,7 @@ def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
 class Album:
     """Pictures for a page, each made once: item -> its address."""
 
-    def __init__(self, images: Decoded, numbers: Int64[np.ndarray, " items"], side: int) -> None:
+    def __init__(self, images: Pictures, numbers: Int64[np.ndarray, " items"], side: int) -> None:
         self.images, self.numbers, self.side = images, numbers, side
         self._made: dict[int, str] = {}
 

@@ -43,12 +43,31 @@ class ServedGallery(Gallery):
     """
 
     def __init__(self, uri: str, model: Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
-        super().__init__(uri, model, on)
-        view = self.embedder
-        self.preprocessing = Preprocessing(view.mode, view.shorter_side, view.size)
+        super().__init__(uri, model, device=on, create=False)
+        view = self.embedder if self.takes_images else None
+        self.preprocessing = None if view is None else Preprocessing(view.mode, view.shorter_side, view.size)
         self.rows = Rows(self.store)
-        self.worker = EmbeddingWorker(self.embedder)  # last: it has a thread
         self._thumbnails: LRUCache[tuple[str, str], bytes] = LRUCache(_THUMBNAILS, len)
+        self.worker = None if view is None else EmbeddingWorker(view)  # last: it has a thread
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it can be searched by images: otherwise by its items and by vectors alone."""
+        return self.model.embeds
+
+    def why_no_images(self) -> str:
+        """For a client: why it cannot be searched by an image."""
+        of = (
+            "a module that only its own program has"
+            if self.model.kind == "module"
+            else "vectors of a model unknown here"
+        )
+        return f"this gallery was made of {of}: search by one of its items, or by a vector."
+
+    @property
+    def items_word(self) -> str:
+        """What its items are."""
+        return "vectors" if self.model.kind == "vectors" else "images"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,7 +156,8 @@ class ServedGallery(Gallery):
         return file, kind
 
     def close(self) -> None:
-        self.worker.close()
+        if self.worker is not None:
+            self.worker.close()
 
 
 class GalleryWatcher:

@@ -16,7 +16,9 @@ class Item(BaseModel):
     """An image of the gallery, known to clients by its id, never by where its file is."""
 
     id: str = Field(examples=["2f1c88a0b7d3e945"])
-    name: str = Field(description="Its path below the folder that was indexed.", examples=["cats/1.jpg"])
+    name: str = Field(
+        description="Its path below the folder that was indexed; of a vector, its key.", examples=["cats/1.jpg"]
+    )
     label: str = Field(description="Its class; empty if it has none.", examples=["cats"])
     width: int
     height: int

@@ -62,6 +62,8 @@ class Rows:
         self._numbers = {item: number for number, item in enumerate(self.ids)}
         self._roots = sorted((PurePath(root) for root in store.about.roots), key=lambda root: -len(root.parts))
 
+        self._of_vectors = store.about.kind == "vectors"
+
         members: dict[str, list[int]] = defaultdict(list)
         for number, kept in enumerate(self._rows):
             members[kept.label].append(number)
@@ -198,8 +200,8 @@ class Rows:
     def _name(self, row: _Row) -> str:
         path = PurePath(row.path)
         root = next((root for root in self._roots if path.is_relative_to(root)), None)
-        if root is None:
-            return escaped(path.name)
+        if root is None:  # the key of a vector is whatever its owner calls it; where a file is stays here
+            return escaped(row.path if self._of_vectors and not path.is_absolute() else path.name)
         below = path.relative_to(root)
         return escaped((below if len(self._roots) == 1 else PurePath(root.name) / below).as_posix())
 

@@ -90,7 +90,9 @@ def open_sources(
             f"note: {galleries[0]} names folders that were not indexed into it here: {named}. Their images are shown as"
             " thumbnails only. If they may be served whole: tammes serve GALLERY --trust-roots"
         )
-    run = watcher.current.run.folder
+    run = None if watcher.current.run is None else watcher.current.run.folder
+    if run is None:
+        return watcher, folders
     if not any(run.resolve().is_relative_to(folder.resolve()) for folder in folders) and (run / "report.html").exists():
         folders.append(run)
     return watcher, folders

@@ -141,6 +141,8 @@ class ServerState:
     async def receive_upload(self, request: Request, gallery: ServedGallery) -> Upload:
         """The image in a request, decoded and embedded when there is a slot for it; then kept for a while."""
         assert self._decoders is not None
+        if gallery.preprocessing is None or gallery.worker is None:
+            raise RequestError(422, gallery.why_no_images())
         async with self._slots.slot(request.client.host if request.client else ""):
             content = await read_upload(request)
             if not content:
@@ -175,7 +177,7 @@ class ServerState:
         """
         rows = gallery.rows
         search = partial(
-            gallery.search,
+            gallery.neighbours,
             np.asarray(vector, dtype=np.float32)[None],
             k,
             label=None if label is None else rows.real_label(label),

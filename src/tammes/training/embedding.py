@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,14 +13,21 @@ from torch import Tensor
 from tammes.data import READERS, Dataset, flat, open_dataset
 from tammes.data.batches import Batch, batches
 from tammes.data.image_cache import Decoded, decode
+from tammes.data.vector_files import write_vectors
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
-from tammes.io.files import write_atomically
 from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import Embedder
 from tammes.training.distributed import by_place
 
 Progress = Callable[[int, int], None]
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """Images by their numbers: (channels, height, width)."""
+
+    def __getitem__(self, number: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Items:
         labels: the class of each, a number of `class_names`.
         numbers: of each in its data set, as `images` has them.
         names: what each is called: the path of an image, the number of a vector.
-        images: the pictures; None for vectors.
+        images: the pictures, by these numbers; None for vectors.
         masks: those of query, gallery and sequence that the data has.
         what: whose they are, in words.
     """
@@ -43,7 +49,7 @@ class Items:
     class_names: tuple[str, ...]
     numbers: Int64[np.ndarray, " items"]
     names: tuple[str, ...]
-    images: Decoded | None
+    images: Pictures | None
     masks: dict[str, np.ndarray]
     what: str
 
@@ -118,7 +124,9 @@ def vectors(
 def embed_images(
     embedder: Embedder, data: str, out: Path, *, batch_size: int | None = None, skip_bad: bool = False
 ) -> dict[str, Any]:
-    """Write a .npz file with the vectors of images, their labels and paths; what was written.
+    """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
+
+    A .npy file has the vectors alone.
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
@@ -131,8 +139,6 @@ def embed_images(
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
-    content = BytesIO()
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
-    np.savez(content, vectors=found, labels=labels, paths=paths)
-    write_atomically(out, content.getvalue())
+    write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
     return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}

@@ -189,11 +189,15 @@ def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
     )
 
 
-def other_vectors(learner: MetricLearner, run: RunFolder, file: str) -> Vectors:
-    """The vectors of another file, for a learner of these many columns."""
+def other_vectors(learner: MetricLearner, run: RunFolder, file: str, *, labelled: bool = True) -> Vectors:
+    """The vectors of another file, for a learner of these many columns.
+
+    Args:
+        labelled: whether they need labels.
+    """
     if not is_vector_file(file):
         raise UserError(f"{run.folder} was trained on vectors: give it a .npz or .parquet file of them, not {file}.")
-    found = vectors(Path(file))
+    found = vectors(Path(file), labelled=labelled)
     if found.vectors.shape[1] != learner.n_features_in_:
         raise UserError(
             f"{file} has vectors of {found.vectors.shape[1]} numbers, and {run.folder} was trained on"

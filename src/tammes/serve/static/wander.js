@@ -9,7 +9,7 @@
     return answer.json();
   };
   const tell = (map) => {
-    const count = `${map.ids.length.toLocaleString("en")} images`;
+    const count = `${map.ids.length.toLocaleString("en")} ${place.dataset.word}`;
     state.textContent = map.working ? `${count}, a better map is being made …` : count;
   };
   let data;
@@ -17,6 +17,7 @@
   data.classes = data.classes.map((name) => name || "without a class");
   tell(data);
 
+  const plain = "plain" in place.dataset; // vectors, which have no images
   const address = (number) => `/api/items/${data.ids[number]}/thumbnail?v=${data.marks[number]}`;
   const images = new Map();
   const picture = (number, redraw) => {
@@ -33,11 +34,12 @@
   const move = wander(place, data, {
     fill: (card, number) => {
       const image = card.querySelector("img");
+      if (plain) { image?.remove(); return; }
       image.addEventListener("load", () => { image.className = image.naturalWidth <= 64 ? "tiny" : ""; }, { once: true });
       image.src = address(number);
     },
     open: (number) => { location.assign(`/item/${data.ids[number]}`); },
-    picture,
+    picture: plain ? undefined : picture,
   });
 
   let next = data;

@@ -1,0 +1,23 @@
+"""What the arrays and columns of a file of vectors may be called."""
+
+from collections.abc import Collection
+
+# Ours first; then what scikit-learn, pandas and vector stores call the same.
+NAMES = {
+    "vectors": ("vectors", "vector", "embeddings", "embedding", "X"),
+    "labels": ("labels", "label", "y"),
+    "query": ("query",),
+    "gallery": ("gallery",),
+    "sequence": ("sequence",),
+    "paths": ("paths", "path", "keys", "key", "ids", "id"),
+}
+
+
+def known_names(stored: Collection[str]) -> dict[str, str]:
+    """What of a file is used, by our names: of several that mean the same the first.
+
+    >>> known_names(["X", "y", "age"])
+    {'vectors': 'X', 'labels': 'y'}
+    """
+    found = {ours: next((name for name in names if name in stored), None) for ours, names in NAMES.items()}
+    return {ours: name for ours, name in found.items() if name is not None}

@@ -1,0 +1,274 @@
+"""What makes the vectors of a gallery: a run, a pretrained network, a module that only its own program has, or nothing
+that is known. It is given by the caller, or found by what the gallery says of itself."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from shlex import quote
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from tammes.errors import UserError, shown
+from tammes.gallery.store import About, Kind
+from tammes.io.files import opened
+from tammes.io.hub import ADDRESS
+from tammes.models.backbones.module import OWN
+from tammes.models.embedder import Embedder, EmbedderConfig, load, saved_embedder
+from tammes.models.origin import Network
+from tammes.models.pretrained import rebuilt
+from tammes.training.run_folder import RunFolder, is_run, open_finished
+
+_OF_RUN = ("embedder.json", "embedder.safetensors")
+_OF_HUB = ("config.json", "model.safetensors")
+
+
+@runtime_checkable
+class RunLike(Protocol):
+    """A `tammes.Run`."""
+
+    folder: Path
+
+    @property
+    def embedder(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """What makes vectors, and how it is built when it is needed.
+
+    Attributes:
+        digest: a text that changes with the model.
+        run: the folder of its run, if it has one.
+        network: of a pretrained network or a module.
+        build: the embedder; an error says why there is none.
+        embeds: whether it can be built, so that images can be searched with.
+    """
+
+    digest: str
+    kind: Kind
+    run: RunFolder | None
+    network: Network | None
+    build: Callable[[], Embedder]
+    embeds: bool = True
+
+    @property
+    def trained_on(self) -> list[str]:
+        """The names of the classes that it was trained on."""
+        return [] if self.run is None else trained_on(self.run)
+
+    def describe(self) -> str:
+        return describe_model(self.kind, "" if self.run is None else str(self.run.folder), self.network)
+
+    def about(self, dim: int, roots: tuple[str, ...] = ()) -> About:
+        """What is said of a new gallery."""
+        return About(
+            model=self.digest,
+            run="" if self.run is None else str(self.run.folder.absolute()),
+            dim=dim,
+            roots=roots,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            kind=self.kind,
+            network=self.network,
+        )
+
+
+def describe_model(kind: Kind, run: str, network: Network | None) -> str:
+    """What made a gallery, in words."""
+    if kind == "run":
+        return f"the model of {run}"
+    if network is None:
+        return "vectors of a model that it does not know"
+    of = "" if not network.weights else f" with the weights {network.weights}"
+    return f"{network.name}{of}" if kind == "pretrained" else f"the module {network.name}"
+
+
+def model_of(given: Any) -> Model:
+    """The model that a caller means: an embedder, a run, or the folder of one.
+
+    Raises:
+        UserError: it is none of these, or a run that is not finished.
+    """
+    if isinstance(given, Embedder):
+        return _of_embedder(given)
+    if isinstance(given, str) and given.startswith(ADDRESS):
+        return _of_embedder(load(given))
+    if isinstance(given, str | Path):
+        return _of_folder(Path(given))
+    if isinstance(given, RunLike) and not isinstance(given, torch.nn.Module):
+        return _of_folder(given.folder, lambda: given.embedder)
+    raise UserError(
+        f"embedder cannot be {shown(given)}. Give an Embedder (tammes.load, tammes.pretrained or run.embedder), a run"
+        " or its folder; for vectors of any other model there is Gallery.from_vectors."
+    )
+
+
+def recorded_model(about: About, uri: str, given: str | Path | None = None) -> Model:
+    """The model that a gallery says it was made by.
+
+    Args:
+        given: where it is now, if it was moved: a run folder, or a file of weights.
+
+    Raises:
+        UserError: it is not there any more, or is another.
+    """
+    if given is not None and not (about.kind == "pretrained" and Path(given).is_file()):
+        return model_of(given)
+    if about.kind == "run":
+        made_by = Path(about.run)
+        if not made_by.exists():
+            raise UserError(
+                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: `model=RUN`"
+            )
+        return model_of(made_by)
+    network = about.network
+    if about.kind == "pretrained" and network is not None:
+        file = Path(given or network.weights)
+        if network.weights != "imagenet" and not file.exists():
+            raise UserError(
+                f"{uri} was made by {network.name} with the weights {file}, which are not there any more. Say where"
+                " they are: `model=FILE`"
+            )
+        return Model(about.model, about.kind, None, network, lambda: _rebuilt(about, network, uri, file))
+    build = _no_module if about.kind == "module" else _no_model
+    return Model(about.model, about.kind, None, network, build, embeds=False)
+
+
+def model_of_vectors() -> Model:
+    """Of a new gallery of vectors: each is taken for vectors of a model of its own."""
+    return Model(f"vectors-{token_hex(8)}", "vectors", None, None, _no_model, embeds=False)
+
+
+def check_model(model: Model, about: About, uri: str) -> None:
+    """Refuse to compare vectors of one model with those of another. Whoever gives vectors their model is believed."""
+    if about.kind == "vectors" or model.digest == about.model:
+        return
+    made_by = describe_model(about.kind, about.run, about.network)
+    if model.run is None:
+        raise UserError(
+            f"{uri} was made by another model, {made_by}: its vectors cannot be compared with those of"
+            f" {model.describe()}. Choose another gallery, or make it again."
+        )
+    raise UserError(
+        f"{uri} was made by another model than that of {model.run.folder}, {made_by}: vectors of the two cannot be"
+        " compared."
+        f" Rebuild it: tammes index {quote(str(model.run.folder))} FOLDER --gallery {quote(uri)} --rebuild"
+    )
+
+
+def dim_of(embedder: Embedder) -> int:
+    """How many numbers its vectors have."""
+    config = embedder.config
+    return int((config.class_dim if config.embedding == "last" else None) or config.dim)
+
+
+def model_digest(run: RunFolder) -> str:
+    """A text that changes with the model of a run."""
+    names = _OF_HUB if _is_of_hub(run.folder) else _OF_RUN
+    found = sha256()
+    for name in names:
+        file = run.folder / name
+        if not file.exists():
+            raise UserError(
+                f"{run.folder} has no model of images: {name} is missing. A gallery is made by a run of images."
+            )
+        try:
+            with opened(file) as source:
+                found.update(source.read())
+        except UserError as error:
+            raise UserError(f"cannot read {file}: {error}") from None
+    return found.hexdigest()[:32]
+
+
+def trained_on(run: RunFolder) -> list[str]:
+    """The names of the classes that the model of a run was trained on."""
+    return list((run.read("classes") or {}).get("train", ()))
+
+
+def recorded_classes(about: About) -> list[str]:
+    """The names of the classes that the model of a gallery was trained on, if its run is still there."""
+    return trained_on(RunFolder(Path(about.run))) if about.run and is_run(Path(about.run)) else []
+
+
+def _is_of_hub(folder: Path) -> bool:
+    """Whether a folder is one for the hub, which is not a run but has a model."""
+    return not is_run(folder) and not (folder / _OF_RUN[0]).exists() and (folder / _OF_HUB[1]).exists()
+
+
+def _of_folder(folder: Path, build: Callable[[], Embedder] | None = None) -> Model:
+    run = RunFolder(folder) if _is_of_hub(folder) else open_finished(folder)
+    embeds = build is not None or not _needs_objects(run)
+    return Model(model_digest(run), "run", run, None, build or (lambda: load(run.folder)), embeds)
+
+
+def _needs_objects(run: RunFolder) -> bool:
+    """Whether the model of a run needs a module or a transform that only its own program has."""
+    config = run.read("embedder") or {}
+    return str(config.get("backbone", "")).startswith(OWN) or config.get("eval_transform") is not None
+
+
+def _of_embedder(embedder: Embedder) -> Model:
+    """By where it comes from, if it is still as it was there; otherwise only the program that gives it can build it."""
+    origin = embedder.origin
+    if isinstance(origin, Path) and _is_as_saved(embedder, origin):
+        return _of_folder(origin, lambda: embedder)
+    digest = _weights_digest(embedder)
+    if isinstance(origin, Network) and origin.weights != "none":
+        return Model(digest, "pretrained", None, origin, lambda: embedder)
+    own = embedder.config.backbone.removeprefix(OWN)
+    network = Network(own, size=embedder.size, pool=embedder.config.pool, form=embedder.config.form)
+    return Model(digest, "module", None, network, lambda: embedder)
+
+
+def _is_as_saved(embedder: Embedder, folder: Path) -> bool:
+    """Whether nobody has changed an embedder since it was loaded."""
+    try:
+        config, theirs = saved_embedder(folder)
+    except UserError:  # its folder is gone
+        return False
+    own = embedder.state_dict()
+    return (
+        embedder.config == config
+        and own.keys() == theirs.keys()
+        and all(torch.equal(tensor.cpu(), theirs[name]) for name, tensor in own.items())
+    )
+
+
+def _weights_digest(embedder: Embedder) -> str:
+    """A text that changes with a model that has no folder: its description and its weights."""
+    usual = EmbedderConfig("")  # what is as usual is left out: later versions may have more of it
+    config = {name: value for name, value in asdict(embedder.config).items() if value != getattr(usual, name)}
+    found = sha256(json.dumps([config, embedder.size, embedder.shorter_side]).encode())
+    for name, tensor in sorted(embedder.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
+
+
+def _rebuilt(about: About, network: Network, uri: str, file: Path) -> Embedder:
+    embedder = rebuilt(network, file)
+    if _weights_digest(embedder) != about.model:
+        raise UserError(
+            f"{uri} was made by {network.name} with other weights than {network.weights} has now, or by another version"
+            " of tammes: their vectors cannot be compared. Make the gallery again."
+        )
+    return embedder
+
+
+def _no_model() -> Embedder:
+    raise UserError(
+        "the gallery was made of vectors, and does not know the model that embeds an image. Search by vectors (a .npy,"
+        " .npz or .parquet file) or by an item (`item=KEY`); or name the model, if tammes can load it:"
+        " tammes.Gallery(path, embedder), or `model=RUN`"
+    )
+
+
+def _no_module() -> Embedder:
+    raise UserError(
+        "the gallery was made by a module that only its own program has. Open it there: tammes.Gallery(path, embedder)."
+        " Searches by vectors and by an item (`item=KEY`) need no module."
+    )

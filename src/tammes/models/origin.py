@@ -1,0 +1,45 @@
+"""Where the weights of an Embedder come from, so that it can be built again. Imports no torch."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from tammes.errors import UserError
+from tammes.io.files import opened
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network without training, and all that is needed to build it again.
+
+    Attributes:
+        name: of the backbone; of a module that only its own program has, the name of its class.
+        weights: "imagenet", or a file of weights from the root; empty for a module.
+        sha256: of that file; empty for "imagenet".
+        size: height and width of the images that it sees.
+        pool: how its last map becomes a vector.
+        form: which form of the network, of those that have several.
+    """
+
+    name: str
+    weights: str = ""
+    sha256: str = ""
+    size: int = 0
+    pool: str = "published"
+    form: str | None = None
+
+
+def file_digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    found = sha256()
+    try:
+        with opened(file) as source:
+            while block := source.read(_BLOCK):
+                found.update(block)
+    except UserError as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"no such file: {file}.") from None
+    return found.hexdigest()
