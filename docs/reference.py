@@ -26,6 +26,11 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "tammes.models.embedder.Embedder encode forward prepared save",
         "tammes.push_to_hub",
     ),
+    "Galleries": (
+        "tammes.Gallery from_vectors add search classify duplicates to_pandas",
+        "tammes.gallery.classification.SearchResult",
+        "tammes.gallery.classification.Classification",
+    ),
     "Vectors": ("tammes.evaluate", "tammes.MetricLearner fit transform score save load"),
     "Losses": ("tammes.DiscriminativeLoss", "tammes.HardDiscriminativeLoss", "tammes.losses.to_pml.DiscriminativeLoss"),
     "Centroids": ("tammes.centroids.place", "tammes.centroids.solve", "tammes.centroids.quality"),

@@ -46,7 +46,17 @@ class Gallery:
         gallery.search("query.jpg", k=10)
 
     `tammes search`, `serve`, `label`, `duplicates` and `report` work on the same gallery, and on those that
-    `tammes index` made.
+    `tammes index` made. It is opened if it is there, otherwise an empty one is made.
+
+    Args:
+        path: a folder, or s3://bucket/name, gs://…, az://…, qdrant://host:port/name.
+        embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its folder.
+            None: what the gallery says it was made by.
+        device: where a model that is loaded here runs; auto takes a GPU if there is one.
+        create: make an empty gallery where there is none, for which an embedder is needed.
+
+    Raises:
+        UserError: there is none; or another model made it, so that vectors cannot be compared.
     """
 
     def __init__(
@@ -57,18 +67,6 @@ class Gallery:
         device: Literal["auto", "cpu"] = "auto",
         create: bool = True,
     ) -> None:
-        """Open the gallery that is there, or make an empty one.
-
-        Args:
-            path: a folder, or s3://bucket/name, gs://…, az://…, qdrant://host:port/name.
-            embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its
-                folder. None: what the gallery says it was made by.
-            device: where a model that is loaded here runs; auto takes a GPU if there is one.
-            create: make an empty gallery where there is none, for which an embedder is needed.
-
-        Raises:
-            UserError: there is none; or another model made it, so that vectors cannot be compared.
-        """
         self.uri = str(path)
         self._calibrated: Threshold | None = None
         self._device: Literal["auto", "cpu"] | None = None if isinstance(embedder, Embedder) else device

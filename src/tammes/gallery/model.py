@@ -122,7 +122,8 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         made_by = Path(about.run)
         if not made_by.exists():
             raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is: `model=RUN`"
+                f"{uri} was made by {made_by}, which is not there any more. Say where the run is:"
+                " tammes.Gallery(path, RUN), or `model=RUN`"
             )
         return model_of(made_by)
     network = about.network
@@ -131,7 +132,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         if network.weights != "imagenet" and not file.exists():
             raise UserError(
                 f"{uri} was made by {network.name} with the weights {file}, which are not there any more. Say where"
-                " they are: `model=FILE`"
+                " they are: tammes.Gallery(path, FILE), or `model=FILE`"
             )
         return Model(about.model, about.kind, None, network, lambda: _rebuilt(about, network, uri, file))
     build = _no_module if about.kind == "module" else _no_model
