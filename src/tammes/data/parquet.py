@@ -49,7 +49,9 @@ def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
                 missing = "labels" if columns else "vectors"
                 raise UserError(f"{file} has no column `{missing}`; it has {', '.join(names) or 'none'}.")
             found = {
-                ours: _column(_read(source, name, file), ours, file) for ours, name in known.items() if ours != "vectors"
+                ours: _column(_read(source, name, file), ours, file)
+                for ours, name in known.items()
+                if ours != "vectors"
             }
             found["vectors"] = _stacked(source, columns, num_rows, file, lists="vectors" in known)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:

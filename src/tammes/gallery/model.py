@@ -179,7 +179,8 @@ def model_digest(run: RunFolder) -> str:
             )
         try:
             with opened(file) as source:
-                found.update(source.read())
+                while block := source.read(1 << 20):
+                    found.update(block)
         except UserError as error:
             raise UserError(f"cannot read {file}: {error}") from None
     return found.hexdigest()[:32]
