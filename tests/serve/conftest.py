@@ -130,13 +130,13 @@ def inside(state: Any, hosts: list[str] | None = None) -> Iterator[Inside]:
 
 
 @contextmanager
-def listening(state: Any) -> Iterator[Any]:
+def listening(state: Any, proxies: Any = ()) -> Iterator[Any]:
     """A server in a thread of this process, for limits that the command does not have: its `Server`."""
     from tammes.serve.server import Server as Listening
     from tammes.serve.server import listen
 
     socket, ready = listen("127.0.0.1", 0), Event()
-    server = Listening(state, "127.0.0.1", ready.set)
+    server = Listening(state, "127.0.0.1", ready.set, proxies)
     thread = Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:

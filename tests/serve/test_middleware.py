@@ -3,13 +3,15 @@
 import asyncio
 import http.client
 import json
+import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -18,10 +20,14 @@ import pytest
 from tammes.errors import UserError
 from tammes.gallery import About, Row, open_gallery
 from tammes.gallery.model import model_digest
+from tammes.gallery.trust import trust
+from tammes.serve.connections import Connections
 from tammes.serve.errors import CODES, FAULT
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import COOKIE, POLICY, cookie_of, same_token
+from tammes.serve.server import Server as Listening
+from tammes.serve.server import read_proxies
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
 from tests.serve.conftest import Inside, Server, inside, listening
@@ -31,7 +37,7 @@ TOKEN = "0123456789abcdef+/=~"
 FREE = Limits(rate=0.0)
 HEADERS = {
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
@@ -467,6 +473,7 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     about = About(model_digest(RunFolder(run)), str(run), 16, (str(root),), "2026-01-02T03:04:05")
     store = open_gallery(str(root / "gallery"), create=about)
     vector = np.eye(16, dtype=np.float32)[0]
+    trust(str(root / "gallery"), about.roots)
     store.upsert([Row(str(root / "1.png"), vector, "", 8, 8, "f", b"")])
     limits = replace(FREE, upload_bytes=1_000_000, upload_seconds=0.7, seconds=1.0, header_seconds=0.5, connections=4)
     state = ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=limits, decoders=1)
@@ -594,11 +601,7 @@ def test_what_is_no_http(strict: Any) -> None:
             connection.sendall(nonsense)
             if nonsense[0] == 0x16:
                 connection.sendall(b"\r\n\r\n")
-            status, headers, said = answer_to(connection)
-            assert (status, said["error"]) == (400, "bad_request")
-            assert said["message"] == "this is not a valid HTTP request."
-            for name, value in HEADERS.items():
-                assert headers[name] == value
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
     with raw(strict) as connection:
         connection.sendall(
             b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -609,35 +612,121 @@ def test_what_is_no_http(strict: Any) -> None:
 
 def settled(strict: Any, connections: int, seconds: float) -> bool:
     """Whether the server comes to have so many connections within a time."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        if len(strict.server_state.connections) == connections:
+    return until(lambda: len(strict.server_state.connections) == connections, seconds)
+
+
+def until(true: Callable[[], bool], seconds: float) -> bool:
+    """Whether it comes to be true within a time."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        if true():
             return True
         time.sleep(0.02)
     return False
 
 
-def test_too_many_connections(strict: Any) -> None:
+ASK = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def connected(server: Any, host: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of this machine."""
+    return socket.create_connection(server.servers[0].sockets[0].getsockname(), 10, (host, 0))
+
+
+def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> None:
     assert settled(strict, 0, 5)
-    ask = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    idle = [socket.create_connection(strict.servers[0].sockets[0].getsockname()) for _ in range(4)]
+    with connected(strict) as at_work, ExitStack() as then:
+        at_work.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
+        assert until(lambda: [each.idle_since for each in strict.connections._open.values()] == [None], 2)
+        connection = then.enter_context(raw(strict))
+        connection.sendall(ASK)
+        status, headers, said = answer_to(connection)
+        assert (status, said["error"]) == (503, "busy")
+        assert said["message"] == "too many connections at once. Try again in a moment."
+        assert headers["retry-after"] == "1"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert connection.recv(10) == b""
+    assert settled(strict, 0, 5)
+    with raw(strict) as connection:
+        connection.sendall(ASK)
+        assert answer_to(connection)[0] == 200
+
+
+@pytest.fixture
+def patient(gallery: Path) -> Iterator[Any]:
+    """A server that leaves idle connections alone for a minute: 16 of them, 4 of one address."""
+    limits = replace(FREE, header_seconds=60, connections=16)
+    with listening(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as server:
+        yield server
+
+
+def test_idle_connections_of_one_address_shut_nobody_out(patient: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    idle = [connected(patient, "127.0.0.1") for _ in range(40)]
     try:
-        assert settled(strict, 4, 2)
-        with raw(strict) as connection:
-            connection.sendall(ask)
-            status, headers, said = answer_to(connection)
-            assert (status, said["error"]) == (503, "busy")
-            assert said["message"] == "too many connections at once. Try again in a moment."
-            assert headers["retry-after"] == "1"
-            assert headers["x-content-type-options"] == "nosniff"
-            assert connection.recv(10) == b""
+        for each in idle[20:]:
+            with suppress(OSError):  # closed as too many
+                each.sendall(ASK)
+        assert settled(patient, 4, 5)
+        for host in ("127.0.0.2", "127.0.0.1"):
+            with connected(patient, host) as other:
+                other.sendall(ASK)
+                assert answer_to(other)[0] == 200
     finally:
         for each in idle:
             each.close()
-    assert settled(strict, 0, 2)
-    with raw(strict) as connection:
-        connection.sendall(ask)
-        assert answer_to(connection)[0] == 200
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "connections of 127.0.0.1 at once" in lines[0]
+
+
+def test_idle_connections_of_many_addresses_give_way(patient: Any) -> None:
+    idle = [connected(patient, f"127.0.1.{number}") for number in range(1, 41)]
+    try:
+        assert settled(patient, 16, 5)
+        with connected(patient, "127.0.0.2") as other:
+            other.sendall(ASK)
+            assert answer_to(other)[0] == 200
+    finally:
+        for each in idle:
+            each.close()
+
+
+def test_connections_of_a_proxy_are_those_of_many() -> None:
+    limits = replace(FREE, connections=16)
+    found = []
+    for proxies in ([], read_proxies("127.0.0.0/8, ::1")):
+        connections = Connections(limits, proxies)
+        for number in range(10):
+            new = Mock(address=("127.0.0.1", number), host="127.0.0.1", idle_since=float(number), refused=False)
+            assert connections.admit(new)
+        found.append(len(connections))
+    assert found == [4, 10]
+
+
+@pytest.mark.parametrize("wrong", ["*", "example.org", "10.0.0.1/8", "127.0.0.1,x"])
+def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
+    with pytest.raises(UserError, match=f"--proxy {re.escape(wrong)}.*127.0.0.1"):
+        read_proxies(wrong)
+
+
+@pytest.mark.parametrize(("proxies", "statuses"), [(None, [200, 429]), ("127.0.0.1", [200, 200])])
+def test_who_a_proxy_says_a_client_is_counts_only_of_one_that_was_named(
+    proxies: str | None, statuses: list[int], gallery: Path
+) -> None:
+    state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=0.2, burst=5), decoders=1)
+    with listening(state, read_proxies(proxies)) as server:
+        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/api/count"
+        asked = [httpx.get(address, headers={"X-Forwarded-For": f"10.0.0.{n}"}).status_code for n in (1, 2)]
+    assert asked == statuses
+
+
+def test_what_goes_wrong_outside_of_a_request_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    connections, error = Connections(FREE), OSError(24, "Too many open files")
+    loop = Mock(spec=asyncio.AbstractEventLoop)
+    for _ in range(1000):
+        connections.handle_exception(loop, {"message": "socket.accept() out of system resource", "exception": error})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Too many open files" in line
 
 
 def test_a_client_that_does_not_take_in_its_answer_is_cut_off(strict: Any) -> None:
@@ -729,16 +818,38 @@ def test_wrong_tokens_are_counted_too(gallery: Path) -> None:
     assert tried == [401, 401, 401, 429, 429]
 
 
-def test_a_page_of_another_site_may_not_send_pictures(here: Inside) -> None:
-    for said, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
-        assert here.post("/api/search", content=png(), headers={"Sec-Fetch-Site": said}).status_code == status
+OTHER, OWN = "https://evil.example", "http://127.0.0.1"
 
 
-def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path) -> None:
-    from tammes.serve.server import _config
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "null"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": OTHER}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": f"{OWN}:8080"}, 403),
+        ({"Origin": OWN}, 200),
+        ({}, 200),
+    ],
+    ids=str,
+)
+def test_a_page_of_another_site_may_not_send_pictures(here: Inside, headers: dict[str, str], status: int) -> None:
+    assert here.post("/api/search", content=png(), headers=headers).status_code == status
 
-    for token, hosts in ((None, {"localhost", "127.0.0.1", "::1"}), (TOKEN, None)):
+
+def test_a_page_of_another_site_may_lead_here(here: Inside) -> None:
+    assert here.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+    assert here.get("/api/count", headers={"Origin": OTHER}).status_code == 403
+
+
+def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[set[str] | None] = []
+    monkeypatch.setattr("tammes.serve.server.application", lambda _, hosts: known.append(hosts) or Mock())
+    for token in (None, TOKEN):
         state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token=token, decoders=1)
-        middleware: Any = _config(state, "127.0.0.1").app
-        assert middleware._hosts == hosts
+        Listening(state, "127.0.0.1", Mock())
         state.gallery.close()
+    assert known == [{"localhost", "127.0.0.1", "::1"}, None]

@@ -47,6 +47,9 @@ class Serve:
     """The same, from the first line of a file: other users of this machine do not see it."""
     model: Annotated[Path | None, optional("RUN|FILE")] = None
     """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
+    proxy: Annotated[str | None, optional("ADDRESS,…")] = None
+    """Where a proxy in front of the server connects from, such as 127.0.0.1: from there alone X-Forwarded-For and
+    X-Forwarded-Proto are believed, so that limits count for its clients and not for the proxy."""
     trust_roots: bool = False
     """Serve the files of all folders that the gallery names, also of those that were not indexed into it by you on this
     machine; remembered in your own configuration."""
@@ -68,7 +71,15 @@ def serve(config: Serve) -> None:
     """Serve until it is stopped."""
     try:
         from tammes.serve.limits import Limits
-        from tammes.serve.server import address_of, check_address, listen, open_sources, read_token, run_server
+        from tammes.serve.server import (
+            address_of,
+            check_address,
+            listen,
+            open_sources,
+            read_proxies,
+            read_token,
+            run_server,
+        )
         from tammes.serve.state import ServerState
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tammes"):
@@ -76,6 +87,7 @@ def serve(config: Serve) -> None:
         raise UserError(f"serving needs {error.name}: pip install 'tammes[web]'") from None
     token = read_token(config.token, config.token_file)
     check_address(config.host, token)
+    proxies = read_proxies(config.proxy)
     limits = Limits(
         upload_bytes=_millions(config.max_upload), upload_pixels=_millions(config.max_pixels), rate=config.rate
     ).with_room_for_its_pixels()
@@ -84,7 +96,7 @@ def serve(config: Serve) -> None:
         gallery, folders = open_sources(config.what, config.model, config.device, trust_roots=config.trust_roots)
         state = ServerState(gallery, folders, limits, token=token)
         address = address_of(listening)
-        stopped_by = run_server(state, listening, config.host, lambda: _ready(config, gallery, address))
+        stopped_by = run_server(state, listening, config.host, lambda: _ready(config, gallery, address), proxies)
     finally:
         listening.close()
     print("stopped.", file=sys.stderr)

@@ -34,7 +34,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # without one, browsers would not say which page sends a form
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
@@ -124,7 +124,7 @@ class RequestMiddleware:
             raise RequestError(
                 401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
             )
-        if request.method == "POST" and request.headers.get("sec-fetch-site") == "cross-site":
+        if _of_another_site(request):
             raise RequestError(403, "a page of another site may not send anything here.")
 
     def _has_token(self, request: Request) -> bool:
@@ -270,6 +270,15 @@ def same_token(given: str, token: str) -> bool:
 def cookie_of(token: str) -> str:
     """What a browser keeps: the token does not follow from it."""
     return hmac.new(token.encode(), b"tammes-cookie", "sha256").hexdigest()
+
+
+def _of_another_site(request: Request) -> bool:
+    """Whether a browser says that a page of another site sends this. A link there that leads here is no such thing."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return request.method not in ("GET", "HEAD") and site not in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is not None and origin.lower().partition("://")[2] != request.headers.get("host", "").lower()
 
 
 def _host(request: Request) -> str:

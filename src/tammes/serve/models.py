@@ -1,8 +1,8 @@
 """The JSON of the API, as pydantic models. The pages show the same `Item` and `Neighbour`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 
 class ErrorModel(BaseModel):
@@ -60,11 +60,11 @@ class VectorModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)  # neither true nor "3" is a number
 
-    vector: list[float] = Field(
+    vector: Annotated[list[float], FailFast()] = Field(
         description="As many numbers as the gallery's vectors have; it is normalised.", min_length=1, max_length=65536
     )
     k: int = Field(8, ge=1, le=200)
-    label: str | None = Field(None, description="Among images of this class only.")
+    label: str | None = Field(None, description="Among images of this class only.", max_length=1000)
     exact: bool = Field(False, description="Compare with every image, also where there is an index.")
 
 

@@ -101,7 +101,7 @@ class Rows:
     def real_label(self, name: str) -> str:
         """The label in the store of a class, by its name as it is shown; an error if there is no such class."""
         if name not in self._real_label:
-            raise RequestError(404, f"the gallery has no class {name!r}. GET /api/classes lists the classes.")
+            raise RequestError(404, "the gallery has no class of that name. GET /api/classes lists the classes.")
         return self._real_label[name]
 
     def class_size(self, name: str) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import ipaddress
-import json
 import logging
 import signal
 import socket
@@ -10,20 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from tammes.errors import UserError
 from tammes.gallery.trust import trust
 from tammes.io.console import printable, say, working
 from tammes.serve.app import application
-from tammes.serve.errors import CODES
+from tammes.serve.connections import Connections
 from tammes.serve.gallery import GalleryWatcher
-from tammes.serve.limits import Limits
-from tammes.serve.middleware import HEADERS, busy
 from tammes.serve.reports import has_reports
 from tammes.serve.state import ServerState
 
@@ -140,16 +136,21 @@ def address_of(listening: socket.socket) -> str:
 
 
 def run_server(
-    state: ServerState, listening: socket.socket, host: str, ready: Callable[[], None] = lambda: None
+    state: ServerState,
+    listening: socket.socket,
+    host: str,
+    ready: Callable[[], None] = lambda: None,
+    proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = (),
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; requests under way are finished first. Returns the signal that ended it.
 
     Args:
         ready: called when requests are answered.
+        proxies: whose word is taken for who a client is (X-Forwarded-For).
     """
     from threadpoolctl import threadpool_limits
 
-    server = Server(state, host, ready)
+    server = Server(state, host, ready, proxies)
     # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
     with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # uvicorn's way to say that it has not started
         server.run(sockets=[listening])
@@ -158,33 +159,56 @@ def run_server(
     return server.signal
 
 
-def _config(state: ServerState, host: str) -> uvicorn.Config:
-    # Who has the token may use any name, such as that of a proxy.
-    hosts = {*_LOOPBACK, host} if is_loopback(host) and state.token is None else None
-    return uvicorn.Config(
-        application(state, hosts=hosts),
-        http=_protocol(state.limits),
-        ws="none",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=int(state.limits.header_seconds) or 1,
-        timeout_graceful_shutdown=int(state.limits.seconds + state.limits.upload_seconds),
-    )
+def read_proxies(text: str | None) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """The addresses and networks of proxies, from a list with commas."""
+    try:
+        return [ipaddress.ip_network(each.strip()) for each in (text or "").split(",") if each.strip()]
+    except ValueError as error:
+        raise UserError(
+            f"--proxy {text}: {error}. Give the addresses that proxies connect from, such as 127.0.0.1 or 10.0.0.0/8."
+        ) from None
 
 
 class Server(uvicorn.Server):
     """Calls `ready` when it answers, and remembers the signal that ended it."""
 
-    def __init__(self, state: ServerState, host: str, ready: Callable[[], None]) -> None:
-        super().__init__(_config(state, host))
+    def __init__(
+        self,
+        state: ServerState,
+        host: str,
+        ready: Callable[[], None],
+        proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = (),
+    ) -> None:
+        # Who has the token may use any name, such as that of a proxy.
+        hosts = {*_LOOPBACK, host} if is_loopback(host) and state.token is None else None
+        app: Any = application(state, hosts=hosts)
+        if proxies:
+            app = ProxyHeadersMiddleware(app, [str(each) for each in proxies])
+        self.connections = Connections(state.limits, proxies)
+        config = uvicorn.Config(
+            self.connections.around(app),
+            http="h11",
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # whatever the environment says: those of `proxies` alone are believed
+            timeout_keep_alive=int(state.limits.header_seconds) or 1,
+            timeout_graceful_shutdown=int(state.limits.seconds + state.limits.upload_seconds),
+        )
+        config.load()
+        config.http_protocol_class = cast(
+            "type[asyncio.Protocol]", self.connections.protocol(config.http_protocol_class)
+        )
+        super().__init__(config)
         # What is wrong with a form is told to who sent it; an untrusted client does not write into our log.
         logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
         self._ready = ready
         self.signal = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.connections.handle_exception)
         await super().startup(sockets)
         if self.started:
             self._ready()
@@ -204,68 +228,3 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _protocol(limits: Limits) -> type[H11Protocol]:
-    whole = limits.upload_seconds + limits.seconds + limits.header_seconds
-
-    class Protocol(H11Protocol):
-        """A connection with limits on the time to send a request and to receive the answer."""
-
-        _silent: asyncio.TimerHandle | None = None
-        _late: asyncio.TimerHandle | None = None
-        _answered: RequestResponseCycle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                self.app = busy
-            self._watch()
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            self._watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            _cancel(self._silent)
-            _cancel(self._late)
-            super().connection_lost(exc)
-
-        def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-            content = json.dumps({"error": CODES[400], "message": "this is not a valid HTTP request."}).encode()
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
-            events: tuple[h11.Event, ...] = (
-                h11.Response(status_code=400, reason=b"Bad Request", headers=[*{**HEADERS, **headers}.items()]),
-                h11.Data(data=content),
-                h11.EndOfMessage(),
-            )
-            for event in events:
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-
-        def _watch(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
-                _cancel(self._silent)
-                self._silent = None
-                if self._answered is not self.cycle:
-                    self._answered = self.cycle
-                    _cancel(self._late)
-                    self._late = self.loop.call_later(whole, self._cut_off, self.cycle)
-            elif self._silent is None:
-                self._silent = self.loop.call_later(limits.header_seconds, self._give_up)
-
-        def _give_up(self) -> None:
-            self._silent = None
-            if not self.transport.is_closing():
-                self.transport.close()
-
-        def _cut_off(self, cycle: RequestResponseCycle) -> None:
-            if not cycle.response_complete or self.transport.is_closing():
-                self.transport.abort()  # without waiting for what the client has not received yet
-
-    return Protocol
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
