@@ -25,6 +25,7 @@ from tammes.gallery import open_gallery
 from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
 from tammes.gallery.lance import LanceGallery
+from tammes.gallery.model import model_of
 from tammes.gallery.threshold import Threshold, calibrated, stored_threshold
 from tammes.gallery.update import Update, update
 from tammes.metrics import evaluate
@@ -361,7 +362,7 @@ def test_folders_that_are_indexed_at_once_are_all_remembered(
     gallery, folders = str(tmp_path / "gallery"), [own / f"class {number}" for number in range(4)]
     main(["index", str(run), str(folders[0]), "--gallery", gallery])
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda folder: update(Update(gallery, run, (folder,)), on="cpu"), folders[1:]))
+        list(pool.map(lambda folder: update(Update(gallery, model_of(run), (folder,)), on="cpu"), folders[1:]))
     assert sorted(open_gallery(gallery).about.roots) == [str(folder) for folder in folders]
     said = refused(capsys, "index", str(run), str(folders[0]), "--gallery", gallery, "--rebuild")
     assert all(str(folder) in said for folder in folders[1:])
@@ -374,7 +375,7 @@ def test_a_folder_is_remembered_before_its_first_image(
     main(["index", str(run), str(own / "class 0"), "--gallery", gallery])
     monkeypatch.setattr("tammes.gallery.indexing.index", Mock(side_effect=RuntimeError("killed")))
     with pytest.raises(RuntimeError, match="killed"):
-        update(Update(gallery, run, (own / "class 1",)), on="cpu")
+        update(Update(gallery, model_of(run), (own / "class 1",)), on="cpu")
     assert str(own / "class 1") in open_gallery(gallery).about.roots
 
 

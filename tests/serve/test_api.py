@@ -520,7 +520,7 @@ def test_a_body_is_bounded_before_it_is_validated(
     body: str, status: int, message: str, made: Callable[..., Inside], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong: list[int] = []
-    monkeypatch.setattr("tammes.serve.app.validation_message", lambda all_: wrong.append(len(all_)) or said_of(all_))
+    monkeypatch.setattr("tammes.serve.app.validation_message", lambda all_: wrong.append(len(all_)) or said_of(all_))  # type: ignore[func-returns-value]
     answer = made([]).post("/api/search/vector", content=body, headers={"Content-Type": "application/json"})
     assert message in refused(answer, status)
     assert "xxx" not in answer.text

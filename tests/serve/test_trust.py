@@ -10,7 +10,7 @@ import pytest
 
 from tammes.errors import UserError
 from tammes.gallery import About, Row, open_gallery
-from tammes.gallery.gallery import model_digest
+from tammes.gallery.model import model_digest, model_of
 from tammes.gallery.trust import _SAID_HERE, trust, trusted_roots
 from tammes.gallery.update import Update, update
 from tammes.io.environment import config_folder
@@ -79,7 +79,7 @@ def test_a_gallery_of_somebody_else_hands_out_no_file_until_the_user_says_so(
 
 def test_what_one_indexes_is_trusted_and_a_copy_of_it_elsewhere_is_not(run: Path, secret: Path, tmp_path: Path) -> None:
     mine, roots = str(tmp_path / "mine"), [str(secret.parent)]
-    update(Update(mine, run, (secret.parent,)), on="cpu")
+    update(Update(mine, model_of(run), (secret.parent,)), on="cpu")
     assert trusted_roots(mine, roots) == [secret.parent]
     assert trusted_roots(mine, ["/"]) == []
     shutil.copytree(mine, tmp_path / "copy")
@@ -91,11 +91,11 @@ def test_adding_to_a_gallery_of_somebody_else_trusts_only_what_is_added(
 ) -> None:
     added = tmp_path / "added"
     shutil.copytree(photos, added)
-    update(Update(theirs, run, (added,), labelled=False), on="cpu")
+    update(Update(theirs, model_of(run), (added,), labelled=False), on="cpu")
     assert trusted_roots(theirs, ["/", str(added)]) == [added]
-    update(Update(theirs, run, (added,), labelled=False, trust_roots=True), on="cpu")
+    update(Update(theirs, model_of(run), (added,), labelled=False, trust_roots=True), on="cpu")
     assert trusted_roots(theirs, ["/", str(added)]) == [Path("/"), added]
-    update(Update(theirs, run, (added,), rebuild=True, empty_folders=True), on="cpu")
+    update(Update(theirs, model_of(run), (added,), rebuild=True, empty_folders=True), on="cpu")
     assert trusted_roots(theirs, ["/", str(added)]) == [added]
 
 

@@ -12,13 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NotRequired
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, PositiveInt
 from typing_extensions import TypedDict
 
 from tammes.benchmark.plan import Method, Plan, describe_options, slug
 from tammes.errors import UserError
 from tammes.io.files import check_no_links, lock, open_inside, write_atomically
-from tammes.io.schema import Positive, checked, read_json
+from tammes.io.schema import checked, read_json
 from tammes.training.run_schema import BesideRecall, Line, Measures
 
 SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
@@ -67,7 +67,7 @@ class Options(TypedDict):
     train: str | None
     views: int | None
     dim: int | None
-    epochs: Positive
+    epochs: PositiveInt
     batch_size: int | None
     mirror: bool | None
     shift: int | None

@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NotRequired
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, PositiveInt
 from typing_extensions import TypedDict
 
 from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
 from tammes.benchmark.plan import Method, Plan, describe_options
 from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
-from tammes.io.schema import Positive, read_json
+from tammes.io.schema import read_json
 from tammes.losses import WITH_CENTROIDS
 from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.run_schema import Line, Measures
@@ -384,7 +384,7 @@ class _Row(TypedDict):
 
 
 class _Epochs(TypedDict, total=False):
-    epochs: Positive
+    epochs: PositiveInt
 
 
 class _Cell(TypedDict):

@@ -11,7 +11,6 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from pydantic import PositiveInt as Positive  # noqa: F401 - for those who declare shapes
 from pydantic import TypeAdapter, ValidationError
 
 from tammes.errors import UserError

@@ -2,10 +2,8 @@
 
 from typing import Any, NotRequired
 
-from pydantic import FiniteFloat
+from pydantic import FiniteFloat, PositiveInt
 from typing_extensions import TypedDict
-
-from tammes.io.schema import Positive
 
 
 class Config(TypedDict, total=False):
@@ -74,7 +72,7 @@ class Verdict(TypedDict):
 class Candidates(TypedDict):
     """What has been measured on the validation classes so far, as `tammes.training.verdict.Candidates` has it."""
 
-    queries: list[Positive]
+    queries: list[PositiveInt]
     right: dict[str, list[float]]
     kept: str
 
@@ -101,7 +99,7 @@ class Results(TypedDict, total=False):
 class CentroidSlots(TypedDict):
     """Which centroid each class has, where these are more than the classes."""
 
-    number: Positive
+    number: PositiveInt
     of: dict[str, int]
     old: list[str]
 
@@ -163,8 +161,8 @@ class Network(TypedDict):
     """What a report says of the network; who loads it knows better."""
 
     backbone: str
-    dim: Positive
-    class_dim: NotRequired[Positive | None]
+    dim: PositiveInt
+    class_dim: NotRequired[PositiveInt | None]
     pool: NotRequired[str]
 
 
