@@ -165,7 +165,7 @@ def read_proxies(text: str | None) -> list[ipaddress.IPv4Network | ipaddress.IPv
         return [ipaddress.ip_network(each.strip()) for each in (text or "").split(",") if each.strip()]
     except ValueError as error:
         raise UserError(
-            f"--proxy {text}: {error}. Give the addresses that proxies connect from, such as 127.0.0.1 or 10.0.0.0/8."
+            f"`proxy={text}`: {error}. Give the addresses that proxies connect from, such as 127.0.0.1 or 10.0.0.0/8."
         ) from None
 
 
