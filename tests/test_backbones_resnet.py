@@ -116,9 +116,9 @@ def test_a_file_that_does_not_say_its_form_is_refused_until_it_is_said(tmp_path:
 @pytest.mark.parametrize(
     ("name", "weights", "message"),
     [
-        ("resnet18", "none", "--weights-form is for resnet50, resnet101, resnet152, not for resnet18"),
+        ("resnet18", "none", "`weights_form` is for resnet50, resnet101, resnet152, not for resnet18"),
         ("torchvision:resnet50", "none", "not for torchvision:resnet50"),
-        ("resnet50", "imagenet", "leave out --weights-form keras"),
+        ("resnet50", "imagenet", "leave out `weights_form='keras'`"),
     ],
 )
 def test_a_form_that_there_is_not(name: str, weights: str, message: str) -> None:

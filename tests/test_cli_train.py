@@ -165,7 +165,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
     assert results["trained"]["recall_at_1"] >= 0
     again = refused(capsys, "train", str(photos), "--out", str(out), *SMALL)
     assert f"{out} is a run already" in again
-    assert f"--resume {out}, replace it with --overwrite, or choose another --out." in again
+    assert f"--resume {out}), replace it with --overwrite, or choose another --out." in again
     assert "has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
 
 
@@ -182,7 +182,10 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
         (["--init", "pca", "--init-from", "x"], "--init-from says what the layers start from: leave out --init."),
         (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
-        (["--views", "2"], "--views says of how many crops activations are kept: it is for --train top or head."),
+        (
+            ["--views", "2"],
+            "--views says of how many crops activations are kept: it is for --train top or --train head.",
+        ),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
         (["--weights", "imagenet"], "conv4 has no ImageNet weights"),
         (["--weights", "nowhere.safetensors"], "nowhere.safetensors"),

@@ -239,7 +239,7 @@ OF_WHAT_WAS_MADE = [
     ("train glyphs --resume run", "--resume takes the run's own options: leave out DATA.\n"),
     ("train --resume run", "run has finished: nothing is left to do. See it: tammes evaluate run\n"),
     ("train photos --continue-from softmax --out new", "softmax was trained with --loss softmax, which has no "),
-    ("train photos --out run", "run is a run already. Continue it with --resume run, replace it with --overwrite, or"),
+    ("train photos --out run", "run is a run already. Resume it (tammes train --resume run), replace it with --o"),
     ("train photos --out some", "some exists and is not a run. Please choose another --out.\n"),
     ("train t.csv --out new", "t.csv, line 2: the path is empty.\n"),
     ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn here.\n"),

@@ -408,7 +408,7 @@ def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
         ([*ASKED, *MINED, "epsilon=1"], "unknown option of DistanceWeightedMiner 'epsilon'. Known: cutoff, nonzero"),
         ([*ASKED, "--centroids", "place"], "--centroids is for --loss "),
         ([*ASKED, "--embedding", "last"], "--loss pml:ProxyAnchorLoss is computed on the embedding, without a class"),
-        (["--miner", "pml:BatchHardMiner"], "`miner` is for a loss of pytorch-metric-learning"),
+        (["--miner", "pml:BatchHardMiner"], "--miner is for a loss of pytorch-metric-learning"),
         (["--loss", "pml:CrossBatchMemory"], "pml:CrossBatchMemory cannot be used for training: it goes around a loss"),
     ],
 )

@@ -3,18 +3,21 @@
 Nothing in it is guessed at: a key that is not known, or a value of the wrong kind, is an error that names it.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
+
+from pydantic import ValidationError
 
 from tammes.benchmark.published import published_row, published_table
 from tammes.errors import UserError, check_seed, shown
 from tammes.io.files import read_text
+from tammes.io.schema import adapter, problem
 from tammes.losses import Method as Loss
 from tammes.training.config import command_of
 from tammes.training.objectives import METHODS, find_method, find_miner
@@ -28,21 +31,8 @@ LAYERS = ("penultimate", "last")
 QUARTERS = (0, 1, 2, 3)
 # What must be the same for every method, or the table compares something else.
 FOR_ALL = {
-    *(
-        "backbone",
-        "weights",
-        "train",
-        "cut",
-        "views",
-        "pool",
-        "dim",
-        "epochs",
-        "mirror",
-        "shift",
-        "precision",
-        "device",
-    ),
-    *("test_classes", "val_classes", "skip_bad", "curve"),
+    *("backbone", "weights", "train", "cut", "views", "pool", "dim", "epochs", "mirror", "shift", "precision"),
+    *("device", "test_classes", "val_classes", "skip_bad", "curve"),
 }
 # What is said in another place.
 ELSEWHERE = {
@@ -436,7 +426,7 @@ class _Reader:
     def of(self, given: dict[str, Any], key: str, kind: Any, *, default: Any, where: str = "") -> Any:
         if key not in given:
             if default is MISSING:
-                raise UserError(f"{self.file}: {where}{key} is missing: {_describe_kind(kind)}.")
+                raise UserError(f"{self.file}: {where}{key} is missing.")
             return default
         return self.value(key, given[key], kind, where)
 
@@ -453,10 +443,12 @@ class _Reader:
         return found
 
     def value(self, key: str, value: Any, kind: Any, where: str) -> Any:
-        try:
-            return fitting(value, kind)
-        except TypeError:
-            raise UserError(f"{self.file}: {where}{key} must be {_describe_kind(kind)}, got {value!r}.") from None
+        if str in (kind, *get_args(kind)) and type(value) in (int, float):  # as in val-classes = 0.2
+            value = str(value)
+        try:  # as JSON, in which a list may be a tuple; a date, which TOML has too, is none of our kinds
+            return adapter(kind).validate_json(json.dumps(value, default=lambda date: {"date": str(date)}), strict=True)
+        except ValidationError as error:
+            raise UserError(f"{self.file}: {where}{problem(error, value, key)}.") from None
 
     def seed(self, what: str, value: int) -> None:
         self.named(lambda: check_seed(what, value, bits=64))
@@ -471,46 +463,3 @@ class _Reader:
 
 def _word(key: str) -> str:
     return key.replace("-", "_")
-
-
-def fitting(value: Any, kind: Any) -> Any:
-    """The value as that kind, or TypeError; a number may stand for a text, as in `val-classes = 0.2`."""
-    if kind is Any:
-        return value
-    if get_origin(kind) in (Union, UnionType):
-        for each in get_args(kind):
-            if each is not NoneType:
-                return fitting(value, each)
-    if get_origin(kind) is tuple:
-        if isinstance(value, list):
-            return tuple(fitting(each, get_args(kind)[0]) for each in value)
-    elif get_origin(kind) is Literal:
-        if value in get_args(kind) and not isinstance(value, bool):
-            return value
-    elif kind is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif kind is str:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return str(value)
-    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    raise TypeError
-
-
-def _describe_kind(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        return next(_describe_kind(each) for each in get_args(kind) if each is not NoneType)
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(each) for each in get_args(kind))
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        dict: "a table",
-        tuple[str, ...]: "a list of texts",
-        tuple[int, ...]: "a list of whole numbers",
-        list: "tables [[…]]",
-    }
-    return words.get(kind, str(kind))

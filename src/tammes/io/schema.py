@@ -18,7 +18,7 @@ from tammes.io.files import opened
 from tammes.io.limits import TEXT
 
 _DIGITS = 20  # of a whole number, at the most, as of all that we write
-_adapter = cache(TypeAdapter)
+adapter = cache(TypeAdapter)
 _WORDS = {  # what must stand there, where pydantic speaks of Python
     **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
     **dict.fromkeys(("dict_type", "dataclass_type", "model_type", "mapping_type"), "an object"),
@@ -64,24 +64,31 @@ def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
 
 def checked(value: Any, shape: Any, what: str, advice: str) -> Any:
     """The value as it is, which has the shape."""
-    try:
-        # As JSON, in which a list may be a tuple; a name that is not Unicode is a text too.
-        content = json.dumps(value, ensure_ascii=False, allow_nan=not is_dataclass(shape)).encode(errors="replace")
-        _adapter(shape).validate_json(content, strict=True)
+    built(value, shape, what, advice, names="replace")
+    return value
+
+
+def built(value: Any, shape: Any, what: str, advice: str, *, names: str = "surrogatepass") -> Any:
+    """What the shape makes of a value: an instance of a dataclass, a list as a tuple where it says so.
+
+    Args:
+        names: what becomes of texts that are not Unicode.
+    """
+    unknown = set(value) - {each.name for each in fields(shape)} if is_dataclass(shape) and type(value) is dict else ()
+    if unknown:
+        raise UserError(f"{what}: {min(unknown)} is not known to this version of tammes. {advice}")
+    try:  # as JSON, in which a list may be a tuple
+        content = json.dumps(value, ensure_ascii=False, allow_nan=not is_dataclass(shape)).encode(errors=names)
+        return adapter(shape).validate_json(content, strict=True)
     except ValidationError as error:
         raise UserError(f"{what}: {problem(error, value)}. {advice}") from None
     except ValueError:
         raise UserError(f"{what}: every number in it must be finite. {advice}") from None
-    unknown = set(value) - {each.name for each in fields(shape)} if is_dataclass(shape) else ()
-    if unknown:
-        raise UserError(f"{what}: {min(unknown)} is not known to this version. {advice}")
-    return value
 
 
-def problem(error: ValidationError, value: Any) -> str:
+def problem(error: ValidationError, value: Any, name: str = "") -> str:
     """The first thing that is wrong with a value, in our words: where, what is right, what is there."""
-    first = error.errors(include_url=False)[0]
-    name, at = "", value
+    first, at = error.errors(include_url=False)[0], value
     for part in first["loc"]:  # which also says by which kind of several a value was read
         if isinstance(at, dict) and part in at:
             name, at = f"{name}.{part}".lstrip("."), at[part]
@@ -89,6 +96,8 @@ def problem(error: ValidationError, value: Any) -> str:
             name, at = f"{name or 'it'}[{part}]", at[part]
     if first["type"] == "missing":
         return f"{name}.{first['loc'][-1]} is missing".lstrip(".")
+    if first["type"] == "value_error":  # of a check of our own
+        return str(first["ctx"]["error"]).rstrip(".")
     right = _WORDS.get(first["type"], first["msg"].removeprefix("Input should be "))
     return f"{name or 'it'} must be {right}, got {shortened(at)}"
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
 from PIL import Image
+from pydantic import PositiveInt
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from tammes.geometry import normalise
 from tammes.io.files import write_atomically
 from tammes.io.hub import ADDRESS, fetched
 from tammes.io.machine import images_at_once
-from tammes.io.schema import read_json
+from tammes.io.schema import built, read_json
 from tammes.io.tensor_files import read_tensors, shapes, write_tensors
 from tammes.models.backbones import backbone as find_backbone
 from tammes.models.backbones import check_weights
@@ -36,6 +37,7 @@ from tammes.models.pooling import Pool
 from tammes.models.whitening import directions
 
 Embedding = Literal["penultimate", "last"]
+_ADVICE = "Put back the file that was written with the weights."
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,15 @@ class EmbedderConfig:
 
     backbone: str
     dim: int = 256
-    class_dim: int | None = None
+    class_dim: PositiveInt | None = None
     embedding: Embedding = "penultimate"
     pool: Pool = "published"
-    heads: tuple[int, ...] = ()
+    heads: tuple[PositiveInt, ...] = ()
     head_weights: tuple[float, ...] = ()
     depths: tuple[str, ...] = ()
     form: Form | None = None
-    size: int | None = None
-    shorter_side: int | None = None
+    size: PositiveInt | None = None
+    shorter_side: PositiveInt | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     eval_transform: str | None = None
@@ -414,41 +416,13 @@ def _built(
 
 
 def _json(file: Path) -> Any:
-    return read_json(file, Any, "Put back the file that was written with the weights.")
+    return read_json(file, Any, _ADVICE)
 
 
 def _config(given: Any, file: Path, embedding: Embedding | None) -> EmbedderConfig:
-    """What a file says of the network; it may be a stranger's, so nothing in it is taken on trust."""
-    kinds: dict[str, Callable[[Any], bool]] = {
-        "backbone": lambda each: isinstance(each, str),
-        "dim": lambda each: type(each) is int,
-        "class_dim": lambda each: each is None or (type(each) is int and each >= 1),
-        "embedding": lambda each: each in get_args(Embedding),
-        "pool": lambda each: each in get_args(Pool),
-        "heads": lambda each: isinstance(each, list) and all(type(size) is int and size >= 1 for size in each),
-        "head_weights": lambda each: isinstance(each, list) and all(type(size) in (int, float) for size in each),
-        "depths": lambda each: isinstance(each, list) and all(isinstance(name, str) for name in each),
-        "form": lambda each: each is None or each in get_args(Form),
-        "size": lambda each: each is None or (type(each) is int and each >= 1),
-        "shorter_side": lambda each: each is None or (type(each) is int and each >= 1),
-        "mean": lambda each: isinstance(each, list) and all(type(one) in (int, float) for one in each),
-        "std": lambda each: isinstance(each, list) and all(type(one) in (int, float) for one in each),
-        "eval_transform": lambda each: each is None or isinstance(each, str),
-    }
-    if not isinstance(given, dict) or "backbone" not in given:
-        raise UserError(f"{file} does not describe a network.")
-    for name, value in given.items():
-        if name not in kinds:
-            raise UserError(f"{file} was made by another version: {name!r} is not known here.")
-        if not kinds[name](value):
-            raise UserError(f"{file}: {name} cannot be {value!r}.")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    try:
-        return EmbedderConfig(**(given if embedding is None else given | {"embedding": embedding}))
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{file}: {error}.") from None
+    """What a file says of the network; it may be untrusted, so nothing in it is taken on trust."""
+    found: EmbedderConfig = built(given, EmbedderConfig, str(file), _ADVICE)
+    return found if embedding is None else replace(found, embedding=embedding)
 
 
 def _check_sizes(config: EmbedderConfig, found: dict[str, tuple[int, ...]], file: Path) -> None:

@@ -8,16 +8,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, SkipValidation, TypeAdapter, ValidationError
+from pydantic import ConfigDict, SkipValidation
 from torch import nn
 
 from tammes.data import is_omniglot
 from tammes.data.objects import OBJECTS
 from tammes.errors import UserError, check_seed
 from tammes.io.console import say
-from tammes.io.files import opened
-from tammes.io.limits import TEXT
 from tammes.io.machine import has_gpu, multiplies_bfloat16
+from tammes.io.schema import built, read_json
 from tammes.losses import WITH_CENTROIDS, Method, find_miner
 from tammes.models.backbones.module import of_module
 from tammes.models.backbones.weights import form_of
@@ -69,7 +68,7 @@ class TrainConfig:
         objects: what was given as Python objects; not a part of config.json.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     data: str
     out: Path
@@ -371,22 +370,8 @@ def load_config(run: RunFolder) -> TrainConfig:
 
 def read_config(run: RunFolder, kind: type) -> Any:
     """What config.json says, which may be untrusted, as a configuration of that kind."""
-    file = run.folder / "config.json"
-    with opened(file, TEXT) as source:
-        content = source.read()
-    try:
-        found: Any = TypeAdapter(kind).validate_json(content, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(each) for each in first["loc"][:1]) or "the file"
-        if first["type"] == "unexpected_keyword_argument":
-            raise UserError(
-                f"{run.folder} was made by another version: its option {name!r} is not known here."
-            ) from None
-        if first["type"] == "missing":
-            raise UserError(f"{file}: {name} is missing. {run.advice('config')}") from None
-        raise UserError(f"{file}: {name} cannot be {first['input']!r}. {run.advice('config')}") from None
-    return replace(found, out=run.folder)
+    file, advice = run.folder / "config.json", run.advice("config")
+    return replace(built(read_json(file, dict[str, Any], advice), kind, str(file), advice), out=run.folder)
 
 
 def number_or_file(given: str | None) -> float | int | Path | None:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, check_seed, unknown_name
 from tammes.losses import METHODS, OF_CLASS_LAYER, WITH_CENTROIDS
@@ -18,8 +16,6 @@ from tammes.training.run_folder import RunFolder
 @dataclass(frozen=True)
 class VectorConfig:
     """Every option of a training on vectors with its value; None where the method has no use for it."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     data: str
     out: Path
