@@ -52,9 +52,10 @@ class Calibrate:
 
 def calibrate(config: Calibrate) -> None:
     """Calibrate a gallery or a run."""
-    from tammes.training.run_folder import is_run, open_run
+    from tammes.gallery import is_gallery
+    from tammes.training.run_folder import open_run
 
-    if "://" in config.run or (not is_run(Path(config.run)) and (Path(config.run) / "about.lance").exists()):
+    if is_gallery(config.run):
         _of_gallery(config)
         return
     if config.unknown_rate is not None:

@@ -1,6 +1,6 @@
 """What the commands share: how options without a value are shown, and how work in progress and results are."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tyro
@@ -25,20 +25,22 @@ def check_words(given: Sequence[str]) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[str] = ("",), width: int
+    title: str, names: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[str] = ("",), width: int | None
 ) -> None:
     """Print a table, in which names may be untrusted.
 
     Args:
-        texts: the columns that are not figures.
+        names: of the columns.
+        texts: those that are not figures.
+        width: None: that of the terminal.
     """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=escape(printable(title)))
-    for name in columns:
-        table.add_column(name, justify="left" if name in texts else "right", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in texts else "right", no_wrap=name not in texts)
     for row in rows:
         table.add_row(*("\n".join(escape(printable(line)) for line in cell.split("\n")) for cell in row))
     Console(width=width).print(table)

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -59,29 +59,18 @@ def data(config: Data) -> None:
 
 
 def _show(config: Data, dataset: "Dataset", command: str) -> None:
-    from tammes.data.download import leftover_archives, remarks_on
-    from tammes.data.splits import split
+    from tammes.data.download import describe_dataset
     from tammes.io.cache import format_bytes
 
-    published = dataset.name != "glyphs"
-    remarks = remarks_on(dataset) if published else []
-    archives = leftover_archives(dataset.name, config.to) if published else []
-    record: dict[str, Any] = {"data": dataset.name, "folder": str(config.to)}
-    record |= {"images": len(dataset), "classes": dataset.num_classes}
-    if published:
-        uses = split(dataset)
-        record |= {"train_images": len(uses.train), "train_classes": len(uses.train_classes)}
-        record |= {"test_images": len(uses.test), "test_classes": len(uses.test_classes)}
-        record |= {"remarks": remarks, "no_longer_needed": [str(file) for file in archives]}
-    record["next"] = command
+    record = describe_dataset(dataset, config.to)
     if config.json:
-        print_json(record)
+        print_json(record | {"next": command})
         return
     print(f"{dataset.name} in {config.to}: {len(dataset):,} images of {dataset.num_classes:,} classes")
-    for use in ("train", "test") if published else ():
+    for use in ("train", "test") if "test_images" in record else ():
         print(f"  {use:<6}{record[f'{use}_images']:,} images of {record[f'{use}_classes']:,} classes")
-    for remark in remarks:
+    for remark in record.get("remarks", ()):
         print(f"note: {remark}")
-    for file in archives:
-        print(f"{file} ({format_bytes(file.stat().st_size)}) is no longer needed.")
+    for file in record.get("no_longer_needed", ()):
+        print(f"{file} ({format_bytes(Path(file).stat().st_size)}) is no longer needed.")
     print(f"Next: {command}")

@@ -22,14 +22,10 @@ class Embed:
     the same order, with other `vectors`. `tammes evaluate`, `train`, `index` and `report` read it.
 
     For example:
-
-    tammes embed runs/photos photos/ --out vectors.npz
-
-    tammes embed runs/photos photos/ --out vectors.parquet
-
-    tammes evaluate vectors.npz
-
-    tammes embed runs/vectors vectors.npz --out new.npz
+        tammes embed runs/photos photos/ --out vectors.npz
+        tammes embed runs/photos photos/ --out vectors.parquet
+        tammes evaluate vectors.npz
+        tammes embed runs/vectors vectors.npz --out new.npz
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -56,7 +52,7 @@ class Embed:
 def embed(config: Embed) -> None:
     """Read, embed, write, say what was written."""
     if config.batch_size is not None:
-        check_whole("--batch-size", config.batch_size)
+        check_whole("`batch_size`", config.batch_size)
     from tammes.data.vector_files import WRITTEN, check_writable
 
     out = place_for("out", config.out, name="vectors.npz", suffixes=WRITTEN, overwrite=config.overwrite)
@@ -74,17 +70,15 @@ def embed(config: Embed) -> None:
         print_json(record)
         return
     skipped = f", {record['skipped']} unreadable left out" if record.get("skipped") else ""
-    print(
-        f"{record.get('images', record.get('vectors'))} vectors of {record['dim']} dimensions in {config.out}{skipped}"
-    )
+    number = record.get("images", record.get("vectors"))
+    print(f"{number} vectors of {record['dim']} dimensions in {config.out}{skipped}")
 
 
 def _vectors(config: Embed, out: Path) -> dict[str, Any]:
     known = {field.name: field.default for field in fields(Embed)}
     for option in ("embedding", "batch_size", "skip_bad", "device"):
         if getattr(config, option) != known[option]:
-            flag = "--" + option.replace("_", "-")
-            raise UserError(f"{flag} is for images, and {config.model} was trained on vectors: leave it out.")
+            raise UserError(f"`{option}` is for images, and {config.model} was trained on vectors: leave it out.")
     from tammes.training.run_folder import open_run
     from tammes.vectors.embed import embed_vectors
 

@@ -30,14 +30,10 @@ class Index:
     that the gallery has already take its place. The gallery is then searched by vectors and by its items.
 
     For example:
-
-    tammes index runs/photos photos/ --gallery gallery
-
-    tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
-
-    tammes index runs/better photos/ --gallery gallery --rebuild
-
-    tammes index vectors.npz --gallery gallery
+        tammes index runs/photos photos/ --gallery gallery
+        tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
+        tammes index runs/better photos/ --gallery gallery --rebuild
+        tammes index vectors.npz --gallery gallery
     """
 
     what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] DATA…")]
@@ -91,15 +87,8 @@ def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated"
     from tammes.gallery.update import StoppedError, Update, update
     from tammes.training.train import stop_on_signal
 
-    what = Update(
-        config.gallery,
-        model_of(run),
-        folders,
-        config.rebuild,
-        config.labels,
-        config.empty_folders,
-        config.trust_roots,
-    )
+    how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots)
+    what = Update(config.gallery, model_of(run), folders, *how)
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     try:
         with if_stopped(then=f"{kept} {CONTINUE}"):

@@ -27,10 +27,8 @@ class Label:
     images find with and without their own class.
 
     For example:
-
-    tammes label gallery new-photos/
-
-    tammes label gallery new-photos/ --unknown-rate 0.01 --out labels.csv
+        tammes label gallery new-photos/
+        tammes label gallery new-photos/ --unknown-rate 0.01 --out labels.csv
     """
 
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]

@@ -65,7 +65,9 @@ def report(config: Report) -> None:
     benchmark = next((folder for folder in folders if (folder / "plan.json").exists()), None)
     if benchmark is None and config.complexity is not None:
         raise UserError("`complexity` is for the report of a benchmark.")
-    vectors = next((each for each in config.what if _holds_vectors(each)), None)
+    from tammes.gallery import is_gallery
+
+    vectors = next((each for each in config.what if is_vector_file(each) or is_gallery(each)), None)
     if vectors is not None:
         kind = "a file of vectors" if is_vector_file(vectors) else "a gallery"
         _check_alone(config, vectors, kind, [name for name in ("skip_bad", "device") if name in options])
@@ -86,14 +88,6 @@ def report(config: Report) -> None:
         print_json({"report": str(file), "bytes": written})
     else:
         print(f"report: {file} ({written / 1e6:.1f} MB)")
-
-
-def _holds_vectors(what: str) -> bool:
-    """Whether it is a file of vectors, or a gallery; not what of either it holds."""
-    from tammes.training.run_folder import is_run
-
-    gallery = "://" in what or ((Path(what) / "about.lance").exists() and not is_run(Path(what)))
-    return is_vector_file(what) or gallery
 
 
 def _check_alone(config: Report, what: str, kind: str, not_for_it: list[str]) -> None:

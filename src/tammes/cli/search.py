@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from tammes.cli.console import optional
+from tammes.cli.console import optional, print_table
 from tammes.errors import UserError, check_whole, unknown_name
-from tammes.io.console import print_json, printable
+from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for
 
@@ -25,16 +25,11 @@ class Search:
     """Find the items of a gallery that are nearest to an image, to a vector, or to one of the items.
 
     For example:
-
-    tammes search gallery photo.jpg
-
-    tammes search gallery a.jpg b.jpg -k 20 --label cats --sheet found.png
-
-    tammes search gallery queries.npz
-
-    tammes search gallery --item photos/cats/1.jpg
-
-    cat photo.jpg | tammes search gallery - --json
+        tammes search gallery photo.jpg
+        tammes search gallery a.jpg b.jpg -k 20 --label cats --sheet found.png
+        tammes search gallery queries.npz
+        tammes search gallery --item photos/cats/1.jpg
+        cat photo.jpg | tammes search gallery - --json
     """
 
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
@@ -125,19 +120,14 @@ def _key(gallery: "Gallery", item: str) -> str:
 
 
 def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     for name, result in zip(names, found, strict=True):
-        table = Table(title=escape(printable(name)))
         judged = () if result.threshold is None else (f"within\nthreshold {result.threshold:.4f}",)
-        for title in ("distance", *judged, "class", "key" if gallery.model.kind == "vectors" else "image"):
-            table.add_column(title, justify="right" if title == "distance" else "left", no_wrap=title == "distance")
+        texts = (*judged, "class", "key" if gallery.model.kind == "vectors" else "image")
+        rows = []
         for hit in result.hits:
             within = [] if result.threshold is None else ["yes" if result.within(hit) else "no"]
-            table.add_row(f"{hit.distance:.4f}", *within, escape(printable(hit.label)), escape(printable(hit.path)))
-        Console(width=None if sys.stdout.isatty() else 200).print(table)
+            rows.append([f"{hit.distance:.4f}", *within, hit.label, hit.path])
+        print_table(name, ("distance", *texts), rows, texts=texts, width=None if sys.stdout.isatty() else 200)
     print(gallery.threshold_note())
 
 

@@ -25,14 +25,10 @@ class Serve:
     the answers that are under way.
 
     For example:
-
-    tammes serve gallery
-
-    tammes serve gallery runs --port 8080 --open
-
-    tammes serve runs
-
-    openssl rand -hex 16 > token.txt && tammes serve gallery --host 0.0.0.0 --token-file token.txt
+        tammes serve gallery
+        tammes serve gallery runs --port 8080 --open
+        tammes serve runs
+        openssl rand -hex 16 > token.txt && tammes serve gallery --host 0.0.0.0 --token-file token.txt
     """
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY | RUN | RUNS…")]

@@ -31,22 +31,14 @@ class Train(TrainOptions, total=False):
     vectors.npz --help` shows their options.
 
     For example:
-
-    tammes train photos/ --out runs/photos
-
-    tammes train photos/ --backbone resnet50 --epochs 20
-
-    tammes train photos/ --preset paper --test-classes 0.5 --val-classes 0.1
-
-    tammes train CUB_200_2011/ --backbone googlenet --train head
-
-    tammes train --resume runs/photos
-
-    tammes train vectors.npz --out runs/vectors
-
-    tammes train more-photos/ --continue-from runs/photos --compatible 1 --out runs/more
-
-    torchrun --nproc-per-node 4 -m tammes train photos/
+        tammes train photos/ --out runs/photos
+        tammes train photos/ --backbone resnet50 --epochs 20
+        tammes train photos/ --preset paper --test-classes 0.5 --val-classes 0.1
+        tammes train CUB_200_2011/ --backbone googlenet --train head
+        tammes train --resume runs/photos
+        tammes train vectors.npz --out runs/vectors
+        tammes train more-photos/ --continue-from runs/photos --compatible 1 --out runs/more
+        torchrun --nproc-per-node 4 -m tammes train photos/
     """
 
     data: Annotated[
@@ -70,12 +62,9 @@ class TrainVectors(VectorOptions, total=False):
     It is tammes.MetricLearner on the training classes, with a run folder.
 
     For example:
-
-    tammes train vectors.npz --out runs/vectors
-
-    tammes train vectors.parquet --method ridge
-
-    tammes train --resume runs/vectors
+        tammes train vectors.npz --out runs/vectors
+        tammes train vectors.parquet --method ridge
+        tammes train --resume runs/vectors
     """
 
     data: Annotated[str, tyro.conf.Positional, Doc("A .npz or .parquet file with `vectors` and `labels`.")]
@@ -104,10 +93,9 @@ def train(given: dict[str, Any]) -> None:
     given = dict(given)
     data, out, resume = given.pop("data", None), given.pop("out", None), given.pop("resume", None)
     overwrite, as_json = given.pop("overwrite", False), given.pop("json", False)
-    others = [*(["DATA"] if data else []), *(["out"] if out else []), *(["overwrite"] if overwrite else []), *given]
+    others = [name for name, value in (("data", data), ("out", out), ("overwrite", overwrite)) if value] + [*given]
     if resume is not None and others:
-        flag = others[0] if others[0] == "DATA" else "--" + others[0].replace("_", "-")
-        raise UserError(f"--resume takes the run's own options: leave out {flag}.")
+        raise UserError(f"`resume` takes the run's own options: leave out `{others[0]}`.")
     from tammes.run import resume_run, train_run
 
     ended = train_run(data or "glyphs", given, out=out, overwrite=overwrite) if resume is None else resume_run(resume)

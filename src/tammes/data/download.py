@@ -2,9 +2,11 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tammes.data.dataset import Dataset
 from tammes.data.published import DATASETS, Known, Published
+from tammes.data.splits import split
 from tammes.errors import UserError, unknown_name
 from tammes.io.console import progress
 from tammes.io.downloads import checksum_of, fetch, is_unpacked, unpack
@@ -45,6 +47,19 @@ def download(name: str, folder: Path, source: str | None = None) -> Dataset:
     if dataset.name != name:
         raise UserError(f"what was unpacked into {folder} is not {name}. Give {name} an empty folder.")
     return dataset
+
+
+def describe_dataset(dataset: Dataset, folder: Path) -> dict[str, Any]:
+    """How much there is of a data set in a folder, what a person should know of it, and what to remove."""
+    record: dict[str, Any] = {"data": dataset.name, "folder": str(folder)}
+    record |= {"images": len(dataset), "classes": dataset.num_classes}
+    if dataset.name in DATASETS:
+        uses = split(dataset)
+        record |= {"train_images": len(uses.train), "train_classes": len(uses.train_classes)}
+        record |= {"test_images": len(uses.test), "test_classes": len(uses.test_classes)}
+        left = leftover_archives(dataset.name, folder)
+        record |= {"remarks": remarks_on(dataset), "no_longer_needed": [str(file) for file in left]}
+    return record
 
 
 def remarks_on(dataset: Dataset) -> list[str]:

@@ -5,10 +5,13 @@ qdrant://host:port/name              a Qdrant server or cluster
 qdrant://:memory:/name               Qdrant inside this process, gone with it: for tests
 """
 
+from pathlib import Path
+
 from tammes.errors import UserError
 from tammes.gallery.store import About, Hit, OptimiseResult, Rebuild, Row, Store
+from tammes.training.run_folder import is_run
 
-__all__ = ["About", "Hit", "OptimiseResult", "Rebuild", "Row", "Store", "open_gallery", "rebuild"]
+__all__ = ["About", "Hit", "OptimiseResult", "Rebuild", "Row", "Store", "is_gallery", "open_gallery", "rebuild"]
 
 _OBJECT_STORES = ("s3", "gs", "az")
 
@@ -43,6 +46,11 @@ def rebuild(uri: str, about: About) -> Rebuild:
     from tammes.gallery import lance
 
     return lance.rebuild(uri, about)
+
+
+def is_gallery(place: str) -> bool:
+    """Whether a gallery may be there: an address, or a folder that has one; a run is none."""
+    return "://" in place or ((Path(place) / "about.lance").exists() and not is_run(Path(place)))
 
 
 def _is_qdrant(uri: str) -> bool:
