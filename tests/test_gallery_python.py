@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy import ndarray
 from PIL import Image
+from torch import nn
 
 import tammes
 from tammes import Gallery, UserError
@@ -20,6 +21,8 @@ from tammes.gallery.classification import SearchResult
 from tammes.gallery.model import model_digest, model_of
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.models.origin import Network, file_digest
+from tammes.serve.gallery import GalleryWatcher
+from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
 from tests.serve.conftest import inside
 from tests.test_gallery import SMALL, answer, refused, stripes
@@ -194,6 +197,30 @@ def test_a_module_is_recorded_and_the_command_line_says_what_is_missing(
     assert gallery.search(file, k=2)[0].path == file
     with pytest.raises(UserError, match="another model"):
         Gallery(place, Embedder(EmbedderConfig("conv4", dim=8)))
+
+
+def test_a_run_with_a_module_of_the_callers_own(
+    photos: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 8, 5, 2), nn.ReLU())
+    wants: dict[str, Any] = {"size": 24, "mean": 0.5, "std": 0.25}
+    small = wants | {"dim": 8, "batch_size": 16, "epochs": 1, "test_classes": 3}
+    run = tammes.train(photos, backbone=module, out=tmp_path / "own", **small)
+    Gallery(place, run).add(photos)
+    about = open_gallery(str(place)).about
+    assert (about.kind, about.run) == ("run", str(tmp_path / "own"))
+    file = photos / "class 1" / "2.png"
+    again = tammes.load(tmp_path / "own", backbone=module)
+    assert Gallery(place, again).search(file, k=1)[0].path == str(file)
+    assert "backbone=module" in refused(capsys, "search", str(place), str(file))
+    assert answer(capsys, "search", str(place), "--item", str(file))["queries"][0]["found"]
+    with inside(ServerState(GalleryWatcher(str(place), None, "cpu"))) as here:
+        assert here.get("/api/count").json()["items"] == 36
+        assert "module" in here.post("/api/search", content=file.read_bytes()).json()["message"]
+    own = Gallery(tmp_path / "pretrained", tammes.pretrained(module, **wants))
+    own.add([file])
+    assert own.store.about.kind == "module"
+    assert own.search(file)[0].path == str(file)
 
 
 def test_an_embedder_that_was_changed_after_loading_is_not_taken_for_its_run(
@@ -424,13 +451,9 @@ def test_a_report_needs_labels_and_stands_beside_its_vectors(
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pytest.importorskip("fastapi")
     vectors, labels = clusters()
     place = tmp_path_factory.mktemp("served") / "gallery"
     Gallery.from_vectors(place, vectors, keys=[f"a/{n}" for n in range(60)], labels=labels)
-    from tammes.serve.gallery import GalleryWatcher
-    from tammes.serve.state import ServerState
-
     with inside(ServerState(GalleryWatcher(str(place), None, "cpu"))) as here:
         yield here
 

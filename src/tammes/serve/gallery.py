@@ -57,12 +57,11 @@ class ServedGallery(Gallery):
 
     def why_no_images(self) -> str:
         """For a client: why it cannot be searched by an image."""
-        of = (
-            "a module that only its own program has"
-            if self.model.kind == "module"
-            else "vectors of a model unknown here"
-        )
-        return f"this gallery was made of {of}: search by one of its items, or by a vector."
+        if self.model.kind == "vectors":
+            return (
+                "this gallery was made of vectors of a model unknown here: search by one of its items, or by a vector."
+            )
+        return "this gallery was made by a module that is not here: search by one of its items, or by a vector."
 
     @property
     def items_word(self) -> str:
