@@ -477,7 +477,7 @@ def test_a_gallery_without_a_threshold_calibrates_itself(
     before, after = (answer(capsys, "search", str(each), image)["queries"][0] for each in (whole, older))
     assert before["threshold"] == after["threshold"] is not None
     store.describe(threshold='{"score": "x"}')
-    assert "score must be a finite number" in refused(capsys, "search", str(older), image)
+    assert "score must be a number, got 'x'" in refused(capsys, "search", str(older), image)
 
 
 def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
