@@ -54,9 +54,7 @@ def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None 
     val, test = len(classes["val"]), len(classes["test"])
     if on == "validation" and not val:
         vectors = is_vector_file(run.read("config").get("data", ""))
-        why = (
-            "those that training holds out train in the end" if vectors else "it was trained without validation classes"
-        )
+        why = "those that training holds out train in the end" if vectors else "it was trained without `val_classes`"
         raise UserError(
             f"{run.folder} has no validation classes: {why}. Use `on='test'`, or give it other data: tammes calibrate"
             f" {run.folder} DATA"
