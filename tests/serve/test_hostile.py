@@ -333,6 +333,17 @@ def test_a_decoder_that_dies_or_lies_is_ended_and_replaced(
         still_works(decoders)
 
 
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_a_decoder_that_others_kill_twice_does_not_make_the_picture_broken(
+    number: str, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        instead(patch, f"os.kill(os.getpid(), signal.{number})")
+        status, said = refusal(decoders, hostile.stored(noise(), "PNG"))
+    assert (status, "again" in said) == (503, True)
+    still_works(decoders)
+
+
 def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Started, decoders: DecoderPool) -> None:
     still_works(decoders)
     (child,) = started()

@@ -475,7 +475,7 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     vector = np.eye(16, dtype=np.float32)[0]
     trust(str(root / "gallery"), about.roots)
     store.upsert([Row(str(root / "1.png"), vector, "", 8, 8, "f", b"")])
-    limits = replace(FREE, upload_bytes=1_000_000, upload_seconds=0.7, seconds=1.0, header_seconds=0.5, connections=4)
+    limits = replace(FREE, upload_bytes=1_000_000, upload_seconds=0.7, seconds=1.0, header_seconds=0.5, connections=16)
     state = ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=limits, decoders=1)
     with listening(state) as server:
         yield server
@@ -635,10 +635,12 @@ def connected(server: Any, host: str = "127.0.0.1") -> socket.socket:
 
 def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> None:
     assert settled(strict, 0, 5)
-    with connected(strict) as at_work, ExitStack() as then:
-        at_work.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
-        assert until(lambda: [each.idle_since for each in strict.connections._open.values()] == [None], 2)
-        connection = then.enter_context(raw(strict))
+    with ExitStack() as held:
+        for _ in range(4):
+            at_work = held.enter_context(connected(strict))
+            at_work.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
+        assert until(lambda: [each.idle_since for each in strict.connections._open.values()] == [None] * 4, 2)
+        connection = held.enter_context(raw(strict))
         connection.sendall(ASK)
         status, headers, said = answer_to(connection)
         assert (status, said["error"]) == (503, "busy")

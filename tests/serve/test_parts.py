@@ -794,7 +794,7 @@ def test_the_line_that_a_program_reads(server: Server, gallery: Path, capsys: py
 
 def test_one_client_never_has_all_places() -> None:
     async def go() -> None:
-        slots = UploadSlots(Limits(uploads_at_once=3, wait_seconds=0.05))
+        slots = UploadSlots(Limits(uploads_at_once=3, wait_seconds=0.05), 3)
         async with slots.slot("one"), slots.slot("one"):
             with pytest.raises(RequestError, match="too many images at once"):
                 async with slots.slot("one"):
@@ -812,7 +812,7 @@ def test_one_client_never_has_all_places() -> None:
 
 def test_a_single_place_is_for_anybody() -> None:
     async def go() -> None:
-        slots = UploadSlots(Limits(uploads_at_once=1, wait_seconds=0.05))
+        slots = UploadSlots(Limits(uploads_at_once=1, wait_seconds=0.05), 1)
         for client in ("one", "one", "other"):
             async with slots.slot(client):
                 pass

@@ -43,6 +43,9 @@ class Embed:
     """Replace the file if it exists."""
     skip_bad: bool = False
     """Leave out images that cannot be read, and say how many."""
+    verify: bool = False
+    """Decode every image again. Otherwise one that was replaced by another of the same size and time is taken from the
+    cache."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False
@@ -76,7 +79,7 @@ def embed(config: Embed) -> None:
 
 def _vectors(config: Embed, out: Path) -> dict[str, Any]:
     known = {field.name: field.default for field in fields(Embed)}
-    for option in ("embedding", "batch_size", "skip_bad", "device"):
+    for option in ("embedding", "batch_size", "skip_bad", "verify", "device"):
         if getattr(config, option) != known[option]:
             raise UserError(f"`{option}` is for images, and {config.model} was trained on vectors: leave it out.")
     from tammes.training.run_folder import open_run
@@ -97,4 +100,6 @@ def _images(config: Embed, out: Path) -> dict[str, Any]:
     from tammes.training.embedding import embed_images
 
     embedder = load(config.model, embedding=config.embedding).to(device(config.device))
-    return embed_images(embedder, config.data, out, batch_size=config.batch_size, skip_bad=config.skip_bad)
+    return embed_images(
+        embedder, config.data, out, batch_size=config.batch_size, skip_bad=config.skip_bad, verify=config.verify
+    )

@@ -47,6 +47,8 @@ class Index:
     """Take the names of the sub-folders for classes; of vectors their labels."""
     empty_folders: bool = False
     """Take images out of the gallery also where a folder has none left, or a rebuild leaves it out."""
+    verify: bool = False
+    """Read every file again. Otherwise one that was replaced by another of the same size and time keeps its vector."""
     trust_roots: bool = False
     """Let `tammes serve` hand out the files also of folders that the gallery names already and that you have not
     indexed into it on this machine."""
@@ -87,7 +89,7 @@ def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated"
     from tammes.gallery.update import StoppedError, Update, update
     from tammes.training.train import stop_on_signal
 
-    how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots)
+    how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
     what = Update(config.gallery, model_of(run), folders, *how)
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     try:

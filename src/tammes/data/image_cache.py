@@ -93,6 +93,7 @@ def decode(
     cache: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     skip_bad: bool = False,
+    again: bool = False,
     threads: int | None = None,
 ) -> Decoded:
     """Every image decoded and resized, from the cache or, the first time, into it.
@@ -106,6 +107,7 @@ def decode(
         cache: the cache's folder; by default that of the program.
         on_progress: called with (images done, images in all) as decoding goes on; not at all if the cache has them.
         skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
+        again: whatever the cache has: a file may have been replaced by another of the same size and time.
 
     Raises:
         UserError: images that are missing, before any is decoded; images that cannot be read, all named together, or
@@ -116,6 +118,9 @@ def decode(
     folder = (cache or cache_folder()) / "images"
     key = sha256(json.dumps([_VERSION, dataset.fingerprint, *form]).encode()).hexdigest()[:16]
     file = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset.name).strip('-') or 'images'}-{key}{_SUFFIX}"
+    if again:
+        for kept in (file, file.with_suffix(_BEGUN)):
+            kept.unlink(missing_ok=True)
     decoded = _opened(file, len(dataset))
     if decoded is not None and _can_be_read_now(decoded, dataset, form):
         file.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Read from its own zip files or from the folders they unpack to, in any mix.
 """
 
 import re
+import zlib
 from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
@@ -117,7 +118,7 @@ def _zipped(part: str, place: Path) -> list[_Drawing]:
         try:
             with lock:
                 return archive.read(name)
-        except BadZipFile as error:
+        except (BadZipFile, EOFError, zlib.error, RuntimeError) as error:  # the last: a password, another compression
             raise UserError(f"cannot read {place}: {error}. Download it again.") from error
 
     return [

@@ -5,6 +5,8 @@ Of a backbone of timm the files are timm's own, with the layer that makes the ve
 """
 
 import json
+import shutil
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from tammes.errors import UserError
 from tammes.export import LARGEST, check_difference, described, of_torch, vector_size
 from tammes.geometry import normalise
 from tammes.io.files import folder_inside, write_atomically
+from tammes.io.hub import WRITING
 from tammes.io.schema import read_json
 from tammes.metrics import TITLES
 from tammes.models.embedder import Embedder, load
@@ -29,6 +32,7 @@ from tammes.training.verdict import PRETRAINED, WHITENED, describe
 LIBRARY = "tammes"
 LICENCES = {"apache-2.0": Path(__file__).with_name("apache-2.0.txt")}  # texts that are here, by the hub's names
 PICTURE, LICENCE = "neighbours.png", "LICENSE"
+_LEFT = 3600  # seconds after which nobody is writing any more
 _SHOWN = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_average_precision_at_r", "NMI")
 
 
@@ -87,7 +91,10 @@ def export_to_folder(run: RunFolder, folder: Path, card: Card, photos: list[Imag
     picture = run.folder / PICTURE
     shown = picture.is_file() and not picture.is_symlink()  # what it leads to would be published
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".writing-") as temporary:
+    for left in folder.glob(f"{WRITING}*"):
+        if not left.is_symlink() and time.time() - left.stat().st_mtime > _LEFT:  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(dir=folder, prefix=WRITING) as temporary:
         new = Path(temporary)
         write_hub_folder(new, embedder, card, picture.read_bytes() if shown else None)
         difference = check_difference(of_torch(load(new))(images), of_torch(embedder)(images))
@@ -297,7 +304,9 @@ def check_folder(folder: Path, run: RunFolder, *, overwrite: bool) -> None:
     """Refuse a folder that holds something else."""
     if folder.parent.resolve() == run.folder.resolve():
         folder_inside(folder)  # in the run's folder, which may be untrusted, no link is followed
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    # What a process that was killed left there is nothing yet.
+    begun = folder.is_dir() and all(each.name.startswith(WRITING) for each in folder.iterdir())
+    if folder.exists() and not begun:
         ours = False
         with suppress(UserError):  # what it says may be anything
             ours = LIBRARY in (read_json(folder / "config.json", dict[str, Any], "") or {})

@@ -132,6 +132,12 @@ def classify_hits(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> 
     )
 
 
+def _cell(text: str) -> str:
+    """A name as a spreadsheet and a terminal may show it: it is neither a formula nor moves the cursor."""
+    text = re.sub("[\x00-\x1f\x7f-\x9f]", lambda sign: ascii(sign[0])[1:-1], text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
 def to_csv(paths: Sequence[Path], classifications: Sequence[Classification]) -> bytes:
     """A table of images and what they may be."""
     content = StringIO()
@@ -140,7 +146,8 @@ def to_csv(paths: Sequence[Path], classifications: Sequence[Classification]) -> 
     for path, each in zip(paths, classifications, strict=True):
         distance = "" if each.distance is None else f"{each.distance:.4f}"
         probability = "" if each.probability is None else f"{each.probability:.3f}"
-        writer.writerow([str(path), each.best_guess, distance, probability, "yes" if each.accepted else "no"])
+        names = _cell(str(path)), _cell(each.best_guess)
+        writer.writerow([*names, distance, probability, "yes" if each.accepted else "no"])
     # Bytes of a file's name that are not characters are written as they are; other surrogates stand for no byte.
     text = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda half: ascii(half[0])[1:-1], content.getvalue())
     return text.encode(errors="surrogateescape")

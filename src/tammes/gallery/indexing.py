@@ -68,7 +68,12 @@ class Indexed:
 
 
 def difference(
-    known: Mapping[str, str], folders: Sequence[Path], *, roots: Sequence[str] = (), labelled: bool = True
+    known: Mapping[str, str],
+    folders: Sequence[Path],
+    *,
+    roots: Sequence[str] = (),
+    labelled: bool = True,
+    verify: bool = False,
 ) -> Difference:
     """What has to be done for a gallery to hold what is in the folders. Other folders' images are left alone.
 
@@ -76,6 +81,7 @@ def difference(
         known: the fingerprint of each path in the gallery.
         roots: the folders that the gallery was filled from before: see `label_of`.
         labelled: whether the folders' names are classes.
+        verify: read every file: one may have been replaced by another of the same size and time.
 
     Raises:
         UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
@@ -87,7 +93,8 @@ def difference(
     fresh = [
         file
         for file in files
-        if (mark := known.get(fspath(file))) is None
+        if verify
+        or (mark := known.get(fspath(file))) is None
         or (_state(file), label_of(file, as_labels)) != (mark.split(":")[0], _label(mark))
     ]
     gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in given)]

@@ -74,6 +74,7 @@ class Update:
         labelled: whether the names of sub-folders are classes.
         empty_folders: whether images may go because a folder has none left, or because a rebuild leaves it out.
         trust_roots: whether files may be served also of the folders that the gallery names already.
+        verify: read every file again, whatever its size and time say.
     """
 
     uri: str
@@ -83,6 +84,7 @@ class Update:
     labelled: bool = True
     empty_folders: bool = False
     trust_roots: bool = False
+    verify: bool = False
 
 
 def update(
@@ -302,7 +304,9 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     folders, labelled = what.folders, what.labelled
 
     def differs(from_store: Store) -> indexing.Difference:
-        return indexing.difference(from_store.fingerprints(), folders, roots=store.about.roots, labelled=labelled)
+        return indexing.difference(
+            from_store.fingerprints(), folders, roots=store.about.roots, labelled=labelled, verify=what.verify
+        )
 
     with working("looking for what has changed"):
         difference = differs(before)

@@ -31,6 +31,7 @@ from tammes.io.files import fsync, lock, open_inside, write_atomically
 ATTEMPTS = 5  # connections in a row that bring nothing new, before it is given up
 PAUSE = 1.0  # seconds before the second of them; twice as long before each further one
 TIMEOUT = 30.0  # seconds without a byte
+_DEEPEST = 100  # folders in one another, in an archive
 _CHUNK = 1 << 18
 _PASSING = {408, 425, 429, 500, 502, 503, 504}  # answers that another attempt may not get
 _CHECKSUMS = ("md5", "sha1", "sha256")
@@ -170,7 +171,13 @@ def _unzip(archive: Path, staging: Path, on_progress: Progress) -> dict[str, int
                 raise UserError(
                     f"{archive} has a password. Unpack it by hand into {staging.parent}, then type the command again."
                 )
-            source.extract(member, staging)
+            try:
+                source.extract(member, staging)
+            except NotImplementedError as error:  # as Deflate64, which Windows writes from 2 GB on
+                raise UserError(
+                    f"{archive} cannot be unpacked here: {error}. Unpack it by hand into {staging.parent}, then type"
+                    " the command again."
+                ) from None
             if not member.is_dir():
                 sizes[PurePosixPath(member.filename).as_posix()] = member.file_size
             done += member.compress_size
@@ -183,6 +190,8 @@ def _is_wanted(archive: Path, name: str, plain: bool) -> bool:
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0][1:2] == ":":
         raise UserError(f"{archive} would write outside the folder: {name!r}. It was not unpacked.")
+    if len(parts) > _DEEPEST:
+        raise UserError(f"{archive} holds {len(parts)} folders in one another. It was not unpacked.")
     if not plain:
         raise UserError(f"{archive} holds something else than files and folders: {name!r}. It was not unpacked.")
     return parts[0] != "__MACOSX"

@@ -72,6 +72,11 @@ def launched() -> Launched:
     return Launched(rank, rank if local_rank is None else local_rank, number)
 
 
+def first_host() -> str:
+    """Where a launcher says that the first process is."""
+    return os.environ.get("MASTER_ADDR") or "localhost"
+
+
 def started_by_launcher() -> bool:
     """Whether torchrun or the like started this process, alone or with others."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from tammes.errors import UserError
-from tammes.io.files import check_no_links
+from tammes.io.files import PARTIAL, check_no_links
 
 ADDRESS = "hf://"
+WRITING = ".writing-"  # how the name of a folder begins that is written inside one for the hub
 
 
 def fetched(address: str) -> Path:
@@ -45,7 +46,12 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
     try:
         api = HfApi()
         api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by tammes")
+        api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message="Upload by tammes",
+            ignore_patterns=[f"{WRITING}*", f"*{PARTIAL}"],
+        )
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
@@ -70,6 +76,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_name(name: str, form: str) -> None:
-    owner, slash, own = name.partition("/")
-    if not (owner and slash and own) or "/" in own:
-        raise UserError(f"a model on the hub is named {form}, got {name!r}.")
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        if "/" in name:
+            return
+    except HFValidationError:
+        pass
+    raise UserError(f"a model on the hub is named {form}, in letters, digits, -, _ and ., got {name!r}.")

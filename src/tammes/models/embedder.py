@@ -407,6 +407,9 @@ def _built(
             check_weights(config.backbone, sum(tensor.numel() for tensor in tensors.values()))
     except UserError as error:
         raise UserError(f"{file} does not belong to its description: {error}") from None
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise UserError(f"{file}: {name} holds numbers that are not finite: the training diverged. Train it again.")
     embedder = Embedder(config, backbone=backbone, eval_transform=transform)
     try:
         embedder.load_state_dict(tensors)

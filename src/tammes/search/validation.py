@@ -56,6 +56,8 @@ def check_not_masked(given: Any, what: str) -> None:
 def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
     """The vectors as a NumPy array of float32 or float64, or an error that says what is wrong with them."""
     array = as_array(vectors, what)
+    if array.dtype == object and _is_nullable(vectors):  # what is missing is not finite, and named below
+        array = vectors.to_numpy(dtype=np.float64, na_value=np.nan)
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise UserError(f"{what} must be floating point, got {array.dtype}.")
     if array.ndim != 2:
@@ -71,6 +73,12 @@ def checked_vectors(vectors: Any, what: str = "vectors") -> Numbers:
             f" ({np.sum(~fine)} of {len(fine)} rows)."
         )
     return array
+
+
+def _is_nullable(given: Any) -> bool:
+    """Whether it is a table of pandas' floats that may be missing."""
+    kinds = {str(kind) for kind in getattr(given, "dtypes", ())}
+    return bool(kinds) and kinds <= {"Float32", "Float64"}
 
 
 def label_array(labels: Any, what: str) -> Shaped[np.ndarray, "..."]:

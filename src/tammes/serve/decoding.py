@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from queue import Empty, LifoQueue
+from signal import SIGKILL, SIGTERM
 from threading import Event, Lock, Timer
 from typing import IO, cast
 
@@ -80,6 +81,7 @@ class _Decoder:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._done = 0
+        self._killed = False  # by whom else, the last time
         self._lock = Lock()
         self._closed = False
 
@@ -88,6 +90,8 @@ class _Decoder:
         answer, late = self._asked(content, preprocessing)
         if answer is None and not late and not self._closed:
             answer, late = self._asked(content, preprocessing)
+            if answer is None and not late and self._killed and not self._closed:  # as where memory has run out
+                raise RequestError(503, "the image could not be decoded now. Try again in a moment.", retry_after=5)
         if isinstance(answer, Decoded):
             return answer
         if answer is None and self._closed:
@@ -117,6 +121,9 @@ class _Decoder:
             timer.join()
         self._done += 1
         if answer is None or killed.is_set():  # the time may have run out just when the answer had come
+            with suppress(subprocess.TimeoutExpired):  # one that answers nonsense has not ended by itself
+                process.wait(0.1)
+            self._killed = process.returncode in (-SIGKILL, -SIGTERM)
             self._end()
         return answer, killed.is_set()
 

@@ -68,7 +68,7 @@ class ServerState:
         limits: Limits | None = None,
         *,
         token: str | None = None,
-        decoders: int = 2,
+        decoders: int = 3,
     ) -> None:
         self.limits = limits or Limits()
         self.token = token
@@ -80,7 +80,7 @@ class ServerState:
         self._uploads: LRUCache[str, Upload] = LRUCache(
             _UPLOAD_BYTES, lambda upload: len(upload.thumbnail) + upload.vector.nbytes, self.limits.remembered
         )
-        self._slots = UploadSlots(self.limits)
+        self._slots = UploadSlots(self.limits, decoders)
         # Threads of their own: a slow decoding keeps no other request waiting, and searches in memory, each of which
         # uses every core, run one after the other.
         self._decoding = ThreadPoolExecutor(self.limits.uploads_at_once, "decoding")
@@ -203,12 +203,12 @@ class ServerState:
 
 
 class UploadSlots:
-    """How many uploads are read and decoded at once; one client never has all of the slots."""
+    """How many uploads are read and decoded at once; one client never has all of the slots, nor all decoders."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, decoders: int) -> None:
         self._seconds = limits.wait_seconds
         self._free = asyncio.Semaphore(limits.uploads_at_once)
-        self._of_one = max(1, limits.uploads_at_once - 1)
+        self._of_one = max(1, min(limits.uploads_at_once, decoders) - 1)
         self._clients: dict[str, tuple[asyncio.Semaphore, int]] = {}
 
     @asynccontextmanager

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tammes.errors import UserError
 from tammes.io.console import be_silent
-from tammes.io.environment import launched
+from tammes.io.environment import first_host, launched
+from tammes.training.heartbeat import heartbeats
 
 if TYPE_CHECKING:
     import torch
@@ -70,9 +71,13 @@ def joined() -> Iterator[None]:
             f"process {found.rank} of {found.number} could not meet the others: {_briefly(error)}. Each of them must"
             " reach the launcher's --master-addr and --master-port. Without a launcher, unset RANK and WORLD_SIZE."
         ) from None
+    alive = None
     try:
         _here.rank, _here.local_rank, _here.number = found
         be_silent(found.rank > 0)
+        alive = heartbeats(first_host(), found.rank, found.number, from_first)
+        if alive is not None:
+            alive.start()
         yield
         dist.barrier(_here.group)  # the first may be at its last pages, and the connections are the others' too
     except RuntimeError as error:
@@ -86,6 +91,8 @@ def joined() -> Iterator[None]:
     except UserError as error:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None
     finally:
+        if alive is not None:
+            alive.stop()
         _here.__init__()  # type: ignore[misc]
         be_silent(False)
         if dist.is_initialized():

@@ -14,6 +14,7 @@ from tammes.data import READERS, Dataset, flat, open_dataset
 from tammes.data.batches import Batch, batches
 from tammes.data.image_cache import Decoded, decode
 from tammes.data.vector_files import write_vectors
+from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
 from tammes.models.backbones.base import Backbone
@@ -54,8 +55,12 @@ class Items:
     what: str
 
 
-def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool) -> Decoded:
-    """The images of a data set as a network wants them."""
+def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool, verify: bool = False) -> Decoded:
+    """The images of a data set as a network wants them.
+
+    Args:
+        verify: decode them again, also where the cache has them.
+    """
     with progress("decoding images", KEPT) as on_progress:
         return decode(
             dataset,
@@ -63,6 +68,7 @@ def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool) 
             shorter_side=wants.shorter_side,
             on_progress=on_progress,
             skip_bad=skip_bad,
+            again=verify,
         )
 
 
@@ -122,7 +128,13 @@ def vectors(
 
 
 def embed_images(
-    embedder: Embedder, data: str, out: Path, *, batch_size: int | None = None, skip_bad: bool = False
+    embedder: Embedder,
+    data: str,
+    out: Path,
+    *,
+    batch_size: int | None = None,
+    skip_bad: bool = False,
+    verify: bool = False,
 ) -> dict[str, Any]:
     """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
 
@@ -130,15 +142,20 @@ def embed_images(
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
+        verify: decode the images again, also where the cache has them.
     """
     path = Path(data)
     # Any folder will do: what is embedded needs no classes.
     plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
     dataset = flat(path) if plain else open_dataset(data)
-    images = decode_for(embedder, dataset, skip_bad=skip_bad)
+    images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
+    finite = np.isfinite(found).all(axis=1)
+    if not finite.all():
+        first = dataset.keys[chosen[finite.argmin()]]
+        raise UserError(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
     write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
     return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}
