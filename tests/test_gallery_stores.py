@@ -445,7 +445,7 @@ def test_a_place_of_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize(("uri", "module", "match"), [
     ("gallery", "lancedb", r"needs LanceDB: pip install 'tammes\[gallery\]'"),
-    ("qdrant://:memory:/x", "qdrant_client", r"needs its client: pip install 'tammes\[gallery\]'"),
+    ("qdrant://:memory:/x", "qdrant_client", r"needs its client: pip install 'tammes\[qdrant\]'"),
 ])  # fmt: skip
 def test_without_the_extra_the_error_says_what_to_install(
     uri: str, module: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

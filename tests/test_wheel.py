@@ -1,5 +1,6 @@
 """What is installed: a wheel that runs outside the repository, and without extras says which one is missing."""
 
+import ast
 import json
 import os
 import re
@@ -16,8 +17,9 @@ from tests.test_architecture import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
     "export": ["onnx", "onnxscript", "onnxruntime"],
-    "gallery": ["lancedb", "qdrant_client"],
+    "gallery": ["lancedb"],
     "pml": ["pytorch_metric_learning"],
+    "qdrant": ["qdrant_client"],
     "track": ["tensorboard"],
     "vectors": ["pyarrow"],
     "web": ["fastapi", "uvicorn", "multipart", "prometheus_client"],
@@ -59,6 +61,25 @@ def test_every_extra_is_known_here_and_none_is_in_the_core() -> None:
     assert "huggingface_hub" in core
 
 
+def test_what_is_imported_is_declared_and_a_gallery_in_a_folder_needs_no_client_of_a_server() -> None:
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *(each for name, some in extras.items() if name != "dev" for each in some)]
+    named = {re.split(r"[\[><=,; ]", each)[0].lower().replace("-", "_") for each in asked}
+    called = {"pillow": "PIL", "scikit_learn": "sklearn"}
+    known = {called.get(name, name) for name in named} | {"tammes", "pandas"}  # the last is the caller's own
+    imported: dict[str, str] = {}
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name: file.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported[node.module] = file.name
+    ours = {name: file for name, file in imported.items() if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert {name: file for name, file in ours.items() if name.partition(".")[0] not in known} == {}
+    assert [name for name in ours if name.startswith("uvicorn.protocols") or "._" in name] == []
+    assert [each for each in extras["gallery"] + extras["web"] if "qdrant" in each or "grpc" in each] == []
+
+
 def test_the_versions_of_python_that_are_declared_are_those_that_were_tried() -> None:
     declared = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={declared[0]}"
@@ -77,12 +98,15 @@ def test_without_the_extras_a_command_says_what_to_type(tmp_path: Path) -> None:
     (run / "config.json").write_text(json.dumps({"data": "glyphs"}))
     (run / "environment.json").write_text("{}")
     (tmp_path / "gallery").mkdir()
+    (tmp_path / "held" / "about.lance").mkdir(parents=True)
+    (tmp_path / "new.jpg").touch()
     (tmp_path / "vectors.parquet").write_bytes(b"PAR1")
     out = str(tmp_path / "out")
     commands = {
         "export": ["export", str(run), "--with-preprocessing"],
-        "gallery": ["search", "qdrant://127.0.0.1:9/nothing", str(tmp_path / "new.jpg")],
+        "gallery": ["search", str(tmp_path / "held"), str(tmp_path / "new.jpg")],
         "pml": ["losses", "pml:ProxyAnchorLoss"],
+        "qdrant": ["search", "qdrant://127.0.0.1:9/nothing", str(tmp_path / "new.jpg")],
         "track": ["train", "glyphs", "--tensorboard", "--out", out],
         "vectors": ["train", str(tmp_path / "vectors.parquet"), "--out", out],
         "web": ["serve", str(tmp_path / "gallery")],

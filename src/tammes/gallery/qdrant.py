@@ -369,7 +369,7 @@ def _qdrant() -> Any:
     try:
         return import_module("qdrant_client")
     except ModuleNotFoundError:
-        raise UserError("a gallery in Qdrant needs its client: pip install 'tammes[gallery]'") from None
+        raise UserError("a gallery in Qdrant needs its client: pip install 'tammes[qdrant]'") from None
 
 
 def _models() -> Any:
