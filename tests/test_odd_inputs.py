@@ -117,7 +117,7 @@ def test_index_sees_a_file_that_was_replaced_unseen_if_it_is_asked_to(
 def test_what_a_killed_export_left_is_removed_and_never_uploaded(
     run: Path, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
     out, api = tmp_path / "hub", Mock()
     left, fresh = out / ".writing-old", out / ".writing-new"
@@ -138,7 +138,7 @@ def test_what_a_killed_export_left_is_removed_and_never_uploaded(
 
 
 def test_a_process_that_hangs_is_named_after_a_minute_once(capsys: pytest.CaptureFixture[str]) -> None:
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     first, second = (Heartbeats(store, rank, 2) for rank in range(2))
     began = time.monotonic()
     for seconds in range(0, 200, 5):
@@ -154,7 +154,7 @@ def test_a_process_that_hangs_is_named_after_a_minute_once(capsys: pytest.Captur
 
 def test_heartbeats_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_EVERY", 0.01)
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     found = Heartbeats(store, 1, 2)
     found.start()
     end = time.monotonic() + 10

@@ -849,7 +849,12 @@ def test_a_page_of_another_site_may_lead_here(here: Inside) -> None:
 
 def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[set[str] | None] = []
-    monkeypatch.setattr("tammes.serve.server.application", lambda _, hosts: known.append(hosts) or Mock())  # type: ignore[func-returns-value]
+
+    def made(_: ServerState, hosts: set[str] | None) -> Mock:
+        known.append(hosts)
+        return Mock()
+
+    monkeypatch.setattr("tammes.serve.server.application", made)
     for token in (None, TOKEN):
         state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token=token, decoders=1)
         Listening(state, "127.0.0.1", Mock())

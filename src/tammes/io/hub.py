@@ -77,7 +77,7 @@ def _first_line(error: Exception) -> str:
 
 def _check_name(name: str, form: str) -> None:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)

@@ -77,12 +77,13 @@ def heartbeats(host: str, rank: int, number: int, tell: Any) -> Heartbeats | Non
     """
     import torch.distributed as dist
 
+    tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]
     patience, store = timedelta(seconds=_SILENT), None
     if rank == 0:
         with suppress(RuntimeError, ValueError, OSError):
-            store = dist.TCPStore(host, 0, number, is_master=True, timeout=patience, wait_for_workers=False)
+            store = tcp_store(host, 0, number, is_master=True, timeout=patience, wait_for_workers=False)
     port = int(tell(str(0 if store is None else store.port)))
     if rank > 0 and port:
         with suppress(RuntimeError, ValueError, OSError):
-            store = dist.TCPStore(host, port, number, is_master=False, timeout=timedelta(seconds=10))
+            store = tcp_store(host, port, number, is_master=False, timeout=timedelta(seconds=10))
     return None if store is None else Heartbeats(store, rank, number)
