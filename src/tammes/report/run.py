@@ -14,6 +14,7 @@ from tammes.errors import UserError
 from tammes.geometry import blocks_of_pairs
 from tammes.metrics import TITLES
 from tammes.metrics.verification import Calibration, PairCounts, count_pairs
+from tammes.models.backbones.module import OWN
 from tammes.report.charts import Bar, Line, bar_chart, histogram, line_chart
 from tammes.report.curves import curves
 from tammes.report.findings import Findings, by_class, chosen_queries, confusions, findings
@@ -225,7 +226,8 @@ def _facts(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]
         facts["tested on"] = f"{results['test_images']:,} items of {results['test_classes']:,} other classes"
     if shape:
         pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
-        facts["network"] = f"{shape['backbone']}{pool}, from {config.get('weights')}; embedding {shape['dim']}"
+        began = "its own weights" if str(shape["backbone"]).startswith(OWN) else config.get("weights")
+        facts["network"] = f"{shape['backbone']}{pool}, from {began}; embedding {shape['dim']}"
         facts["what trains"] = {"all": "everything", "head": "the new layers"}.get(
             str(config.get("train")), f"from {config.get('cut')} up"
         )
