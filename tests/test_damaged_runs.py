@@ -122,6 +122,13 @@ def test_a_file_of_a_run_is_refused_by_its_name(
         assert advice.get(name, "tammes train ") in last
 
 
+def test_a_config_brings_no_python_objects(whole: Path) -> None:
+    file = whole / "runs" / "x" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"objects": {"module": "x"}}))
+    with pytest.raises(UserError, match="config.json: objects is not known"):
+        load_config(RunFolder(file.parent))
+
+
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (whole / "runs" / "x" / "config.json").write_text("[]")
     with pytest.raises(SystemExit) as left:

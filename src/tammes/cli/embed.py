@@ -90,11 +90,9 @@ def _vectors(config: Embed, out: Path) -> dict[str, Any]:
 
 
 def _images(config: Embed, out: Path) -> dict[str, Any]:
-    if is_vector_file(config.data):
-        raise UserError(
-            f"{config.model} was trained on images, and {config.data} holds vectors. Train on these: tammes train"
-            f" {config.data}"
-        )
+    if is_vector_file(data := config.data):
+        what = f"{config.model} was trained on images, and {data} holds vectors."
+        raise UserError(f"{what} Train on these: tammes train {data}")
     from tammes.io.machine import device
     from tammes.models.embedder import load
     from tammes.training.embedding import embed_images

@@ -59,10 +59,8 @@ def evaluate(config: Evaluate) -> None:
     one = next(iter(rows.values()))
     rows = {name.replace("untrained", "pretrained"): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
-    if one["single_image_classes"]:
-        print(
-            f"{one['single_image_classes']} classes have one image only, which nothing can match: they count as misses."
-        )
+    if alone := one["single_image_classes"]:
+        print(f"{alone} classes have one image only, which nothing can match: they count as misses.")
     if one["tie_rate"]:
         print(f"{100 * one['tie_rate']:.2f} % of the queries have ties that matter; they count as their expectation.")
 

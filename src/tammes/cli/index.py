@@ -63,7 +63,9 @@ def index(config: Index) -> None:
     if not config.what:
         raise UserError(f"which images? For example: tammes index runs/photos photos/ --gallery {config.gallery}")
     files = [path for path in config.what if is_vector_file(path)]
-    updated = _of_vectors(config, files) if files else _of_images(config, config.what[0], config.what[1:])
+    kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
+    with if_stopped(then=f"{kept} {CONTINUE}"):
+        updated = _of_vectors(config, files) if files else _of_images(config, config.what[0], config.what[1:])
     if config.json:
         print_json({"gallery": config.gallery, **updated.record()})
     else:
@@ -91,10 +93,8 @@ def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated"
 
     how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
     what = Update(config.gallery, model_of(run), folders, *how)
-    kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     try:
-        with if_stopped(then=f"{kept} {CONTINUE}"):
-            return update(what, on=config.device, stopping=stop_on_signal)
+        return update(what, on=config.device, stopping=stop_on_signal)
     except StoppedError as stopped:
         say(f"Stopped; {stopped}")
         raise SystemExit(130) from None
@@ -104,18 +104,10 @@ def _of_vectors(config: Index, files: list[Path]) -> "Updated":
     other = next((path for path in config.what if path not in files), None)
     if other is not None:
         raise UserError(_not_with_vectors(other, files[0], config.gallery))
-    from tammes.data.vectors import vectors
-    from tammes.gallery.update import VectorItems, index_vectors
+    from tammes.gallery.update import index_vectors, items_of_file
 
-    parts = []
-    for file in files:
-        found = vectors(file, labelled=False)
-        labels = list(map(str, found.labels.tolist())) if config.labels and found.labelled else None
-        # Two files without paths have items of their own.
-        parts.append(VectorItems(found.vectors, found.keys(f"{file.name}#"), labels))
-    kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
-    with if_stopped(then=f"{kept} {CONTINUE}"):
-        return index_vectors(config.gallery, parts, again=config.rebuild, empty_folders=config.empty_folders)
+    parts = [items_of_file(file, labels=config.labels) for file in files]
+    return index_vectors(config.gallery, parts, again=config.rebuild, empty_folders=config.empty_folders)
 
 
 def _not_with_vectors(other: Path, file: Path, gallery: str) -> str:

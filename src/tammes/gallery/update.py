@@ -16,6 +16,7 @@ from typing import Any, Literal
 from numpy import ndarray
 
 from tammes.data.folder import images_below
+from tammes.data.vectors import vectors
 from tammes.errors import UserError
 from tammes.gallery import OptimiseResult, Row, Store, indexing, open_gallery, rebuild
 from tammes.gallery.indexing import Indexed, whole_path
@@ -172,6 +173,17 @@ def add_vectors(store: Store, model: Model, items: VectorItems) -> Updated:
     items.check(store.about.dim)
     started = perf_counter()
     return _finished(store, model, _stored(store, [items]), perf_counter() - started)
+
+
+def items_of_file(file: Path, *, labels: bool = True) -> VectorItems:
+    """The vectors of a file; without paths they are called after it, so that two files have items of their own.
+
+    Args:
+        labels: with their classes, if it has any.
+    """
+    found = vectors(file, labelled=False)
+    names = list(map(str, found.labels.tolist())) if labels and found.labelled else None
+    return VectorItems(found.vectors, found.keys(f"{file.name}#"), names)
 
 
 def index_vectors(

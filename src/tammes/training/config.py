@@ -371,7 +371,10 @@ def load_config(run: RunFolder) -> TrainConfig:
 def read_config(run: RunFolder, kind: type) -> Any:
     """What config.json says, which may be untrusted, as a configuration of that kind."""
     file, advice = run.folder / "config.json", run.advice("config")
-    return replace(built(read_json(file, dict[str, Any], advice), kind, str(file), advice), out=run.folder)
+    found = built(read_json(file, dict[str, Any], advice), kind, str(file), advice)
+    if getattr(found, "objects", NONE) != NONE:  # a file holds no Python objects
+        raise UserError(f"{file}: objects is not known to this version of tammes. {advice}")
+    return replace(found, out=run.folder)
 
 
 def number_or_file(given: str | None) -> float | int | Path | None:
