@@ -51,8 +51,8 @@ class Heartbeats:
                 self._missed.add(rank)
                 say(
                     f"warning: process {rank} of {self._number} has not been heard of for a minute: it is stopped, or"
-                    " its machine hangs. The others wait for it. If it does not come back, stop them all and start"
-                    " again with --resume."
+                    " its machine hangs. The others wait for it. If it does not come back, stop them all and"
+                    " resume the run: tammes train --resume RUN"
                 )
 
     def _run(self) -> None:
