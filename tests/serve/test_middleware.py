@@ -294,7 +294,7 @@ def test_a_fault_is_told_to_whoever_runs_the_server_and_not_to_the_client(
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("the secret is 1234, in /home/me")
 
-    monkeypatch.setattr(ServedGallery, "search", broken)
+    monkeypatch.setattr(ServedGallery, "neighbours", broken)
     item = here.state.gallery.rows.ids[0]
     for path in (f"/api/items/{item}/neighbours", f"/item/{item}"):
         for accept in ("application/json", "text/html"):
@@ -315,7 +315,7 @@ def test_a_gallery_that_cannot_be_read(
     def unreadable(*_: Any, **__: Any) -> Any:
         raise UserError("cannot read the gallery /home/me/gallery; a file of it may be damaged: so and so.")
 
-    monkeypatch.setattr(ServedGallery, "search", unreadable)
+    monkeypatch.setattr(ServedGallery, "neighbours", unreadable)
     answer = here.post("/api/search/vector", json={"vector": [1.0] * 16})
     assert refused(answer, 503) == "the gallery cannot be read at the moment; the server's log says why."
     assert answer.headers["retry-after"] == "5"
@@ -328,7 +328,7 @@ def test_a_timeout_inside_a_handler_is_a_fault_of_ours(
     def slow(*_: Any, **__: Any) -> Any:
         raise TimeoutError("a store took too long")
 
-    monkeypatch.setattr(ServedGallery, "search", slow)
+    monkeypatch.setattr(ServedGallery, "neighbours", slow)
     assert refused(here.post("/api/search/vector", json={"vector": [1.0] * 16}), 500) == FAULT
     assert "a store took too long" in capsys.readouterr().err
 
@@ -373,11 +373,11 @@ def test_only_so_many_clients_are_remembered(run: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"rate": -1.0}, "--rate must be 0 (no limit) or more requests a second, got -1."),
-        ({"rate": float("nan")}, "--rate must be 0 (no limit) or more requests a second, got nan."),
-        ({"rate": float("inf")}, "--rate must be 0 (no limit) or more requests a second, got inf."),
-        ({"upload_bytes": 0}, "--max-upload and --max-pixels must be numbers above 0: an image has to fit."),
-        ({"upload_pixels": 0}, "--max-upload and --max-pixels must be numbers above 0: an image has to fit."),
+        ({"rate": -1.0}, "`rate` must be 0 (no limit) or more requests a second, got -1."),
+        ({"rate": float("nan")}, "`rate` must be 0 (no limit) or more requests a second, got nan."),
+        ({"rate": float("inf")}, "`rate` must be 0 (no limit) or more requests a second, got inf."),
+        ({"upload_bytes": 0}, "`max_upload` and `max_pixels` must be numbers above 0: an image has to fit."),
+        ({"upload_pixels": 0}, "`max_upload` and `max_pixels` must be numbers above 0: an image has to fit."),
     ],
 )
 def test_limits_that_are_none(wrong: dict[str, Any], message: str) -> None:
@@ -393,7 +393,7 @@ def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.Monkey
         time.sleep(1.0)
         return search(*given, **options)
 
-    monkeypatch.setattr(ServedGallery, "search", slow)
+    monkeypatch.setattr(ServedGallery, "neighbours", slow)
     limits = replace(FREE, seconds=0.3, upload_seconds=10.0)
     with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
         item = here.state.gallery.rows.ids[0]
@@ -707,7 +707,7 @@ def test_connections_of_a_proxy_are_those_of_many() -> None:
 
 @pytest.mark.parametrize("wrong", ["*", "example.org", "10.0.0.1/8", "127.0.0.1,x"])
 def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
-    with pytest.raises(UserError, match=f"--proxy {re.escape(wrong)}.*127.0.0.1"):
+    with pytest.raises(UserError, match=f"proxy={re.escape(wrong)}.*127.0.0.1"):
         read_proxies(wrong)
 
 
