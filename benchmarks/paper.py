@@ -14,7 +14,7 @@ import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -258,7 +258,7 @@ def take(plan: Plan, folder: Path, out: Path) -> None:
         raise UserError(f"{cell.folder} is there already: remove it, or choose another --out.")
     wanted = config_of(plan, cell, had.data, chosen(plan, into, cell.preset, cell.method) or {})
     free = ("out", "data", "weights", "curve", "log_bound", "skip_bad", "tensorboard")
-    for name, theirs in asdict(wanted).items():
+    for name, theirs in wanted.saved().items():
         ours = getattr(had, name)
         if name == "val_classes" and had.preset == "paper":
             ours, theirs = ours or "0", theirs or "0"  # it holds none out
@@ -271,7 +271,7 @@ def take(plan: Plan, folder: Path, out: Path) -> None:
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with held(run.folder):  # nobody trains it now
         moved = RunFolder(Path(shutil.move(run.folder, cell.folder)))
-        moved.write("config", asdict(replace(had, out=cell.folder, curve=wanted.curve)))
+        moved.write("config", replace(had, out=cell.folder, curve=wanted.curve).saved())
     print(f"{folder} is now {cell.folder}")
 
 

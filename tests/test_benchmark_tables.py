@@ -149,7 +149,7 @@ def test_every_row_has_its_figures(plan: Plan, tmp_path: Path) -> None:
     assert other.difference.mean == pytest.approx(2.0)
     assert other.difference.seeds == 2
     assert other.remark == "1 of 3 failed: it"
-    assert (missing.measures, missing.remark) == ({}, "not there yet: --loss of-tomorrow")
+    assert (missing.measures, missing.remark) == ({}, "not there yet: loss of-tomorrow")
     assert untrained.difference is not None
     assert untrained.difference.mean == pytest.approx(-21.0)
     assert as_json({"default": rows})["default"][0]["measures"]["recall_at_1"]["seeds"] == 3

@@ -283,7 +283,7 @@ def test_what_cannot_be_calibrated_is_refused(
     assert "there are only 250 pairs of different classes, so the smallest rate that can be told is 0.004" in refused(
         capsys, str(plain), "--fmr", "1e-3"
     )
-    assert f"{plain} has no validation classes: it was trained without `val_classes`. Use --on test, or" in refused(
+    assert f"{plain} has no validation classes: it was trained without --val-classes. Use --on test, or" in refused(
         capsys, str(plain), "--on", "validation"
     )
     assert f"{of_vectors} has no validation classes: those that training holds out train in the end." in refused(

@@ -411,9 +411,9 @@ def test_long_lists_are_cut_short_in_the_text_and_whole_in_json(
     for number in range(17):
         shutil.copy(root / f"class {number}" / "1.png", root / f"class {number}" / "twin.png")
     _, told = ran(capsys, str(root))
-    assert "    and 2 more (--json lists all)" in told.splitlines()  # of the unreadable
-    assert "    and 8 more (--json lists all)" in told.splitlines()  # of the groups of duplicates
-    assert "copy 8.png = and 3 more (--json lists all) (same bytes)" in told
+    assert "    and 2 more (`tammes doctor --json` lists all)" in told.splitlines()  # of the unreadable
+    assert "    and 8 more (`tammes doctor --json` lists all)" in told.splitlines()  # of the groups of duplicates
+    assert "copy 8.png = and 3 more (`tammes doctor --json` lists all) (same bytes)" in told
     found = json.loads(ran(capsys, str(root), "--json")[1])
     assert len(found["unreadable"]) == 12
     assert found["unreadable"][11] == {

@@ -117,7 +117,7 @@ def test_a_cut_above_a_depth_is_refused() -> None:
         Frozen(embedder(), "blocks.3")
     assert str(error.value) == (
         "features are taken from what enters blocks.2, so nothing above it can be the cut: 'blocks.3'. "
-        "Use --cut blocks.2 or lower."
+        "Use `cut='blocks.2'` or lower."
     )
 
 

@@ -130,9 +130,9 @@ def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
 
 
 def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^a model on the hub is named hf://owner/name, got 'waves'.$"):
+    with pytest.raises(UserError, match="^a model on the hub is named hf://owner/name, .*got 'waves'.$"):
         fetched("hf://waves")
-    with pytest.raises(UserError, match="^a model on the hub is named owner/name, got 'a/b/c'.$"):
+    with pytest.raises(UserError, match="^a model on the hub is named owner/name, .*got 'a/b/c'.$"):
         push_to_hub(tmp_path, "a/b/c")
     with pytest.raises(
         UserError, match=f"^{re.escape(str(tmp_path))} is not ready for the hub. Write it: tammes export"

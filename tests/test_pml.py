@@ -465,7 +465,7 @@ def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
         ('loss = "pml:ArcFaceLoss"\nmargin = "x"', "margin of ArcFaceLoss must be a finite number, got 'x'."),
         ('loss = "pml:ArcFaceLoss"\nminer-options = ["a=1"]', "method 'theirs': miner-options are those of a miner"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = ["a=1"]', "unknown option of HDCMiner 'a'"),
-        ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "must be a list of texts, got 3"),
+        ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "miner-options must be a list"),
         ('loss = "triplet"\nminer = "pml:HDCMiner"', "`miner` is for a loss of pytorch-metric-learning"),
     ],
 )

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -179,7 +178,7 @@ def test_plans_of_any_values(key: str, value: Any) -> None:
     understood("plan.toml", text.encode(errors="surrogateescape"))
 
 
-SOUND = asdict(config_of())
+SOUND = config_of().saved()
 
 
 @settings(max_examples=100)
@@ -192,7 +191,7 @@ def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, ke
     if said is None:
         assert load_config(RunFolder(folder)).out == folder  # never where the file says
     else:
-        assert key in said
+        assert key in said or "every number in it must be finite" in said
 
 
 @FEW

@@ -87,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     be_quiet(quiet)
 
     def worded(text: str) -> str:
-        return with_flags(text, declared(given))
+        found = with_flags(text, declared(given))
+        # What stops a training is also told by commands that look ahead; a plan has names of its own.
+        return found if "benchmark" in given else with_flags(found, declared(["train"]))
 
     reword(worded)
     _open_streams()

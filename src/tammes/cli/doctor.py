@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from tammes.errors import UserError
-from tammes.io.console import print_json, printable, progress
+from tammes.io.console import print_json, printable, progress, worded
 from tammes.io.files import is_vector_file
 
 
@@ -57,6 +57,6 @@ def doctor(config: Doctor) -> None:
     if config.json:
         print_json({"data": config.data, **asdict(report)})
     else:
-        print("\n".join(map(printable, describe(report, f"tammes train {quoted}"))))
+        print("\n".join(printable(worded(line)) for line in describe(report, f"tammes train {quoted}")))
     if report.stops:
         raise SystemExit(1)

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
-from torch import Tensor
 
 from tammes.data.dataset import PARTS, TEST, TRAIN, VALIDATION, Dataset
 from tammes.data.files import of_files
@@ -157,16 +156,17 @@ def _pair(data: Any, index: int) -> tuple[Any, Any]:
 
 def _plain(label: Any) -> Any:
     """A label as Python has it; NaN and what is neither number nor text is refused."""
-    label = (
-        label.item()
-        if (hasattr(label, "item") and getattr(label, "size", 1) == 1) or isinstance(label, Tensor)
-        else label
-    )
+    label = label.item() if (hasattr(label, "item") and getattr(label, "size", 1) == 1) or _is_tensor(label) else label
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
         raise UserError(f"a label must be a whole number or a text, got {shown(label)}.")
     return label
+
+
+def _is_tensor(given: Any) -> bool:
+    """Whether it is one of PyTorch, which need not be loaded for data that has none."""
+    return type(given).__module__.partition(".")[0] == "torch"
 
 
 def _image(given: Any, index: int) -> Image.Image:
@@ -175,8 +175,8 @@ def _image(given: Any, index: int) -> Image.Image:
         return given
     if isinstance(given, str | Path):
         return open_picture(Path(given))
-    pixels = given.numpy() if isinstance(given, Tensor) else given
-    if isinstance(given, Tensor) and pixels.ndim == 3:
+    pixels = given.numpy() if _is_tensor(given) else given
+    if _is_tensor(given) and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)
     if isinstance(pixels, ndarray) and pixels.dtype == np.uint8:
         pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels

@@ -32,6 +32,11 @@ def reword(wording: Callable[[str], str]) -> None:
     _wording[0] = wording
 
 
+def worded(text: str) -> str:
+    """A text of the library as lines are worded now."""
+    return _wording[0](text)
+
+
 def be_silent(silent: bool) -> None:
     """Whether nothing is said and logged at all: of several processes only the first speaks."""
     _silent[0] = silent

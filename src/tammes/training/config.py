@@ -442,7 +442,7 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
                 raise UserError(f"backbone is a module, which has its weights: leave out {name}.")
     else:
         for name in ("size", "shorter_side", "mean", "std"):
-            if given.get(name) is not None:
+            if given.get(name) not in (None, ()):
                 raise UserError(f"{name} is for a backbone that is a module; one with a name says it itself.")
 
 
