@@ -648,7 +648,7 @@ def trained_precision(stored: Mapping[str, Any]) -> list[str]:
         "",
         f"R@1 on validation classes (a fifth of the training classes) of {stored['data']}, {stored['backbone']}, after"
         " the last epoch. Runs differ in nothing but the precision that they are trained in; the difference is the mean"
-        " over seeds, with its standard error. Test classes are not looked at.",
+        " over seeds, with its standard error. Validation classes alone are compared.",
         "",
         "    python -m benchmarks.precision CUB_200_2011 --weights FILE --json benchmarks/results/precision.json",
         "",

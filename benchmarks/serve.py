@@ -9,7 +9,7 @@ Beside searches by upload stands the embedding alone: the same images through `E
 own, before there is a server. Then follow minutes of mixed load, in which the memory of the server and of the processes
 that decode for it is looked at: what they have filled themselves, without their libraries' files.
 
-What is measured is written as it is, and a run that was interrupted goes on with the rows that are missing; the mixed
+What is measured is written as it is, and a run that was interrupted resumes with the rows that are missing; the mixed
 load starts over, as its server is gone.
 """
 
