@@ -54,11 +54,12 @@ def test_pixels_are_scaled_as_the_weights_want_them() -> None:
         (
             "conv5",
             r"^unknown backbone 'conv5'\. Did you mean 'conv4'.*"
-            r" Known: conv4, googlenet, vgg16, resnet18, .*, and every name of torchvision and timm\.$",
+            r" Known: conv4, googlenet, vgg16, resnet18, .*, every name of torchvision and timm, "
+            r"hf-hub:owner/name and open_clip:MODEL\.",
         ),
         ("torchvision:resnet10t", r"^unknown backbone 'torchvision:resnet10t'\."),
         ("torchvision:conv4", r"^unknown backbone 'torchvision:conv4'\."),
-        ("keras:vgg16", r"^unknown library 'keras' in backbone 'keras:vgg16'\. Known: timm, torchvision\.$"),
+        ("keras:vgg16", r"^unknown library 'keras' in backbone 'keras:vgg16'\. Known: timm, torchvision, "),
         ("squeezenet1_1", r"^squeezenet1_1 of torchvision ends in no linear layer, .* Try timm:squeezenet1_1\.$"),
         ("timm:test_vit.nosuchtag", r"^timm cannot make test_vit\.nosuchtag: Invalid pretrained tag \(nosuchtag\)"),
     ],

@@ -161,9 +161,9 @@ def test_what_cannot_be_is_refused_before_the_work(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_named_network_takes_no_size(waves: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="size is for a backbone that is a module"):
-        tammes.train(waves, backbone="conv4", size=24, out=tmp_path / "run")
+def test_a_named_network_takes_no_mean(waves: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="mean is for a backbone that is a module"):
+        tammes.train(waves, backbone="conv4", mean=0.5, out=tmp_path / "run")
 
 
 def pictures(number: int = 24) -> list[Image.Image]:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy import ndarray
 from torch import nn
 
 from tammes.data import Dataset, check_data, check_place, dataset_of, open_dataset
 from tammes.data.image_cache import Decoded
 from tammes.data.objects import OBJECTS
+from tammes.data.splits import split
 from tammes.data.transforms import Transform
 from tammes.data.vectors import Vectors
 from tammes.data.vectors import vectors as read_vectors
@@ -27,8 +29,9 @@ from tammes.io.outputs import place_for
 from tammes.metrics import evaluate
 from tammes.metrics.verification import checked_fmr
 from tammes.models.backbones.module import name_of
-from tammes.models.embedder import Embedder, Embedding
+from tammes.models.embedder import DIM, Embedder, Embedding
 from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
+from tammes.models.pretrained import load_model
 from tammes.report import compare_page, draw_retrievals, look, run_page
 from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
 from tammes.report.page import write_page
@@ -370,6 +373,61 @@ def evaluate_run(
             how = protocol(of.dataset, of.chosen, clustering=clustering)
             rows[name] = evaluate(found, of.dataset.labels[of.chosen], **how, **options)
     return rows
+
+
+def evaluate_pretrained(
+    model: str,
+    data: str,
+    network: Mapping[str, Any],
+    *,
+    whiten: bool = False,
+    clustering: bool = True,
+    skip_bad: bool = False,
+    on: Literal["auto", "cpu"] = "auto",
+    **options: Any,
+) -> dict[str, dict[str, Any]]:
+    """How well a pretrained network does: on the test classes of data that says which they are, or on all classes.
+
+    Args:
+        network: how it is built, as `tammes.pretrained` takes it.
+        whiten: also with its features whitened within the training classes; data that does not say which these are is
+            then split as `train` does.
+        options: of `tammes.metrics.evaluate`.
+    """
+    embedder = load_model(model, **network).to(device(on))
+    dataset = open_dataset(data)
+    says = dataset.part is not None or dataset.train_classes is not None
+    parts = split(dataset) if says or whiten else None
+    images = decode_for(embedder, dataset, skip_bad=skip_bad)
+    chosen = images.without_bad(np.arange(len(dataset)) if parts is None else parts.test)
+    networks = {"pretrained": embedder}
+    if whiten:
+        assert parts is not None
+        learn = images.without_bad(parts.train)
+        labels = torch.from_numpy(dataset.labels[learn])
+        networks["whitened"] = embedder.closed_form(_features(embedder, images, learn), labels, dim=DIM)
+    features = _features(embedder, images, chosen)
+    how = protocol(dataset, chosen, clustering=clustering)
+    rows = {}
+    for name, one in networks.items():
+        with working(f"measuring, {name}", KEPT), torch.inference_mode():
+            found = one.embedding(features.to(one.mean.device)).cpu().numpy()
+            rows[name] = evaluate(found, dataset.labels[chosen], **how, **options)
+    return rows
+
+
+def _features(embedder: Embedder, images: Decoded, chosen: ndarray) -> torch.Tensor:
+    """What the backbone makes of the centre of images, computed once and kept; `train` uses them again."""
+    with progress("computing features", KEPT) as on_progress:
+        kept = activations(
+            Frozen(embedder, None),
+            images,
+            chosen,
+            crop=embedder.size,
+            device=embedder.mean.device,
+            on_progress=on_progress,
+        )
+    return torch.from_numpy(kept.values[0].astype(np.float32))
 
 
 def _check_there(data: str | Dataset | None, config: TrainConfig) -> None:

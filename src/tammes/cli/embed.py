@@ -11,30 +11,40 @@ from tammes.errors import UserError, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for
+from tammes.training.options import Pool
 
 
 @dataclass(frozen=True)
 class Embed:
-    """Turn a folder of images, or a file of vectors, into vectors with a trained model.
+    """Turn a folder of images, or a file of vectors, into vectors with a model.
 
     A .npz or .parquet file holds `vectors` (images, dim), of norm 1, `labels` (the name of each image's class: in a
     folder, of its sub-folder) and `paths`; a .npy file the vectors alone. Of vectors it holds what their file does, in
     the same order, with other `vectors`. `tammes evaluate`, `train`, `index` and `report` read it.
 
     For example:
+        tammes embed resnet50 photos/ --out vectors.npz
         tammes embed runs/photos photos/ --out vectors.npz
         tammes embed runs/photos photos/ --out vectors.parquet
         tammes evaluate vectors.npz
         tammes embed runs/vectors vectors.npz --out new.npz
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run folder, a model on the hub (hf://owner/name), or a pretrained network: `tammes models` lists them."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """Any folder of images, with sub-folders or without; or any data that `tammes train` takes. For a run
     of vectors a .npz, .parquet or .npy file of them."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.npz|.parquet|.npy")]
     """The file to write."""
+    weights: Annotated[str | None, optional("FILE")] = None
+    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
+    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
+    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
+    size: Annotated[int | None, optional("INT")] = None
+    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
+    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
+    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer the vectors are taken from, if not the one that the run chose."""
     batch_size: Annotated[int | None, optional("INT")] = None
@@ -66,7 +76,8 @@ def embed(config: Embed) -> None:
         check_place(config.data)
     from tammes.training.run_folder import is_run, open_run
 
-    of_vectors = is_run(config.model) and is_vector_file(open_run(config.model).read("config").get("data", ""))
+    run = Path(config.model)
+    of_vectors = is_run(run) and is_vector_file(open_run(run).read("config").get("data", ""))
     record = _vectors(config, out) if of_vectors else _images(config, out)
     record = {"file": str(config.out)} | record
     if config.json:
@@ -79,25 +90,44 @@ def embed(config: Embed) -> None:
 
 def _vectors(config: Embed, out: Path) -> dict[str, Any]:
     known = {field.name: field.default for field in fields(Embed)}
-    for option in ("embedding", "batch_size", "skip_bad", "verify", "device"):
+    for option in (
+        "weights",
+        "weights_form",
+        "size",
+        "pool",
+        "embedding",
+        "batch_size",
+        "skip_bad",
+        "verify",
+        "device",
+    ):
         if getattr(config, option) != known[option]:
             raise UserError(f"`{option}` is for images, and {config.model} was trained on vectors: leave it out.")
     from tammes.training.run_folder import open_run
     from tammes.vectors.embed import embed_vectors
 
-    number, dim = embed_vectors(open_run(config.model), config.data, out)
+    number, dim = embed_vectors(open_run(Path(config.model)), config.data, out)
     return {"vectors": number, "dim": dim}
 
 
 def _images(config: Embed, out: Path) -> dict[str, Any]:
     if is_vector_file(data := config.data):
-        what = f"{config.model} was trained on images, and {data} holds vectors."
+        what = f"{config.model} embeds images, and {data} holds vectors."
         raise UserError(f"{what} Train on these: tammes train {data}")
     from tammes.io.machine import device
     from tammes.models.embedder import load
+    from tammes.models.pretrained import check_trained, load_model, names_network
     from tammes.training.embedding import embed_images
 
-    embedder = load(config.model, embedding=config.embedding).to(device(config.device))
+    how = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
+    if names_network(config.model):
+        if config.embedding is not None:
+            raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
+        embedder = load_model(config.model, **how)
+    else:
+        check_trained(config.model, how)
+        embedder = load(config.model, embedding=config.embedding)
+    embedder = embedder.to(device(config.device))
     return embed_images(
         embedder, config.data, out, batch_size=config.batch_size, skip_bad=config.skip_bad, verify=config.verify
     )

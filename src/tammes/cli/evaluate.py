@@ -10,25 +10,42 @@ from tammes.cli.console import optional, results_table
 from tammes.errors import UserError, check_seed, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
+from tammes.training.options import Pool
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on classes that it has not seen, or measure vectors.
+    """Measure a model on classes that it has not seen, or measure vectors.
+
+    A pretrained network is measured on the test classes of a published data set, on all classes of a folder; or, with
+    --whiten, on the classes of a folder that do not decide the whitening.
 
     For example:
+        tammes evaluate resnet50 photos/
+        tammes evaluate googlenet CUB_200_2011 --weights FILE --whiten
         tammes evaluate runs/glyphs-discriminative-simplex-0
         tammes evaluate runs/photos other-photos/ --json
         tammes evaluate runs/vectors other.npz
         tammes evaluate vectors.npz
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|VECTORS")]
-    """A run folder, or a .npz or .parquet file with `vectors` and `labels`, and if need be `query`, `gallery` (masks)
-    and `sequence` (a query does not find items of its own)."""
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|VECTORS")]
+    """A run folder, a pretrained network (`tammes models` lists them), or a .npz or .parquet file with `vectors` and
+    `labels`, and if need be `query`, `gallery` (masks) and `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
     """Images, or vectors for a run of vectors, to measure on, all of their classes; by default the test classes of the
     run's own data."""
+    weights: Annotated[str | None, optional("FILE")] = None
+    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
+    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
+    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
+    size: Annotated[int | None, optional("INT")] = None
+    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
+    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
+    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    whiten: bool = False
+    """Of a pretrained network: measure it also with its features whitened within the training classes, in closed form,
+    down to 256 dimensions."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer images are compared by, if not the one that the run chose."""
     clustering: bool = True
@@ -52,7 +69,7 @@ def evaluate(config: Evaluate) -> None:
     for seed in config.seeds:
         check_seed("each of `seeds`", seed)
     how = {name: getattr(config, name) for name in ("clustering", "seeds", "restarts")}
-    rows = _of_vectors(config, how) if is_vector_file(config.model) else _of_run(config, how)
+    rows = _of_vectors(config, how) if is_vector_file(config.model) else _of_model(config, how)
     if config.json:
         print_json(rows)
         return
@@ -68,19 +85,29 @@ def evaluate(config: Evaluate) -> None:
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
     from tammes.run import evaluate_vectors
 
-    for name in ("data", "embedding", "skip_bad"):
+    for name in ("data", "weights", "weights_form", "size", "pool", "whiten", "embedding", "skip_bad"):
         if getattr(config, name):
-            raise UserError(f"`{name}` is for a run, and {config.model.name} holds vectors: leave it out.")
-    return evaluate_vectors(config.model, **how)
+            raise UserError(f"`{name}` is for images, and {Path(config.model).name} holds vectors: leave it out.")
+    return evaluate_vectors(Path(config.model), **how)
 
 
-def _of_run(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if config.data is not None and not is_vector_file(config.data):
         from tammes.data import check_place
 
         check_place(config.data)
-    from tammes.run import evaluate_run
+    from tammes.models.pretrained import check_trained, names_network
+    from tammes.run import evaluate_pretrained, evaluate_run
     from tammes.training.run_folder import open_run
 
+    network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
+    if names_network(config.model):
+        if config.data is None or is_vector_file(config.data):
+            raise UserError(f"which images? For example: tammes evaluate {config.model} photos/")
+        if config.embedding is not None:
+            raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
+        how |= {"whiten": config.whiten, "skip_bad": config.skip_bad, "on": config.device}
+        return evaluate_pretrained(config.model, config.data, network, **how)
+    check_trained(config.model, network | {"whiten": config.whiten or None})
     how |= {"embedding": config.embedding, "skip_bad": config.skip_bad, "on": config.device}
-    return evaluate_run(open_run(config.model), config.data, **how)
+    return evaluate_run(open_run(Path(config.model)), config.data, **how)

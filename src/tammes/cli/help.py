@@ -19,7 +19,7 @@ GROUPS = {
     "Search": ("index", "search", "label", "duplicates", "serve"),
     "Use elsewhere": ("embed", "export"),
     "Data": ("data", "doctor"),
-    "More": ("losses", "centroids", "benchmark", "cache", "completion"),
+    "More": ("models", "losses", "centroids", "benchmark", "cache", "completion"),
 }
 # What most people need of commands with many options; `--help-all` shows the others too.
 COMMON = {

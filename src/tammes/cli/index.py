@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from tammes.cli.console import optional
 from tammes.errors import UserError
 from tammes.io.console import CONTINUE, if_stopped, print_json, printable, say
 from tammes.io.files import is_vector_file
+from tammes.training.options import Pool
 
 if TYPE_CHECKING:
     from tammes.gallery.update import Updated
@@ -19,27 +21,40 @@ SHOWN = 10  # broken images that are named
 
 @dataclass(frozen=True)
 class Index:
-    """Embed the images of folders by a trained model, and keep them where `tammes search` finds them.
+    """Embed the images of folders by a model, and keep them where `tammes search` finds them.
+
+    The model is a run, a model on the hub (hf://owner/name), or a pretrained network by its name, which needs no
+    training; `tammes models` lists them.
 
     Run again, it embeds only what is new or changed and takes out what is gone. It may be stopped at any moment, and
     run twice at once. The class of an image is the first folder on its path below the outermost folder that was
     indexed.
 
-    Vectors of any model are indexed as they are, without a RUN: a .npz or .parquet file with `vectors` and, if they
+    Vectors of any model are indexed as they are, without a MODEL: a .npz or .parquet file with `vectors` and, if they
     have any, `labels` and `paths` (or `X` and `y`, or a column for each number), or a .npy file. Those with a path
     that the gallery has already take its place. The gallery is then searched by vectors and by its items.
 
     For example:
+        tammes index resnet50 photos/ --gallery gallery
         tammes index runs/photos photos/ --gallery gallery
         tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
         tammes index runs/better photos/ --gallery gallery --rebuild
         tammes index vectors.npz --gallery gallery
     """
 
-    what: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] DATA…")]
-    """The folder of a run of images, and folders of images, sub-folders included; or files of vectors alone."""
+    what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL] DATA…")]
+    """A run of images, a model on the hub or a pretrained network, and folders of images, sub-folders included; or
+    files of vectors alone."""
     gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|qdrant://host:port/name")]
     """Where the gallery is, or will be."""
+    weights: Annotated[str | None, optional("FILE")] = None
+    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
+    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
+    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
+    size: Annotated[int | None, optional("INT")] = None
+    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
+    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
+    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
     rebuild: bool = False
     """Make the gallery again from this data, by another model or from scratch. The old one answers until the new
     one is complete and takes its place."""
@@ -62,27 +77,31 @@ def index(config: Index) -> None:
     """Compare, embed, store, show."""
     if not config.what:
         raise UserError(f"which images? For example: tammes index runs/photos photos/ --gallery {config.gallery}")
-    files = [path for path in config.what if is_vector_file(path)]
+    files = [Path(each) for each in config.what if is_vector_file(each)]
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
     with if_stopped(then=f"{kept} {CONTINUE}"):
-        updated = _of_vectors(config, files) if files else _of_images(config, config.what[0], config.what[1:])
+        updated = (
+            _of_vectors(config, files)
+            if files
+            else _of_images(config, config.what[0], tuple(map(Path, config.what[1:])))
+        )
     if config.json:
         print_json({"gallery": config.gallery, **updated.record()})
     else:
         _show(config.gallery, updated, "vectors" if files else "images")
 
 
-def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated":
+def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated":
     from tammes.training.run_folder import is_run
 
     gallery = f"--gallery {quote(config.gallery)}"
-    if not folders and run.is_dir() and not is_run(run):
+    if not folders and Path(model).is_dir() and not is_run(Path(model)):
         raise UserError(
-            f"which model embeds the images of {run}? Name its run first: tammes index RUN {quote(str(run))} {gallery}."
-            " `tammes runs` lists them."
+            f"which model embeds the images of {model}? Name it first, a pretrained network or a run: tammes index"
+            f" resnet50 {quote(model)} {gallery}. `tammes models` and `tammes runs` list them."
         )
     if not folders:
-        raise UserError(f"which images? For example: tammes index {quote(str(run))} photos/ {gallery}")
+        raise UserError(f"which images? For example: tammes index {quote(model)} photos/ {gallery}")
     from tammes.data.folder import check_folder
 
     for folder in folders:
@@ -92,7 +111,8 @@ def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated"
     from tammes.training.train import stop_on_signal
 
     how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
-    what = Update(config.gallery, model_of(run), folders, *how)
+    of_network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
+    what = Update(config.gallery, model_of(model, **of_network), folders, *how)
     try:
         return update(what, on=config.device, stopping=stop_on_signal)
     except StoppedError as stopped:
@@ -101,7 +121,7 @@ def _of_images(config: Index, run: Path, folders: tuple[Path, ...]) -> "Updated"
 
 
 def _of_vectors(config: Index, files: list[Path]) -> "Updated":
-    other = next((path for path in config.what if path not in files), None)
+    other = next((Path(each) for each in config.what if Path(each) not in files), None)
     if other is not None:
         raise UserError(_not_with_vectors(other, files[0], config.gallery))
     from tammes.gallery.update import index_vectors, items_of_file

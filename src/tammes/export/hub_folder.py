@@ -26,6 +26,7 @@ from tammes.io.hub import WRITING
 from tammes.io.schema import read_json
 from tammes.metrics import TITLES
 from tammes.models.embedder import Embedder, load
+from tammes.models.pooling import TIMM_NAMES
 from tammes.training.run_folder import RunFolder
 from tammes.training.verdict import PRETRAINED, WHITENED, describe
 
@@ -182,9 +183,8 @@ def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _pool_of(embedder: Embedder) -> dict[str, Any]:
-    return (
-        {} if embedder.config.pool == "published" else {"global_pool": {"mean": "avg"}.get(embedder.config.pool, "max")}
-    )
+    pool = embedder.config.pool
+    return {} if pool == "published" else {"global_pool": TIMM_NAMES[pool]}
 
 
 @torch.inference_mode()
@@ -193,7 +193,9 @@ def _as_timm(embedder: Embedder) -> tuple[Any, str, nn.Linear] | None:
     from timm import create_model
 
     config, head = embedder.config, embedder.penultimate
-    if config.embedding != "penultimate" or not isinstance(head, nn.Linear):
+    if config.embedding != "penultimate" or not isinstance(head, nn.Linear) or config.pool == "gem":
+        return None
+    if config.size is not None:  # timm would build it for images of its own size
         return None
     network = create_model(config.backbone.rpartition(":")[2], num_classes=config.dim, **_pool_of(embedder)).eval()
     own = embedder.backbone.state_dict()

@@ -20,7 +20,7 @@ from tammes.io.hub import ADDRESS
 from tammes.models.backbones.module import OWN
 from tammes.models.embedder import Embedder, EmbedderConfig, load, saved_embedder
 from tammes.models.origin import Network
-from tammes.models.pretrained import rebuilt
+from tammes.models.pretrained import check_trained, load_model, names_network, rebuilt
 from tammes.training.run_folder import RunFolder, is_run, open_finished
 
 _OF_RUN = ("embedder.json", "embedder.safetensors")
@@ -87,23 +87,27 @@ def describe_model(kind: Kind, run: str, network: Network | None) -> str:
     return f"{network.name}{of}" if kind == "pretrained" else f"the module {network.name}"
 
 
-def model_of(given: Any) -> Model:
-    """The model that a caller means: an embedder, a run, or the folder of one.
+def model_of(given: Any, **how: Any) -> Model:
+    """The model that a caller means: an embedder, a run or the folder of one, or the name of a pretrained network.
+
+    Args:
+        how: of a pretrained network, as `tammes.pretrained` takes it; None: as if not given.
 
     Raises:
         UserError: it is none of these, or a run that is not finished.
     """
     if isinstance(given, Embedder):
         return _of_embedder(given)
-    if isinstance(given, str) and given.startswith(ADDRESS):
-        return _of_embedder(load(given))
     if isinstance(given, str | Path):
+        if str(given).startswith(ADDRESS) or names_network(given):
+            return _of_embedder(load_model(given, **how))
+        check_trained(given, how)
         return _of_folder(Path(given))
     if isinstance(given, RunLike) and not isinstance(given, torch.nn.Module):
         return _of_folder(given.folder, lambda: given.embedder)
     raise UserError(
-        f"embedder cannot be {shown(given)}. Give an Embedder (tammes.load, tammes.pretrained or run.embedder), a run"
-        " or its folder; for vectors of any other model there is Gallery.from_vectors."
+        f"embedder cannot be {shown(given)}. Give an Embedder (tammes.load, tammes.pretrained or run.embedder), a run,"
+        " its folder, or the name of a pretrained network; for vectors of other models there is Gallery.from_vectors."
     )
 
 

@@ -37,6 +37,7 @@ from tammes.models.pooling import Pool
 from tammes.models.whitening import directions
 
 Embedding = Literal["penultimate", "last"]
+DIM = 256  # of an embedding: the paper's
 _ADVICE = "Put back the file that was written with the weights."
 
 
@@ -55,15 +56,15 @@ class EmbedderConfig:
         depths: the parts of the backbone whose inputs, pooled, are the features of a head each, lowest first; the last
             head has the backbone's own. () if all features are those.
         form: which form of the backbone, of those that have several; None: that of the weights.
-        size: height and width of the images of a module of the caller's own; None: as its name says.
-        shorter_side: likewise, what they are scaled to first.
+        size: height and width of the images that the backbone sees; None: as its name says.
+        shorter_side: of a module of the caller's own, what they are scaled to first.
         mean: likewise, of each channel; () as its name says.
         std: likewise.
         eval_transform: the name of what the caller gave in place of the centre crop; None: the centre crop.
     """
 
     backbone: str
-    dim: int = 256
+    dim: int = DIM
     class_dim: PositiveInt | None = None
     embedding: Embedding = "penultimate"
     pool: Pool = "published"
@@ -113,8 +114,11 @@ class Embedder(nn.Module):
         eval_transform: Transform | None = None,
     ) -> None:
         super().__init__()
-        made = backbone or find_backbone(config.backbone, weights=weights, pool=config.pool, form=config.form)
-        self.config, self.default_cut = replace(config, form=made.form), made.default_cut
+        made = backbone or find_backbone(
+            config.backbone, weights=weights, pool=config.pool, form=config.form, size=config.size
+        )
+        size = made.size if made.resized else None
+        self.config, self.default_cut = replace(config, form=made.form, size=size), made.default_cut
         if config.backbone.startswith(OWN):
             self.config = replace(
                 self.config, size=made.size, shorter_side=made.shorter_side, mean=made.mean, std=made.std
@@ -167,14 +171,17 @@ class Embedder(nn.Module):
         self,
         features: Float[Tensor, "images features"] | None = None,
         labels: Int64[Tensor, " images"] | None = None,
+        *,
+        dim: int | None = None,
     ) -> "Embedder":
         """The backbone as it is now, with a layer on top that nothing trains.
 
         Without features it is the identity: images are compared by the backbone's own features, all of them. With
-        features and labels it is their whitening, as `init_from` has it, of not more than `dim` directions.
+        features and labels it is their whitening, as `init_from` has it, of not more than `dim` directions; None: as
+        many as the embedding layer has outputs.
         """
         layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's own features
-        dim, number = self.config.dim, layer.in_features
+        dim, number = dim or self.config.dim, layer.in_features
         dim = number if features is None else max(1, min(dim, number, len(features) - 1))
         found = deepcopy(self)
         found.origin = None

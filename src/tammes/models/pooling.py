@@ -1,16 +1,48 @@
-"""The pooling at the end of a network, which makes one vector of a map: its mean over all places, or its maximum."""
+"""The pooling at the end of a network, which makes one vector of its last map."""
 
 from inspect import signature
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tammes.errors import UserError
 
-Pool = Literal["published", "mean", "max"]
-_POOLS: dict[Pool, type[nn.Module]] = {"mean": nn.AdaptiveAvgPool2d, "max": nn.AdaptiveMaxPool2d}
-_OF_TIMM: dict[Pool, str] = {"mean": "avg", "max": "max"}
+Pool = Literal["published", "token", "mean", "max", "mean-max", "gem"]
+# What timm calls them. Its networks have no generalised mean: ours takes the place of their pooling.
+TIMM_NAMES: dict[Pool, str] = {"token": "token", "mean": "avg", "max": "max", "mean-max": "avgmax"}
+GEM_POWER = 3.0
+_SMALLEST = 1e-6  # the power of 0 has no gradient
+
+
+class MeanMaxPool(nn.Module):
+    """The mean of a map's mean and its maximum over all places."""
+
+    def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels 1 1"]:
+        return (maps.mean((2, 3), keepdim=True) + maps.amax((2, 3), keepdim=True)) / 2
+
+
+class GeM(nn.Module):
+    """The generalised mean over all places, (mean x^p)^(1/p) with p = 3: between mean (1) and maximum (infinity).
+
+    Radenović et al., Fine-tuning CNN Image Retrieval with No Human Annotation. The power is fixed, not learned.
+    """
+
+    def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels 1 1"]:
+        powers = maps.float().clamp(min=_SMALLEST) ** GEM_POWER  # half precision would overflow
+        return (powers.mean((2, 3), keepdim=True) ** (1 / GEM_POWER)).to(maps.dtype)
+
+
+def pool_layer(pool: Pool) -> nn.Module:
+    """The layer that pools maps: (batch, channels, height, width) -> (batch, channels, 1, 1)."""
+    if pool == "token":
+        raise UserError("`pool='token'` is the class token of a transformer, and this network gives maps.")
+    if pool == "mean-max":
+        return MeanMaxPool()
+    if pool == "gem":
+        return GeM()
+    return nn.AdaptiveMaxPool2d(1) if pool == "max" else nn.AdaptiveAvgPool2d(1)
 
 
 def exchange_pool(network: nn.Module, pool: Pool, *, channels: int, size: int) -> None:
@@ -33,20 +65,34 @@ def exchange_pool(network: nn.Module, pool: Pool, *, channels: int, size: int) -
         for name, part in network.named_modules()
         if isinstance(part, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d) and part.output_size in (1, (1, 1))
     ]
-    if not found or not _is_last(network, found[-1][1], channels, size):
+    if pool == "token" or not found or not _is_last(network, found[-1][1], channels, size):
         raise _refused(network, pool)
-    parent, _, child = found[-1][0].rpartition(".")
-    setattr(network.get_submodule(parent), child, cast(Any, _POOLS[pool])(1))
+    _put(network, found[-1][0], pool_layer(pool))
 
 
 def _exchange_in_timm(network: nn.Module, pool: Pool) -> None:
+    if pool == "gem":
+        from timm.layers.adaptive_avgmax_pool import SelectAdaptivePool2d
+
+        found = [(name, part) for name, part in network.named_modules() if isinstance(part, SelectAdaptivePool2d)]
+        # A transformer that keeps the channels last gives its pooling maps of another shape.
+        if not found or getattr(network, "output_fmt", "NCHW") != "NCHW":
+            raise _refused(network, pool)
+        name, part = found[-1]
+        _put(network, name, nn.Sequential(GeM(), part.flatten))
+        return
     reset: Any = getattr(network, "reset_classifier", None)
     if reset is None or "global_pool" not in signature(reset).parameters:
         raise _refused(network, pool)
     try:
-        reset(0, global_pool=_OF_TIMM[pool])
-    except (AssertionError, ValueError, RuntimeError) as error:  # a transformer that has a token for this
+        reset(0, global_pool=TIMM_NAMES[pool])
+    except (AssertionError, ValueError, RuntimeError) as error:  # no token in it, or nothing but one
         raise _refused(network, pool) from error
+
+
+def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, layer)
 
 
 @torch.no_grad()
@@ -64,7 +110,5 @@ def _is_last(network: nn.Module, part: nn.Module, channels: int, size: int) -> b
 
 
 def _refused(network: nn.Module, pool: Pool) -> UserError:
-    return UserError(
-        f"{type(network).__name__} does not end in a mean or maximum over all places, so `pool={pool!r}` cannot"
-        " take its place. Leave `pool` out."
-    )
+    what = "has no class token" if pool == "token" else "does not end in a mean or maximum over all places"
+    return UserError(f"{type(network).__name__} {what}, so it cannot have `pool={pool!r}`. Leave `pool` out.")

@@ -42,7 +42,7 @@ def build_backbone(config: TrainConfig, *, pretrained: bool = True) -> Backbone:
         wants = {"size": config.size, "shorter_side": config.shorter_side, "mean": config.mean, "std": config.std}
         return of_module(config.objects.module, **wants, pool=config.pool)  # type: ignore[arg-type]
     weights = config.weights if pretrained else "none"
-    return backbone(config.backbone, weights=weights, pool=config.pool, form=config.weights_form)
+    return backbone(config.backbone, weights=weights, pool=config.pool, form=config.weights_form, size=config.size)
 
 
 def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Embedder:
@@ -64,6 +64,7 @@ def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Emb
         () if method.weigh is None else method.weigh(heads),
         made.depths if method.depths else (),
         config.weights_form,
+        config.size,
     )
     torch.manual_seed((config.seed + 1) % 2**64)  # whatever the backbone has drawn
     try:

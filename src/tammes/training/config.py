@@ -61,7 +61,7 @@ class TrainConfig:
         cut: None: as the network has it by default, or nothing is cut.
         views: crops of each image whose activations are kept; 0: the one in the centre; None where all layers train.
         sampler: None for a loss that mines its batches itself.
-        size: height and width of the images of a network that was given as a module; None: as its name says.
+        size: height and width of the images that the backbone sees; None: as published.
         shorter_side: likewise, what they are scaled to first.
         mean: likewise, of each channel; ().
         std: likewise.
@@ -441,7 +441,7 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
             if given.get(name) not in (None, "none"):
                 raise UserError(f"backbone is a module, which has its weights: leave out {name}.")
     else:
-        for name in ("size", "shorter_side", "mean", "std"):
+        for name in ("shorter_side", "mean", "std"):
             if given.get(name) not in (None, ()):
                 raise UserError(f"{name} is for a backbone that is a module; one with a name says it itself.")
 

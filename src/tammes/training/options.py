@@ -9,7 +9,7 @@ Preset = Literal["default", "paper"]
 Weighting = Literal["none", "balanced", "triplet"]
 Part = Literal["all", "top", "head"]
 Form = Literal["torchvision", "keras"]
-Pool = Literal["published", "mean", "max"]
+Pool = Literal["published", "token", "mean", "max", "mean-max", "gem"]
 Layer = Literal["penultimate", "last"]
 OptimizerName = Literal["sgd", "adam"]
 Schedule = Literal["halve", "cosine"]
@@ -119,10 +119,12 @@ class TrainOptions(TypedDict, total=False):
     pool: Annotated[
         Pool,
         Doc(
-            "How the backbone's last map becomes a vector: by its mean or maximum over all places, or as it was"
+            "How the backbone's last map becomes a vector: by its mean, its maximum, the mean of both (mean-max) or the"
+            " generalised mean with power 3 (gem) over all places; by the class token of a transformer (token); or as"
             " published with the network."
         ),
     ]
+    size: Annotated[int, Doc("Height and width of the images that the backbone sees. (default: as published)")]
     dim: Annotated[int, Doc("Dimension of an embedding. (default: 256; hdc 384, bier 512)")]
     class_layer: Annotated[
         bool,

@@ -1,15 +1,17 @@
-"""The networks that turn images into features: conv4, googlenet, vgg16, resnets, any name of torchvision or timm."""
+"""The networks that turn images into features: ours, and any of torchvision, timm or open_clip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from tammes.errors import UserError
+from tammes.errors import UserError, check_whole, unknown_name
 from tammes.io.limits import WEIGHTS, check_limit
 from tammes.models.backbones import googlenet, resnet, vgg16
 from tammes.models.backbones.base import Backbone, measured
@@ -19,22 +21,34 @@ from tammes.models.backbones.resnet import Form
 from tammes.models.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
 from tammes.models.pooling import Pool, exchange_pool
 
+_LIBRARIES = ("timm", "torchvision", "hf-hub", "open_clip")
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
+_MOST_PIXELS = 1024  # a file may be untrusted, and memory grows with the square
 _CLASSIFIER = 1 << 24  # weights of torchvision's classifiers, which are built and dropped
 _KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
 
 
 def backbone(
-    name: str, *, weights: str | Path = "none", pool: Pool = "published", form: Form | None = None
+    name: str,
+    *,
+    weights: str | Path = "none",
+    pool: Pool = "published",
+    form: Form | None = None,
+    size: int | None = None,
 ) -> Backbone:
     """The network of that name: ours, torchvision's, or timm's (`torchvision:NAME` or `timm:NAME` to insist).
 
+    `hf-hub:owner/name` is a network of timm on the Hugging Face hub, `open_clip:MODEL` or `open_clip:MODEL/TAG` the
+    image tower of one of open_clip.
+
     Args:
-        weights: "imagenet", "none" for random ones, or a file as `weights.load_weights` takes it.
+        weights: "imagenet" for those that it was published with, whatever they were trained on; "none" for random
+            ones; or a file as `weights.load_weights` takes it.
         pool: how its last map becomes a vector.
         form: of resnet50, 101 and 152: torchvision's, or the original one, which Keras has; None: as the file of
             weights says, or torchvision's without one.
+        size: height and width of the images that it is to see; None: as published.
     """
     if name.startswith(OWN):
         raise UserError(
@@ -42,15 +56,21 @@ def backbone(
             " the run there, with the module: tammes.load_run(folder, backbone=module)"
         )
     library, _, plain = name.rpartition(":")
-    if library not in ("", "torchvision", "timm"):
-        raise UserError(f"unknown library {library!r} in backbone {name!r}. Known: timm, torchvision.")
+    if library not in ("", *_LIBRARIES):
+        raise UserError(f"unknown library {library!r} in backbone {name!r}. Known: {', '.join(_LIBRARIES)}.")
     imagenet = str(weights) == "imagenet"
     form = form_of(name, weights, form)
     if form is not None:
         made = _resnet(plain, imagenet=imagenet, form=form)
     elif not library and plain in OURS:
         made = OURS[plain](imagenet=imagenet)
-    elif library != "timm" and plain in _torchvision_names():
+    elif library == "open_clip":
+        check_weights(name)
+        made = _of_open_clip(plain, published=imagenet)
+    elif library == "hf-hub":
+        check_weights(name)
+        made = _of_timm(name, imagenet=imagenet)
+    elif library != "timm" and plain in torchvision_names():
         check_weights(name)
         made = _of_torchvision(plain, imagenet=imagenet)
     elif library != "torchvision" and _is_of_timm(plain):
@@ -61,7 +81,27 @@ def backbone(
     if str(weights) not in ("imagenet", "none"):
         load_weights(made.network, Path(weights), form)
     exchange_pool(made.network, pool, channels=len(made.mode), size=made.size)
-    return made
+    return made if size in (None, made.size) else _at_size(made, name, size)
+
+
+@torch.no_grad()
+def _at_size(made: Backbone, name: str, size: int) -> Backbone:
+    """The same network for images of another size; the position embeddings of a transformer are interpolated."""
+    check_whole("`size`", size, 1, _MOST_PIXELS)
+    network, was_training = made.network, made.network.training
+    try:
+        if hasattr(network, "set_input_size"):  # transformers of timm
+            cast(Any, network).set_input_size(img_size=(size, size))
+        found = network.eval()(torch.zeros(1, len(made.mode), size, size))
+    except (AssertionError, RuntimeError, ValueError) as error:  # each network has its own words for it
+        raise UserError(
+            f"{name} cannot see images of {size} x {size} pixels: {str(error).partition(chr(10))[0].rstrip('.')}."
+            f" As published it sees {made.size}: leave out `size`, or use a multiple of its patches."
+        ) from error
+    finally:
+        network.train(was_training)
+    assert found.shape == (1, made.features)
+    return replace(made, size=size, shorter_side=round(size * made.shorter_side / made.size), resized=True)
 
 
 def check_weights(name: str, given: int | None = None) -> None:
@@ -82,14 +122,18 @@ def _num_weights(name: str) -> int:
     library, _, plain = name.rpartition(":")
     if not library and plain in OURS:
         return 0
-    if library != "timm" and plain in _torchvision_names():
+    if library != "timm" and plain in torchvision_names():
         from torchvision.models import get_model_weights
 
         return int(get_model_weights(plain).DEFAULT.meta["num_params"])
-    if library == "torchvision" or not _is_of_timm(plain):
+    if library == "torchvision" or (library in ("", "timm") and not _is_of_timm(plain)):
         return 0  # whoever builds it says that there is no such network
     with torch.device("meta"):  # shapes without numbers
-        return sum(weight.numel() for weight in _timm_network(plain).parameters())
+        if library == "open_clip":
+            network = _open_clip_tower(*_model_and_tag(plain))
+        else:
+            network = _timm_network(name if library == "hf-hub" else plain)
+        return sum(weight.numel() for weight in network.parameters())
 
 
 def _conv4(*, imagenet: bool) -> Backbone:
@@ -161,10 +205,27 @@ def _timm_network(name: str) -> Any:
     """With random weights, without a classifier."""
     from timm import create_model
 
+    with _on_the_hub(name):
+        try:
+            return create_model(name, pretrained=False, num_classes=0)
+        except RuntimeError as error:  # a tag after the name that it does not know
+            raise UserError(f"timm cannot make {name}: {error}") from error
+
+
+@contextmanager
+def _on_the_hub(name: str) -> Iterator[None]:
+    """What goes wrong where timm asks the hub what a network is, in our words."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
-        return create_model(name, pretrained=False, num_classes=0)
-    except RuntimeError as error:  # a tag after the name that it does not know
-        raise UserError(f"timm cannot make {name}: {error}") from error
+        yield
+    except (OSError, HfHubHTTPError, HFValidationError, KeyError) as error:
+        if not name.startswith("hf-hub:"):
+            raise
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"cannot load {name} from the hub: {reason}. It must be a network of timm there, hf-hub:owner/name."
+        ) from error
 
 
 def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
@@ -193,7 +254,10 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
     from timm import create_model, get_pretrained_cfg
     from timm.data.config import resolve_model_data_config
 
-    if imagenet:
+    if imagenet and name.startswith("hf-hub:"):
+        with _on_the_hub(name):
+            network = create_model(name, pretrained=True, num_classes=0)
+    elif imagenet:
         found = get_pretrained_cfg(name)
         if found is None or not found.has_weights:
             raise UserError(f"timm has no ImageNet weights for {name}. Use `weights='none'`, or a file of them.")
@@ -208,23 +272,69 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
     return measured(network, size, round(size / wants["crop_pct"]), mean, std)
 
 
+def _model_and_tag(name: str) -> tuple[str, str | None]:
+    """Of `ViT-B-32/laion2b_s34b_b79k` the model and its weights."""
+    model, _, tag = name.partition("/")
+    return model, tag or None
+
+
+def _open_clip_tower(model: str, tag: str | None) -> Any:
+    """The part of a network of open_clip that sees images; with random weights without a tag."""
+    try:
+        import open_clip
+    except ImportError:
+        raise UserError(f"open_clip:{model} needs the package open_clip: pip install 'tammes[clip]'") from None
+    if model not in open_clip.list_models():
+        raise unknown_name("network of open_clip", model, open_clip.list_models())
+    if tag is not None and tag not in (known := open_clip.list_pretrained_tags_by_model(model)):
+        raise unknown_name(f"weights of open_clip:{model}", tag, known)
+    return open_clip.create_model(model, pretrained=tag, device=torch.get_default_device()).visual
+
+
+def _of_open_clip(name: str, *, published: bool) -> Backbone:
+    model, tag = _model_and_tag(name)
+    if published:
+        from open_clip import list_pretrained_tags_by_model
+
+        tags = list_pretrained_tags_by_model(model)
+        if tag is None and len(tags) != 1:
+            some = ", ".join(f"open_clip:{model}/{each}" for each in tags)
+            raise UserError(f"open_clip:{model} has several sets of weights: name one of {some}")
+        with downloading(f"open_clip:{name}", "https://huggingface.co"):
+            tower = _open_clip_tower(model, tag or tags[0])
+    else:
+        tower = _open_clip_tower(model, None)
+    size = tower.image_size if isinstance(tower.image_size, int) else tower.image_size[0]
+    return measured(tower, size, size, tuple(tower.image_mean), tuple(tower.image_std))
+
+
 def _is_of_timm(name: str) -> bool:
     from timm import is_model
 
     return bool(is_model(name))
 
 
-def _torchvision_names() -> list[str]:
+def torchvision_names() -> list[str]:
     """Its classifiers; detectors and networks for video see other things than one image."""
     from torchvision import models
 
     return list(models.list_models(module=models))
 
 
+def timm_names() -> list[str]:
+    """With the tags of their weights; those without any are of no use before training."""
+    from timm import list_models
+
+    return list(list_models(pretrained=True))
+
+
 def _unknown(name: str, plain: str) -> UserError:
     from timm import list_models as timm_models
 
-    near = get_close_matches(plain, [*OURS, *_torchvision_names(), *timm_models()], n=3)
+    near = get_close_matches(plain, [*OURS, *torchvision_names(), *timm_models()], n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
     ours = ", ".join(OURS)
-    return UserError(f"unknown backbone {name!r}.{hint} Known: {ours}, and every name of torchvision and timm.")
+    return UserError(
+        f"unknown backbone {name!r}.{hint} Known: {ours}, every name of torchvision and timm, hf-hub:owner/name and"
+        " open_clip:MODEL. `tammes models WORD` lists those with WORD in their name."
+    )

@@ -27,6 +27,7 @@ class Backbone:
         default_cut: the one to use if none is named.
         depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
         form: which form of the network it is, of those that have several.
+        resized: whether `size` is another than the one that it was published with.
     """
 
     network: nn.Module
@@ -40,6 +41,7 @@ class Backbone:
     default_cut: str | None = None
     depths: tuple[str, ...] = ()
     form: Form | None = None
+    resized: bool = False
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tammes.errors import UserError
 from tammes.models.backbones.cuts import cut
-from tammes.models.pooling import Pool
+from tammes.models.pooling import Pool, pool_layer
 
 
 class Depths:
@@ -19,7 +19,7 @@ class Depths:
 
     Args:
         at: the parts that the stages after the first begin with, lowest first: what enters them is what is pooled.
-        pool: by its maximum, or else by its mean, over all places.
+        pool: how a map becomes a vector.
     """
 
     def __init__(self, network: nn.Module, at: Sequence[str], pool: Pool) -> None:
@@ -76,4 +76,5 @@ class Depths:
                 "features are taken from maps (channels, height, width), and between the parts of this network there"
                 f" is {tuple(maps.shape[1:])}. Use a convolutional backbone: googlenet, resnet18, …"
             )
-        return maps.amax((2, 3)) if self.pool == "max" else maps.mean((2, 3))
+        pooled: Tensor = pool_layer(self.pool)(maps)
+        return pooled.flatten(1)

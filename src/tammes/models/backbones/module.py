@@ -8,22 +8,22 @@ from torch import Tensor, nn
 
 from tammes.errors import UserError, check_whole
 from tammes.models.backbones.base import Backbone, measured
-from tammes.models.pooling import Pool, exchange_pool
+from tammes.models.pooling import Pool, exchange_pool, pool_layer
 
 OWN = "module:"  # begins the name of such a network, which no file can make again
 _LIKE = "size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225) for a network of ImageNet"
 
 
 class Pooled(nn.Module):
-    """A network that gives maps, with the mean or the maximum over all places behind it."""
+    """A network that gives maps, with a pooling over all places behind it."""
 
     def __init__(self, network: nn.Module, pool: Pool) -> None:
         super().__init__()
-        self.network, self.largest = network, pool == "max"
+        self.network, self.pool = network, pool_layer(pool)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.network(images)
-        return maps.amax((2, 3)) if self.largest else maps.mean((2, 3))
+        pooled: Tensor = self.pool(self.network(images))
+        return pooled.flatten(1)
 
 
 def name_of(module: nn.Module) -> str:
@@ -44,7 +44,7 @@ def of_module(
 
     Args:
         module: (batch, channels, height, width) -> (batch, features), or maps (batch, channels, height, width), which
-            are averaged, or with pool="max" reduced to their maxima.
+            are averaged, or pooled as `pool` says.
         size: height and width of its images; by default as timm's configuration says, if it is a network of timm.
         mean: of each channel, for images in 0..1; one number or one entry: grey images. Likewise from timm.
         std: likewise.

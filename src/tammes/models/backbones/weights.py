@@ -18,6 +18,7 @@ from tammes.models.backbones.vgg16 import VGG16, from_torchvision
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".caffemodel")
 GOOGLENET_URL = "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel"
+_GOOGLENET_FILES = ("googlenet.safetensors", "bvlc_googlenet.caffemodel")
 GOOGLENET_CHECKSUM = "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
 
 # What files have on top of the features: classifiers, and side heads that only see ImageNet's classes.
@@ -109,6 +110,12 @@ def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) 
     network.load_state_dict(own | {name: tensor for name, tensor in given.items() if name in own})
 
 
+def googlenet_file_name(cache: Path) -> Path | None:
+    """The file of GoogLeNet's ImageNet weights in the cache folder, if it is there."""
+    files = [cache / "weights" / name for name in _GOOGLENET_FILES]
+    return next((file for file in files if file.exists()), None)
+
+
 def googlenet_file() -> Path:
     """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if it is not there."""
     from rich.console import Console
@@ -116,11 +123,9 @@ def googlenet_file() -> Path:
 
     from tammes.io.downloads import fetch
 
-    folder = cache_folder() / "weights"
-    caffe = folder / "bvlc_googlenet.caffemodel"
-    for file in (folder / "googlenet.safetensors", caffe):
-        if file.exists():
-            return file
+    if here := googlenet_file_name(cache_folder()):
+        return here
+    caffe = cache_folder() / "weights" / _GOOGLENET_FILES[1]
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
         # On stderr, and only on a terminal: what a program reads stays as it is.

@@ -1,0 +1,182 @@
+"""Pretrained networks as models: any name, size and pooling; searched, embedded and evaluated without training."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import tammes
+from tammes import UserError
+from tammes.cli import main
+from tammes.models.backbones import backbone
+from tammes.models.pooling import GEM_POWER, GeM, MeanMaxPool
+from tammes.models.pretrained import load_model
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of random weights for resnet18."""
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
+    save_file(backbone("resnet18").network.state_dict(), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of four images: noise around a colour of the class."""
+    root, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(4):
+        (root / f"class {number}").mkdir()
+        for image in range(4):
+            pixels = random.normal(40 + 50 * number, 30, (80, 80, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"class {number}" / f"{image}.jpg")
+    return root
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def typed(*words: object) -> str:
+        capsys.readouterr()
+        main(list(map(str, words)))
+        return capsys.readouterr().out
+
+    return typed
+
+
+def test_generalised_mean_is_its_equation() -> None:
+    maps = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    expected = [[(channel**GEM_POWER).mean() ** (1 / GEM_POWER) for channel in image] for image in maps]
+    torch.testing.assert_close(GeM()(maps)[:, :, 0, 0], torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_generalised_mean_has_a_finite_gradient_where_a_map_is_zero_or_negative() -> None:
+    maps = torch.tensor([[[[0.0, -1.0], [0.0, 0.0]]]], requires_grad=True)
+    GeM()(maps).sum().backward()
+    assert maps.grad is not None
+    assert maps.grad.isfinite().all()
+
+
+def test_mean_max_lies_in_the_middle() -> None:
+    maps = torch.tensor([[[[1.0, 3.0], [0.0, 0.0]]]])
+    assert MeanMaxPool()(maps).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "pool", "size"),
+    [
+        ("googlenet", "gem", 96),
+        ("resnet18", "mean-max", 64),
+        ("timm:test_vit", "token", 96),
+        ("timm:test_vit", "mean-max", 128),
+        ("timm:test_vit", "mean", 160),
+        ("timm:test_resnet", "gem", 96),
+        ("timm:test_convnext", "gem", 96),
+    ],
+)
+def test_any_network_sees_images_of_another_size_and_has_another_pooling(name: str, pool: str, size: int) -> None:
+    made = backbone(name, pool=pool, size=size)  # type: ignore[arg-type]
+    published = backbone(name)
+    assert made.size == size
+    assert made.shorter_side == round(size * published.shorter_side / published.size)
+    with torch.inference_mode():
+        assert made.network.eval()(torch.rand(2, 3, size, size)).shape == (2, made.features)
+
+
+def test_position_embeddings_are_interpolated() -> None:
+    torch.manual_seed(0)
+    published = backbone("timm:test_vit")
+    torch.manual_seed(0)
+    smaller = backbone("timm:test_vit", size=published.size // 2)
+    before, after = (each.network.get_parameter("pos_embed") for each in (published, smaller))
+    assert after.shape[1] < before.shape[1]
+    torch.testing.assert_close(before[:, 0], after[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet18", {"pool": "token"}, "has no class token"),
+        ("timm:test_vit", {"size": 100}, "test_vit cannot see images of 100 x 100"),
+        ("timm:test_vit", {"pool": "gem"}, "cannot have `pool='gem'`"),
+        ("vit_b_32", {"size": 160}, "vit_b_32 cannot see images of 160 x 160"),
+        ("resnet18", {"size": 0}, "`size` must be at least 1"),
+        ("resnet18", {"size": 10**6}, "`size` must be at most"),
+    ],
+)
+def test_what_a_network_cannot_be_is_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        backbone(name, **options)  # type: ignore[arg-type]
+
+
+def test_the_image_tower_of_open_clip_is_a_network() -> None:
+    pytest.importorskip("open_clip")
+    made = backbone("open_clip:ViT-B-32-256")
+    assert (made.size, made.features) == (256, 512)
+    with pytest.raises(UserError, match="unknown network of open_clip 'ViT-B-33'"):
+        backbone("open_clip:ViT-B-33")
+    with pytest.raises(UserError, match="has several sets of weights: name one of open_clip:ViT-B-32/"):
+        backbone("open_clip:ViT-B-32", weights="imagenet")
+
+
+def test_a_size_trains_and_comes_back_with_the_run(photos: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"weights": "none", "train": "all", "epochs": 1, "batch_size": 8}
+    trained = tammes.train(photos, backbone="timm:test_vit", size=96, out=tmp_path / "run", **options)
+    assert tammes.load(trained.folder).size == 96
+    np.testing.assert_array_equal(trained.embedder.encode(photos), tammes.load(trained.folder).encode(photos))
+
+
+def test_a_folder_is_indexed_and_searched_without_training(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    gallery = tmp_path / "gallery"
+    said = run(
+        "index", "resnet18", photos, "--weights", weights, "--size", 64, "--pool", "max", "--gallery", gallery, "--json"
+    )
+    images = sorted(photos.rglob("*.jpg"))
+    assert json.loads(said)["added"] == len(images)
+    (query,) = json.loads(run("search", gallery, images[0], "-k", 3, "--json"))["queries"]
+    assert query["found"][0]["path"] == str(images[0].resolve())
+    assert query["found"][0]["distance"] < 1e-3
+
+
+def test_a_folder_is_embedded_and_evaluated_without_training(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    out = tmp_path / "vectors.npz"
+    run("embed", "resnet18", photos, "--weights", weights, "--size", 64, "--out", out)
+    with np.load(out) as file:
+        assert file["vectors"].shape == (len(sorted(photos.rglob("*.jpg"))), 512)
+    rows = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--json"))
+    assert rows.keys() == {"pretrained"}
+    of_file = json.loads(run("evaluate", out, "--json"))["vectors"]
+    assert rows["pretrained"]["recall_at_1"] == pytest.approx(of_file["recall_at_1"], abs=0.1)  # half precision
+    whitened = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--whiten", "--json"))
+    assert whitened.keys() == {"pretrained", "whitened"}
+    assert whitened["whitened"]["classes"] < rows["pretrained"]["classes"]  # the others decide the whitening
+
+
+def test_options_of_a_network_are_refused_for_a_trained_model(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="`size` is for a pretrained network"):
+        load_model(tmp_path / "run", size=64)
+    with pytest.raises(UserError, match="no such run: runs/nothing"):
+        load_model("runs/nothing")
+    with pytest.raises(UserError, match=r"unknown backbone 'resnet51'\. Did you mean"):
+        load_model("resnet51")
+
+
+def test_models_are_listed_by_a_word_in_their_name(run: Callable[..., str]) -> None:
+    listed = {each["name"]: each for each in json.loads(run("models", "resnet18", "--json"))["models"]}
+    assert listed["resnet18"]["dim"] == 512
+    assert listed["resnet18"]["parameters"] == 11_176_512
+    assert "torchvision:resnet18" in listed
+    assert "resnet50" in run("models")
+    with pytest.raises(SystemExit):
+        run("models", "nosuchnetwork")
