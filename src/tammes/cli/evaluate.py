@@ -103,7 +103,8 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
     network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
     if names_network(config.model):
         if config.data is None or is_vector_file(config.data):
-            raise UserError(f"which images? For example: tammes evaluate {config.model} photos/")
+            what = f"{config.model} is not a run; as a pretrained network it has none"
+            raise UserError(f"which images? {what}. For example: tammes evaluate {config.model} photos/")
         if config.embedding is not None:
             raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
         how |= {"whiten": config.whiten, "skip_bad": config.skip_bad, "on": config.device}

@@ -48,8 +48,8 @@ def overview(commands: Mapping[str, tuple[type, Callable[[Any], None]]]) -> str:
         ("--debug", "print where in the program an error comes from"),
     ):
         lines.append(f"  {name_of(f'{flag:<12}')}  {text}")
-    lines += ["tammes --version prints the version. NO_COLOR=1 turns colours off.", ""]
-    lines += ["Start here: tammes train photos/ --out runs/photos      (one sub-folder of images per class)"]
+    lines += ["tammes --version prints the version. NO_COLOR=1 turns colours off."]
+    lines += ["Start here: tammes index resnet50 photos/ --gallery gallery    (search at once, without training)"]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from tammes.errors import UserError
 from tammes.io.hub import ADDRESS
+from tammes.models.backbones import UnknownBackboneError
 from tammes.models.backbones.module import name_of, of_module
 from tammes.models.backbones.resnet import Form
 from tammes.models.embedder import Embedder, EmbedderConfig, load
@@ -80,7 +81,10 @@ def load_model(model: str | Path, **how: Any) -> Embedder:
         UserError: there is no such run and no such network, or what was given is for another kind of model.
     """
     if names_network(model):
-        return pretrained(str(model), **{name: value for name, value in how.items() if value is not None})
+        try:
+            return pretrained(str(model), **{name: value for name, value in how.items() if value is not None})
+        except UnknownBackboneError as error:
+            raise UserError(f"no run {model}, and {error}") from None
     check_trained(model, how)
     return load(model)
 

@@ -29,6 +29,10 @@ _CLASSIFIER = 1 << 24  # weights of torchvision's classifiers, which are built a
 _KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
 
 
+class UnknownBackboneError(UserError):
+    """There is no network of that name."""
+
+
 def backbone(
     name: str,
     *,
@@ -328,13 +332,13 @@ def timm_names() -> list[str]:
     return list(list_models(pretrained=True))
 
 
-def _unknown(name: str, plain: str) -> UserError:
+def _unknown(name: str, plain: str) -> UnknownBackboneError:
     from timm import list_models as timm_models
 
     near = get_close_matches(plain, [*OURS, *torchvision_names(), *timm_models()], n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
     ours = ", ".join(OURS)
-    return UserError(
+    return UnknownBackboneError(
         f"unknown backbone {name!r}.{hint} Known: {ours}, every name of torchvision and timm, hf-hub:owner/name and"
         " open_clip:MODEL. `tammes models WORD` lists those with WORD in their name."
     )
