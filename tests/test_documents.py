@@ -11,6 +11,7 @@ import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -34,7 +35,14 @@ def blocks(file: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", file.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("file", sorted(DOCS.rglob("*.md")), ids=lambda file: str(file.relative_to(DOCS)))
+def relative(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+WITH_PYTHON = [file for file in sorted(DOCS.rglob("*.md")) if blocks(file, "python")]
+
+
+@pytest.mark.parametrize("file", WITH_PYTHON, ids=relative)
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,9 +60,10 @@ def commands_in(file: Path) -> list[str]:
     return [line for line in cleaned if line.startswith("tammes ")]
 
 
-@pytest.mark.parametrize(
-    "file", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda file: str(file.relative_to(ROOT))
-)
+WITH_COMMANDS = [file for file in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if commands_in(file)]
+
+
+@pytest.mark.parametrize("file", WITH_COMMANDS, ids=relative)
 def test_the_commands_of_a_page_are_understood(file: Path) -> None:
     for line in commands_in(file):
         words = shlex.split(line)[1:]
@@ -114,11 +123,22 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Pa
         assert not re.search(r'(?:src|<link[^>]*href)="https?://', file.read_text()), file
 
 
-@pytest.mark.parametrize("file", sorted(SRC.rglob("*.py")), ids=lambda file: str(file.relative_to(SRC)))
+def module_of(file: Path) -> ModuleType:
+    return import_module(".".join(["tammes", *file.relative_to(SRC).with_suffix("").parts]).removesuffix(".__init__"))
+
+
+def test_every_module_is_imported_without_a_warning() -> None:
+    for file in SRC.rglob("*.py"):
+        module_of(file)
+
+
+WITH_EXAMPLES = [file for file in sorted(SRC.rglob("*.py")) if ">>> " in file.read_text()]
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=relative)
 def test_doctests(file: Path) -> None:
-    name = ".".join(["tammes", *file.relative_to(SRC).with_suffix("").parts]).removesuffix(".__init__")
-    module = import_module(name)
-    failed, _ = doctest.testmod(module, extraglobs={"torch": import_module("torch")})
+    failed, tried = doctest.testmod(module_of(file), extraglobs={"torch": import_module("torch")})
+    assert tried > 0
     assert failed == 0
 
 
