@@ -20,6 +20,8 @@ from tammes.bound import num_triplets, triplet_loss
 from tammes.errors import UserError
 from tammes.losses import LOSSES
 
+pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
+
 LABELS = torch.tensor([2, 0, 0, 1, 2, 0, 1, 2, 2, 5])  # of different sizes, one of them alone, not in order
 
 

@@ -14,7 +14,7 @@ from tammes.cli import main
 from tammes.errors import UserError
 from tests.test_cli_train import photos  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]  # of scripts in benchmarks/, not of the package
 
 FIRST = """
 title = "ours"

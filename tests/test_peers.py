@@ -18,6 +18,8 @@ from tammes.errors import UserError
 from tammes.search import neighbours
 from tammes.search.distance_tables import half_is_faster
 
+pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
+
 SMALL: dict[str, Any] = {"items": 240, "dim": 8, "classes": 40, "queries": 10, "k": 3, "iterations": 3, "nmi": True}
 
 

@@ -39,6 +39,8 @@ from tammes.cli import parsed
 from tammes.errors import UserError
 from tammes.losses import METHODS
 
+pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
+
 STALE = "{} is not what benchmarks/results says: run `make results`."
 BLOCKS = "before\n<!-- results: cub -->\nold\n<!-- end -->\nafter\n"
 TABLE_BLOCKS = "".join(f"<!-- results: {name} -->\n<!-- end -->\n" for name in ("methods", "more", "omniglot"))

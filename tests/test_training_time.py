@@ -13,6 +13,8 @@ from benchmarks.training_time import Options, measured
 from tammes.errors import UserError
 from tammes.losses import METHODS
 
+pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
+
 
 def test_every_loss_is_timed_and_ours_is_one() -> None:
     rows = measured(Options(images=96, classes=6, batch_size=24, dim=8, rounds=1))

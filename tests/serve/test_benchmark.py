@@ -41,6 +41,8 @@ from benchmarks.serve import (
 )
 from tammes.errors import UserError
 
+pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
+
 SLOW = 0.03  # seconds that /slow takes
 
 
