@@ -23,7 +23,7 @@ def test_value_of_eight_points_that_are_not_on_the_sphere(passes: int, expected:
     assert value.item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(15))
 def test_value_and_gradient_equal_those_of_the_slow_search(seed: int) -> None:
     points, labels = random_problem(seed)
     gamma, passes = [0.0, 0.3, 1.0, 30.0, 1e4][seed % 5], [0, 1, 5][seed // 5 % 3]

@@ -30,7 +30,7 @@ from tests.configs import data_of
 from tests.test_errors import SMALL, ended, small_set
 from tests.test_untrusted import plain_values, refusal
 
-FEW = settings(max_examples=12)
+FEW = settings(max_examples=6)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Folders of somebody else: nothing outside them is written, waited for or executed."""
 
 import ast
+import functools
 import os
 import shutil
 import stat
@@ -30,12 +31,19 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\nshowpa
 PRECIOUS = "alias ll='ls -l'\n"
 
 
+@functools.cache
+def called_in(file: Path) -> list[str]:
+    """All that a module calls, as it is written there."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 def calls(function: str) -> list[str]:
     """The modules that call a function or a method of that name, written as `name(` or `….name(`."""
     found = []
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(function):
+        for called in called_in(file):
+            if called.endswith(function):
                 found.append(file.relative_to(SOURCES[0].parent).as_posix())
     return found
 

@@ -472,7 +472,7 @@ def test_the_order_follows_from_seed_and_epoch(sampler: str) -> None:
     assert drawn(epoch_of(labels, sampler=sampler, seed=2, epoch=2)) != first
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     batch_size=st.integers(2, 9),
@@ -500,7 +500,7 @@ def test_processes_evaluate_whole_batches_each_image_once() -> None:
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), world_size=st.integers(1, 3))
 def test_balanced_shows_every_class_as_often_as_the_largest(counts: list[int], world_size: int) -> None:
     labels = some_labels(counts)
@@ -530,7 +530,7 @@ def test_balanced_crops_a_repeated_image_anew(tmp_path: Path) -> None:
     assert len(set(crops)) >= 7
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     per_class=st.integers(1, 5),

@@ -80,7 +80,7 @@ def by_rule(apart: list[list[float]], labels: list[int]) -> list[list[int]]:
     return chosen
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 9999))
 def test_semihard_negatives_are_those_of_the_rule(labels: list[int], seed: int) -> None:
     apart = torch.rand(len(labels), len(labels), generator=seeded(seed), dtype=torch.float64)

@@ -259,7 +259,7 @@ grids = st.integers(2, 40).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(points=grids, k=st.integers(1, 39), small=st.booleans())
 def test_ties_on_a_grid_are_found_to_the_last_one(points: list[list[int]], k: int, small: bool) -> None:
     k = min(k, len(points) - 1)
