@@ -328,6 +328,7 @@ def test_a_training_of_the_search_that_was_stopped_is_resumed(root: Path, tmp_pa
     assert (trial.result() or {})["quarter"] == 1
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
     root: Path, started: Callable[[list[str], Path], BaseProcess], tmp_path: Path
 ) -> None:

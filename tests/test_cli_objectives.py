@@ -25,7 +25,13 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "base"), BUILT)
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        pytest.param(name, base, marks=() if base == next(iter(MORE_THAN_LOSSES[name].bases)) else pytest.mark.slow)
+        for name, base in BUILT
+    ],
+)
 def test_each_trains_on_each_of_its_bases_and_is_found_again(
     name: str, base: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -382,6 +382,7 @@ def test_embed_takes_no_more_memory_for_more_vectors(
     assert peak < 4e6  # the new vectors are 12.8 MB, the old ones 6.4 MB
 
 
+@pytest.mark.slow
 def test_training_takes_no_copy_of_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "BLOCK", 1 << 15)
     monkeypatch.setattr(sys.modules["tammes.data.vectors"], "_BLOCK", 1 << 16)  # the name is also a function's

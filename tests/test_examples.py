@@ -38,6 +38,7 @@ def test_an_example_prints_what_it_says(
         assert found == pytest.approx(about, abs=2.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "needs", "kept"),
     [

@@ -56,6 +56,7 @@ def test_an_error_for_more_clusters_than_vectors() -> None:
     assert str(error.value) == "the number of clusters must be in 1..3, one for each vector, got 4."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 1 << 20])  # candidates of few centres together, and of all
 def test_own_starts_are_as_good_as_those_of_scikit_learn(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same method with other random numbers: what the starts leave has the same mean over many seeds."""

@@ -495,6 +495,7 @@ def megabytes_beyond_the_vectors(items: int, dim: int) -> float:
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_memory_does_not_hold_all_pairs() -> None:
     assert megabytes_beyond_the_vectors(20_000, 8) < 900  # all pairs: 1,600 MB in float32

@@ -36,6 +36,22 @@ STEPS = 60
 EVERY = pytest.mark.parametrize(
     ("name", "base"), [(name, base) for name, method in METHODS.items() for base in (method.bases or [None])]
 )
+# What is in every run of the tests; the rest is `slow`.
+USUAL = {
+    ("discriminative", "default"),
+    ("discriminative", "paper"),
+    ("hard-discriminative", "default"),
+    ("softmax", "default"),
+    ("triplet-semihard", "paper"),
+    ("proxy-anchor", "default"),
+    ("npair", "paper"),
+}
+ON_GLYPHS = [
+    pytest.param(name, base, preset, marks=() if (name, preset) in USUAL else pytest.mark.slow)
+    for name, method in METHODS.items()
+    for base in (method.bases or [None])
+    for preset in ("default", "paper")
+]
 PRESETS = pytest.mark.parametrize("preset", ["default", "paper"])
 
 
@@ -183,8 +199,7 @@ def trained(given: TrainConfig, data: Data) -> tuple[list[float], float, float, 
     return steps, before[0], on_the_same(), objective
 
 
-@PRESETS
-@EVERY
+@pytest.mark.parametrize(("name", "base", "preset"), ON_GLYPHS)
 def test_sixty_steps_on_glyphs(name: str, base: str | None, preset: str) -> None:
     given = config_of(device="cpu", loss=name, preset=preset, batch_size=16, **({} if base is None else {"base": base}))
     steps, before, after, _ = trained(given, glyphs())

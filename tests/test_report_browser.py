@@ -171,6 +171,7 @@ def test_tabs_show_other_queries(run: Path, opened: Any) -> None:
     assert page.locator(".panel:visible").get_attribute("id") == "queries-best"
 
 
+@pytest.mark.slow
 def test_frames_tell_right_from_wrong(run: Path, opened: Any) -> None:
     page = opened(run / "report.html")
     for row in page.locator("#queries-random .found").all():
@@ -194,6 +195,7 @@ def point(page: "Page", number: int) -> tuple[float, float]:
     return box["x"] + box["width"] / 2 + x * side, box["y"] + box["height"] / 2 + y * side
 
 
+@pytest.mark.slow
 def test_resting_on_a_point_of_the_map_shows_its_picture(run: Path, opened: Any) -> None:
     page = opened(run / "report.html")
     data = json.loads(page.locator("#map-data").text_content())
@@ -210,6 +212,7 @@ def test_resting_on_a_point_of_the_map_shows_its_picture(run: Path, opened: Any)
     assert card.is_hidden()
 
 
+@pytest.mark.slow
 def test_a_class_that_is_switched_off_is_not_on_the_map(run: Path, opened: Any) -> None:
     page = opened(run / "report.html")
     data = json.loads(page.locator("#map-data").text_content())
@@ -246,6 +249,7 @@ def test_the_map_comes_nearer_and_goes_back(run: Path, opened: Any) -> None:
     assert card.is_hidden() or card.locator(".item").inner_text() != data["items"][number]
 
 
+@pytest.mark.slow
 def test_on_paper_every_group_of_queries_is_there(run: Path, opened: Any) -> None:
     page = opened(run / "report.html")
     page.emulate_media(media="print")
@@ -253,6 +257,7 @@ def test_on_paper_every_group_of_queries_is_there(run: Path, opened: Any) -> Non
     assert page.locator("nav").is_hidden()
 
 
+@pytest.mark.slow
 def test_several_runs_stand_on_one_page_with_links_to_their_own(
     run: Path, photos: Path, tmp_path: Path, opened: Any
 ) -> None:

@@ -344,6 +344,7 @@ def test_too_few_classes_have_no_interval() -> None:
     assert (found.threshold_interval, found.false_match_interval, found.true_match_interval) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     """Centres and images are normal in the plane, so distances are Rayleigh: P(d <= t) = 1 - exp(-t² / 4 variance)."""
     spread, fmr, hits = 0.6, 0.1, np.zeros(3)

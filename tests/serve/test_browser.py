@@ -129,6 +129,7 @@ def test_a_picture_that_is_chosen_finds_what_the_api_finds(
     until(page, loaded)
 
 
+@pytest.mark.slow
 def test_click_on_filter_and_go_back_and_forth(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
     choose(page, server.address, photo(photos, "plain"))
@@ -160,6 +161,7 @@ def test_click_on_filter_and_go_back_and_forth(window: Callable[..., "Page"], se
     assert page.url == second
 
 
+@pytest.mark.slow
 def test_an_address_can_be_shared(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
     choose(page, server.address, photo(photos, NASTY[0]))
@@ -169,6 +171,7 @@ def test_an_address_can_be_shared(window: Callable[..., "Page"], server: Server,
     assert distances(other) == distances(page)
 
 
+@pytest.mark.slow
 def test_a_chip_shows_only_its_class(window: Callable[..., "Page"], server: Server, photos: Path) -> None:
     page = window()
     choose(page, server.address, photo(photos, "class 1"))
@@ -190,6 +193,7 @@ HAND_OVER = """([kind, data]) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["drop", "paste"])
 def test_a_picture_can_be_dropped_and_pasted(
     window: Callable[..., "Page"], server: Server, photos: Path, how: str
@@ -206,6 +210,7 @@ def test_a_picture_can_be_dropped_and_pasted(
     assert distances(page)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_picture_can_be_taken(window: Callable[..., "Page"], server: Server) -> None:
     page = window()
     page.goto(server.address)
@@ -250,6 +255,7 @@ def test_classes_are_browsed(window: Callable[..., "Page"], server: Server) -> N
     assert page.locator(".cards .class").all_text_contents() == ["class 0", "class 1", "class 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(WIDTHS[0], marks=pytest.mark.slow), WIDTHS[1]], ids=["wide", "phone"])
 def test_the_map_shows_images_and_leads_to_them(
     window: Callable[..., "Page"], server: Server, size: tuple[int, int]
@@ -353,6 +359,7 @@ def test_what_is_no_picture_is_told(browser: "Browser", server: Server, tmp_path
     page.close()
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_too_large_is_made_smaller_first(
     window: Callable[..., "Page"], gallery: Path, tmp_path: Path
 ) -> None:
@@ -408,6 +415,7 @@ def test_a_report_is_served_and_works(window: Callable[..., "Page"], server: Ser
     assert page.evaluate("origin") == "null"  # it knows nothing of this site
 
 
+@pytest.mark.slow
 def test_a_rotated_photo_is_searched_upright(
     window: Callable[..., "Page"], server: Server, photos: Path, tmp_path: Path
 ) -> None:
