@@ -420,6 +420,7 @@ def test_an_embedding_that_fails_leaves_nothing(
 # --- what is refused
 
 IMAGES_ONLY: list[list[str]] = [
+    ["--size", "64"],
     *(["--preset", "paper"], ["--backbone", "conv4"], ["--weights", "none"], ["--train", "head"], ["--cut", "x"]),
     *(
         ["--views", "2"],
@@ -560,7 +561,7 @@ def test_images_and_vectors_are_not_mixed_up(
     trained: Path, photos_run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ("--out", str(tmp_path / "new.npz"))
-    assert f"{photos_run} was trained on images, and {file} holds vectors. Train on these: tammes train {file}" in (
+    assert f"{photos_run} embeds images, and {file} holds vectors. Train on these: tammes train {file}" in (
         refused(capsys, "embed", str(photos_run), str(file), *out)
     )
     assert f"{photos_run} was trained on images, and {file} holds vectors. Measure these as they are: tammes" in (

@@ -16,6 +16,7 @@ from tests.test_architecture import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {
+    "clip": ["open_clip"],
     "export": ["onnx", "onnxscript", "onnxruntime"],
     "gallery": ["lancedb"],
     "pml": ["pytorch_metric_learning"],
@@ -65,7 +66,7 @@ def test_what_is_imported_is_declared_and_a_gallery_in_a_folder_needs_no_client_
     extras = PROJECT["optional-dependencies"]
     asked = [*PROJECT["dependencies"], *(each for name, some in extras.items() if name != "dev" for each in some)]
     named = {re.split(r"[\[><=,; ]", each)[0].lower().replace("-", "_") for each in asked}
-    called = {"pillow": "PIL", "scikit_learn": "sklearn"}
+    called = {"open_clip_torch": "open_clip", "pillow": "PIL", "scikit_learn": "sklearn"}
     known = {called.get(name, name) for name in named} | {"tammes", "pandas"}  # the last is the caller's own
     imported: dict[str, str] = {}
     for file in sorted((ROOT / "src").rglob("*.py")):

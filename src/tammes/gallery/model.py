@@ -83,8 +83,10 @@ def describe_model(kind: Kind, run: str, network: Network | None) -> str:
         return f"the model of {run}"
     if network is None:
         return "vectors of a model that it does not know"
-    of = "" if not network.weights else f" with the weights {network.weights}"
-    return f"{network.name}{of}" if kind == "pretrained" else f"the module {network.name}"
+    if kind == "module":
+        return f"the module {network.name}"
+    pool = "" if network.pool == "published" else f", {network.pool} pooling"
+    return f"{network.name} at {network.size} pixels{pool} with the weights {network.weights}"
 
 
 def model_of(given: Any, **how: Any) -> Model:

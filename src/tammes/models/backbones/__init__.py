@@ -124,7 +124,7 @@ def check_weights(name: str, given: int | None = None) -> None:
 def _num_weights(name: str) -> int:
     """How many weights a network of a library has, its classifier included; 0 of ours, none of which is large."""
     library, _, plain = name.rpartition(":")
-    if not library and plain in OURS:
+    if library not in ("", *_LIBRARIES) or (not library and plain in OURS):
         return 0
     if library != "timm" and plain in torchvision_names():
         from torchvision.models import get_model_weights
