@@ -603,6 +603,7 @@ def trained_speed(stored: Mapping[str, Any]) -> list[str]:
         "channels last": "our network and loss, float32, channels last",
         "pieces": "the same, the batch in pieces",
         "bf16": "the same in bfloat16, the batch in one go",
+        "kept memory": "the same, with memory kept from step to step",
         "compiled": "the same, compiled",
         "tammes": "`tammes train --train all`, by default",
         "two processes": "the same in two processes of one thread, without what they would exchange",
