@@ -1,6 +1,8 @@
 """The training loop: it learns, adds up, stops, goes on, and says when the loss breaks."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
