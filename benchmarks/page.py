@@ -22,6 +22,7 @@ from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json
 from tammes.cli.losses import explained
 from tammes.errors import UserError
 from tammes.training.objectives import METHODS
+from tammes.training.presets import recipe_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
@@ -73,6 +74,8 @@ BOUND = {
     "certificate": "certificate",
     "epsilon": "ε",
 }
+# Images that train and test, to estimate by; results say how many there were.
+IMAGES = {"CUB_200_2011": (5864, 5924), "cars196": (8054, 8131)}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
 # Rows of the README: how they were trained, the plan, its preset, the methods.
 IN_README = (
@@ -173,7 +176,7 @@ def _plan(name: str, results: Path, plans: Path) -> list[str]:
     if not file.exists():
         return []
     plan = read_plan(file)
-    return [] if plan.paper is None else not_run_section(plan)
+    return [] if plan.paper is None else not_run_section(plan, _read(results / "throughput.json"))
 
 
 def plan_section(stored: Mapping[str, Any]) -> list[str]:
@@ -238,14 +241,15 @@ def _made(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     }
 
 
-def not_run_section(plan: Plan) -> list[str]:
-    """A table of the paper that was not made again yet: its rows, and the commands that would make them."""
+def not_run_section(plan: Plan, throughput: Mapping[str, Any] | None = None) -> list[str]:
+    """A table of the paper that was not made again yet: its rows, the commands that would make them, and the hours."""
     assert plan.paper is not None
     paper = published_table(plan.paper)
     lines = [f"### {plan.title}", "", "Not run yet. The paper's column is table"]
     lines[-1] += f" {paper.number} of Do et al. (2019), {paper.what}. {paper.note}"
     data = "" if plan.data == "glyphs" else " --data DATASETS"
     lines += ["", f"    tammes benchmark benchmarks/plans/{plan.file.name}{data}", ""]
+    lines += _hours(plan, throughput)
     by_name = {method.name: method for method in plan.methods}
     for preset in plan.presets:
         rows = [row for row in table(plan, preset, []) if row.method != UNTRAINED]
@@ -255,6 +259,24 @@ def not_run_section(plan: Plan) -> list[str]:
         lines += [f"Preset {preset}:", ""] if len(plan.presets) > 1 else []
         lines += _drawn(shown)
     return lines
+
+
+def _hours(plan: Plan, throughput: Mapping[str, Any] | None) -> list[str]:
+    """How long a plan that trains every layer takes, by the images/s that were measured of its network."""
+    rows = [] if throughput is None else throughput["rows"]
+    speed = next((row["images_per_second"] for row in rows if row["backbone"] == plan.train["backbone"]), None)
+    if throughput is None or speed is None or plan.train["train"] != "all" or plan.data not in IMAGES:
+        return []
+    trainings = sum(seed in method.seeds for seed in plan.seeds for method in plan.methods)
+    images = sum(
+        IMAGES[plan.data][0]
+        * trainings
+        * plan.train.get("epochs", recipe_of(preset, plan.train["backbone"], "all").epochs)
+        for preset in plan.presets
+    )
+    searched = ", not counting the search for learning rates" if plan.search is not None else ""
+    machine = f"{throughput['machine']['processor']}, {throughput['machine']['threads']} threads"
+    return [f"About {images / speed / 3600:.1f} hours at {speed:.1f} images/s ({machine}){searched}.", ""]
 
 
 def _drawn(shown: Mapping[str, Sequence[str]]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.page import PLANS, RESULTS
+from benchmarks.page import IMAGES, PLANS, RESULTS
 from tammes.benchmark.cells import DONE, FAILED, Cell, begin, table_cells
 from tammes.benchmark.choose import chosen
 from tammes.benchmark.plan import Plan, read_plan
@@ -39,8 +39,6 @@ ORDER = (
     *("paper-cub", "paper-cars196", "minutes-cub", "minutes-cars196", "methods-cub", "methods-cars196"),
     *("paper-vgg-cub", "paper-vgg-cars196"),
 )
-# Images that train and test, to estimate by; results say how many there were.
-IMAGES = {"CUB_200_2011": (5864, 5924), "cars196": (8054, 8131)}
 FORWARD = 1 / 3  # of the time that training takes on an image, to embed one
 TOP = 8.0  # how much faster the top trains than all layers, until it is measured
 STOPPED = 130
