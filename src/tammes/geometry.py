@@ -267,17 +267,6 @@ def checked_sizes(
     return sizes.long()
 
 
-def keep_full_precision(buffers: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
-    """Undo a cast of a module's buffers to half precision, but not their move to another device.
-
-    A network may go to half, its centroids may not: they would be off by 4e-3, and no optimizer would put them right.
-    """
-    for name, kept in before.items():
-        moved = buffers[name]
-        if kept is not None and moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
-            buffers[name] = kept.to(moved.device)
-
-
 def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | None:
     """Two rows that are equal to the last bit, or None; in O(points * dim) by hashing."""
     words = torch.int32 if points.dtype == torch.float32 else torch.int64

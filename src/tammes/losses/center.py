@@ -1,6 +1,5 @@
 """The centre loss: softmax, and a pull towards the running centre of the own class."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +8,12 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, full_precision, keep_full_precision
+from tammes.geometry import check_range, checked_batch, full_precision
+from tammes.losses.fixed_centroids import FullPrecisionBuffers
 from tammes.losses.method import Method
 
 
-class CenterLoss(nn.Module):
+class CenterLoss(FullPrecisionBuffers):
     """Softmax with the centre loss (Wen et al., ECCV 2016), as a mean over the batch.
 
     For an embedding x of class y, as the network gives it, not scaled to unit length; a linear classifier of its own;
@@ -84,12 +84,6 @@ class CenterLoss(nn.Module):
     def minimum(self) -> float:
         """Approached, never reached."""
         return 0.0
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_full_precision(self._buffers, before)
-        return self
 
     def extra_repr(self) -> str:
         return f"{self.num_classes} classes in {self.dim} dimensions, weight={self.weight:.6g}, alpha={self.alpha:.6g}"
