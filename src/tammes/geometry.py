@@ -230,6 +230,12 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
     return unit
 
 
+def check_sizes(what: str, num_classes: int, dim: int) -> None:
+    """Refuse a loss too few classes or dimensions."""
+    if num_classes < 2 or dim < 1:
+        raise UserError(f"{what} needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+
+
 def checked_push(push: float) -> float:
     """The weight of the repelling term, or an error where it would outweigh the pull."""
     if not isinstance(push, Real) or not 0 <= push < 1:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Generator, Tensor
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import check_range, checked_batch, distances
+from tammes.geometry import check_range, check_sizes, checked_batch, distances
 from tammes.losses.fixed_centroids import FullPrecisionBuffers
 from tammes.losses.method import Method
 
@@ -49,12 +49,13 @@ class DeepNCMLoss(FullPrecisionBuffers):
     counts: Tensor
     calls: Tensor
 
+    minimum = 0.0  # approached, never reached
+
     def __init__(
         self, num_classes: int, dim: int, *, form: Form = "condensation", every: int = _EVERY, decay: float = _DECAY
     ) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"DeepNCM needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+        check_sizes("DeepNCM", num_classes, dim)
         if form not in get_args(Form):
             raise unknown_name("form", form, get_args(Form))
         if every != _EVERY and form != "condensation":
@@ -121,11 +122,6 @@ class DeepNCMLoss(FullPrecisionBuffers):
         if self.form == "condensation":
             ends = self.calls % self.every == 0
             self.counts.copy_(torch.where(ends, self.counts.clamp_max(1), self.counts))
-
-    @property
-    def minimum(self) -> float:
-        """Approached, never reached."""
-        return 0.0
 
     def extra_repr(self) -> str:
         option = {"condensation": f", every={self.every}", "online": "", "decay": f", decay={self.decay:.6g}"}

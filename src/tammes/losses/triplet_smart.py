@@ -50,6 +50,9 @@ class SmartMiningLoss(FullPrecisionBuffers):
     hardness_now: Tensor
     active: Tensor
 
+    # Reached where each class is a point and all classes are equally far apart, as far as the gap asks for.
+    minimum = 0.0
+
     def __init__(
         self,
         *,
@@ -131,11 +134,6 @@ class SmartMiningLoss(FullPrecisionBuffers):
             to_positive, to_negative = squared[anchor, 3 * anchor + 1], squared[anchor, 3 * anchor + 2]  # (triplets,)
             ratio = ratio_triplet(to_positive, to_negative, self.margin).mean()
             return self.gamma * ratio + global_part(to_positive, to_negative, self.weight, self.gap)
-
-    @property
-    def minimum(self) -> float:
-        """Reached where each class is a point and all classes are equally far apart, as far as the gap asks for."""
-        return 0.0
 
     def get_extra_state(self) -> Tensor:
         """The order, of whatever length, so that a run that goes on has the same batches; empty before a look."""
