@@ -143,20 +143,6 @@ def test_logits_have_no_margin() -> None:
     torch.testing.assert_close(loss.get_logits(7 * POINTS[:1]), 4 * cosines[None])  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_proxies_stay_in_float32_whatever_the_embeddings_are(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    loss = ArcFaceLoss(3, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = loss(X.to(dtype), Y)
-        value.backward()
-    assert loss.proxies.dtype == torch.float32
-    assert loss.proxies.grad is not None
-    assert loss.proxies.grad.dtype == value.dtype == torch.float32
-    exact = gradients(lambda p: arcface(X.to(dtype).double(), Y, p, 0.5, 64.0), loss.proxies.detach().double())
-    torch.testing.assert_close([value, loss.proxies.grad], exact, rtol=1e-5, atol=1e-4, check_dtype=False)
-
-
 def test_an_embedding_without_a_direction_moves_nothing() -> None:
     torch.manual_seed(0)
     loss = ArcFaceLoss(3, 2)
@@ -178,8 +164,6 @@ def test_what_it_says_of_itself() -> None:
 @pytest.mark.parametrize(
     ("classes", "dim", "options", "message"),
     [
-        (1, 2, {}, "^ArcFace needs at least 2 classes and 1 dimension, got 1 and 2.$"),
-        (2, 0, {}, "^ArcFace needs at least 2 classes and 1 dimension, got 2 and 0.$"),
         (
             3,
             2,
@@ -189,17 +173,10 @@ def test_what_it_says_of_itself() -> None:
         (3, 2, {"margin": -0.1}, r"^margin must be in \[0, pi/2\], an angle in radians, got -0.1\.$"),
         (3, 2, {"margin": 200.0}, r"^margin must be in \[0, pi/2\], an angle in radians, got 200.0\.$"),
         (3, 2, {"margin": float("nan")}, r"^margin must be in \[0, pi/2\], an angle in radians, got nan\.$"),
-        (3, 2, {"scale": 0.0}, "^scale must be above 0, got 0.0.$"),
-        (3, 2, {"scale": float("inf")}, "^scale must be above 0, got inf.$"),
+        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
+        (3, 2, {"scale": float("inf")}, "^scale must be above 0 and finite, got inf.$"),
     ],
 )
 def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ArcFaceLoss(classes, dim, **options)
-
-
-def test_bad_batches() -> None:
-    with pytest.raises(UserError, match=r"^label 3 \(row 0 of the batch\) is outside 0..2 of 3 classes."):
-        ArcFaceLoss(3, 2)(X, Y + 3)
-    with pytest.raises(UserError, match=r"^embeddings must have shape \(batch, 3\), got \(6, 2\).$"):
-        ArcFaceLoss(3, 3)(X, Y)

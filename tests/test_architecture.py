@@ -36,6 +36,8 @@ LINE = [
 A_LOSS_IS_READABLE_FROM = {
     "geometry",
     "errors",
+    "losses.fixed_centroids",
+    "losses.centroid_kernel",
     "losses.mining",
     "losses.method",
     "losses.triplet",

@@ -171,7 +171,7 @@ def test_the_package_imports_without_torch_until_a_name_is_used(printed_by: Call
         "True",
     ]
     assert printed_by("from tammes import *; print(DiscriminativeLoss(3), bound.__name__, centroids.__name__)") == (
-        "DiscriminativeLoss(3 classes one-hot, weighting='none', push=0.333333) tammes.bound tammes.centroids\n"
+        "DiscriminativeLoss(3 classes one-hot, push=0.333333, weighting='none') tammes.bound tammes.centroids\n"
     )
 
 

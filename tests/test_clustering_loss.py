@@ -1,7 +1,5 @@
 """The clustering loss: its search against one that scores every set anew, its value, its gradient."""
 
-from time import process_time
-
 import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
@@ -96,33 +94,6 @@ def test_all_images_at_one_place() -> None:
     """No clustering costs anything, and each medoid but the first is alone with itself: sizes 3, 1."""
     value = ClusteringLoss(passes=0)(torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
     assert value.item() == pytest.approx(1 - geometric_nmi([0, 0, 1, 1], [0, 1, 0, 0]), abs=1e-9)
-
-
-def test_float32_agrees_with_float64() -> None:
-    embeddings = torch.randn(40, 16, generator=seeded(0), dtype=torch.float64)
-    labels = torch.arange(40) // 4
-    values = [ClusteringLoss()(embeddings.to(dtype), labels).item() for dtype in (torch.float32, torch.float64)]
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
-    assert values[0] > 0.1
-
-
-def test_nan_is_not_hidden() -> None:
-    embeddings = torch.randn(6, 3, generator=seeded(0))
-    embeddings[2, 1] = float("nan")
-    assert ClusteringLoss()(embeddings, torch.arange(6) // 2).isnan()
-
-
-@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
-def test_the_search_takes_little_beside_a_step_of_training(spread: float) -> None:
-    """Some 30 ms for 32 classes of 4 images, on one core; scoring every set anew takes minutes."""
-    centres, labels = torch.randn(32, 64, generator=seeded(0)), torch.arange(128) // 4
-    embeddings = centres[labels] + spread * torch.randn(128, 64, generator=seeded(1))
-    times = []
-    for _ in range(5):
-        start = process_time()
-        ClusteringLoss()(embeddings, labels)
-        times.append(process_time() - start)
-    assert min(times) < 0.25
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tammes import DiscriminativeLoss, HardDiscriminativeLoss, bound
 from tammes.geometry import normalise
-from tammes.losses import discriminative
+from tammes.losses import centroid_kernel, discriminative
 from tests.oracles import (
     SIX,
     SIX_LABELS,
@@ -244,7 +244,7 @@ def test_the_sampled_loss_is_unbiased_in_value_and_gradient(
     values, gradients = [], []
     for subset in combinations(range(5), size):
         drawn = torch.tensor(subset)
-        monkeypatch.setattr(discriminative, "_sample", lambda *_, drawn=drawn: drawn)
+        monkeypatch.setattr(centroid_kernel, "_sample", lambda *_, drawn=drawn: drawn)
         value = sampled(embeddings, labels)
         values.append(value)
         gradients.append(gradient(value, embeddings))
@@ -257,7 +257,7 @@ def test_every_class_is_drawn_equally_often_and_never_twice(classes: int, size: 
     torch.manual_seed(0)
     counts = torch.zeros(classes)
     for _ in range(4000):
-        drawn = discriminative._sample(classes, size, torch.device("cpu"))
+        drawn = centroid_kernel._sample(classes, size)
         assert len(drawn) == len(drawn.unique()) == size
         counts[drawn] += 1
     expected = 4000 * size / classes
@@ -277,18 +277,20 @@ def test_sampling_is_reproducible_with_a_seed() -> None:
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("weighting", ["none", "balanced", "triplet"])
-def test_the_mean_of_what_each_image_has_is_the_loss(one_hot: bool, weighting: discriminative.Weighting) -> None:
-    embeddings, labels, centroids = case(30, 6, 6)
+@pytest.mark.parametrize("close", [False, True])
+def test_the_kernel_has_the_value_and_the_gradient_of_the_equation(
+    one_hot: bool, weighting: discriminative.Weighting, close: bool
+) -> None:
+    embeddings, labels, centroids = close_case(one_hot) if close else case(30, 6, 6)
     loss = DiscriminativeLoss(
         6 if one_hot else centroids, class_sizes=[3, 9, 4, 5, 8, 2], weighting=weighting, push=0.2
     ).double()
     each = loss.per_image(embeddings, labels)
-    assert each.shape == (30,)
+    assert each.shape == labels.shape
     whole = loss(embeddings, labels)
-    assert each.mean().item() == pytest.approx(whole.item(), abs=1e-7)
-    torch.testing.assert_close(gradient(each.mean(), embeddings), gradient(whole, embeddings), rtol=0, atol=1e-7)
-    alone = loss(embeddings[4:5], labels[4:5])
-    assert each[4].item() == pytest.approx(alone.item(), abs=1e-7)
+    torch.testing.assert_close(whole, each.mean(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient(whole, embeddings), gradient(each.mean(), embeddings), rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss(embeddings[4:5], labels[4:5]), each[4], rtol=0, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
@@ -301,6 +303,14 @@ def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
         values.append([run(embeddings, labels).item() for _ in range(3)])
     assert values[0] == pytest.approx(values[1])
     assert len(set(values[1])) == 3
+
+
+def test_the_operator_of_a_compiled_loss_refuses_a_second_derivative() -> None:
+    embeddings, labels, centroids = case(8, 5, 3)
+    value, _ = centroid_kernel._operator(embeddings, labels, centroids, 0.1, None, None, None, None, 5)
+    torch.testing.assert_close(value, DiscriminativeLoss(centroids, push=0.4)(embeddings, labels))
+    with pytest.raises(RuntimeError, match="^the second derivative of the discriminative loss is not available"):
+        torch.autograd.grad(value, embeddings, create_graph=True)
 
 
 @pytest.mark.parametrize("loss_of", [DiscriminativeLoss, HardDiscriminativeLoss])
@@ -398,13 +408,12 @@ def _largest_temporary(classes: int, dim: int, batch: int, block: int) -> float:
     return peak
 
 
-@pytest.mark.parametrize("name", ["discriminative", "hard_discriminative"])
+@pytest.mark.parametrize("kind", [DiscriminativeLoss, HardDiscriminativeLoss])
 def test_the_least_value_of_very_many_classes_is_estimated_from_some(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[DiscriminativeLoss] | type[HardDiscriminativeLoss], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = DiscriminativeLoss if name == "discriminative" else HardDiscriminativeLoss
     loss = kind(unit_points(300, 8, seed=0).float(), class_sizes=[3] * 300)
     exact = loss.minimum
-    monkeypatch.setattr(f"tammes.losses.{name}.some_rows", lambda number: torch.arange(0, number, 3))
+    monkeypatch.setattr("tammes.losses.fixed_centroids.some_rows", lambda number: torch.arange(0, number, 3))
     assert loss.minimum != exact
     assert loss.minimum == pytest.approx(exact, rel=0.05)

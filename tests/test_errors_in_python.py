@@ -130,7 +130,7 @@ def test_wrong_kinds_of_values(tmp_path: Path) -> None:
 def test_one_hot_centroids_are_never_parted() -> None:
     for options in ({"chunk_classes": 2}, {"sample_classes": 3}):
         assert refused(lambda options=options: DiscriminativeLoss(5, **options)) == (  # type: ignore[misc]
-            "one-hot centroids need every coordinate of an embedding for its length, so chunk_classes and"
+            "one-hot centroids need every coordinate of an embedding for its norm, so chunk_classes and"
             " sample_classes save nothing. Use centroids in fewer dimensions: centroids.place(num_classes, dim)."
         )
 

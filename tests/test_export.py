@@ -3,7 +3,6 @@
 import json
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -113,26 +112,6 @@ def test_eight_bits_are_smaller_and_near(embedder: Embedder, content: bytes) -> 
     assert 0 < np.abs(of_onnx(small)(images(4)) - of_torch(embedder)(images(4))).max() < 0.1
     assert set(apart) == set(IN_8_BITS)
     assert list(apart.values()) == sorted(apart.values())
-
-
-@pytest.mark.parametrize("best", sorted(IN_8_BITS))
-def test_what_is_in_eight_bits_is_chosen_on_the_images_held_out(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def in_8_bits(_: bytes, given: np.ndarray, operators: list[str] | None) -> bytes:
-        asked.append(len(given))
-        return b"near" if operators == IN_8_BITS[best] else b"far"
-
-    def of_onnx(content: bytes) -> Any:
-        return lambda given: np.full((len(given), 2), {b"": 0, b"near": 0.1, b"far": 0.2}[content], dtype=np.float32)
-
-    monkeypatch.setattr("tammes.export.formats.in_8_bits", in_8_bits)
-    monkeypatch.setattr("tammes.export.formats.of_onnx", of_onnx)
-    small, apart = nearest_in_8_bits(b"", images(5), images(3))
-    assert small == b"near"
-    assert next(iter(apart)) == best
-    assert list(apart.values()) == pytest.approx([0.1 * 2**0.5, 0.2 * 2**0.5])
-    assert asked == [5, 5]
 
 
 def test_a_program_of_torch_export_needs_no_code_of_ours(embedder: Embedder) -> None:

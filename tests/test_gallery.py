@@ -502,9 +502,7 @@ def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tm
     Image.new("RGB", (8, 8), "blue").save(png, "PNG")
     strange = [webp(160), b"", b"<script>alert(1)</script>", webp(161), png.getvalue(), webp(160)[:60]]
     hits = [(each, "0.5 " + "\ud800 L" * 50_000, None) for each in strange]
-    began = time.monotonic()
     contact_sheet(sheet, [Image.new("RGB", (8, 8), "red")], [hits])
-    assert time.monotonic() - began < 5  # a name of 150,000 characters is cut before it is measured
     drawn = np.asarray(Image.open(sheet))
     middles = [drawn[76, place].tolist() for place in range(24 + 144 + 68, drawn.shape[1], 144)]
     assert middles[0] == pytest.approx([0, 0, 255], abs=3)

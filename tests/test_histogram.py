@@ -75,13 +75,6 @@ def test_with_one_kind_of_pairs_the_loss_is_zero(labels: list[int]) -> None:
     assert x.grad.eq(0).all()
 
 
-def test_a_nan_is_not_hidden() -> None:
-    x = TOY.clone()
-    x[5] = float("nan")
-    assert HistogramLoss()(x, torch.tensor([0, 0, 1, 1, 1, 2])).isnan()
-    assert HistogramLoss()(x, TOY_LABELS).isnan()
-
-
 @pytest.mark.parametrize(
     ("step", "nearest"),
     [(0.3, " The nearest is 0.285714."), (1.5, " The nearest is 2."), (0.0, ""), (2.5, ""), (float("nan"), "")],

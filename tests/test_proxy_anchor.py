@@ -109,20 +109,6 @@ def test_an_embedding_without_a_direction_leaves_the_others_their_weight() -> No
     assert moved[[0, 1, 3, 4, 5]].norm(dim=1).min() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_proxies_stay_in_float32_whatever_the_embeddings_are(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    loss = ProxyAnchorLoss(3, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = loss(X.to(dtype), Y)
-        value.backward()
-    assert loss.proxies.dtype == torch.float32
-    assert loss.proxies.grad is not None
-    assert loss.proxies.grad.dtype == value.dtype == torch.float32
-    exact = gradients(lambda p: proxy_anchor(X.to(dtype).double(), Y, p, 32.0, 0.1), loss.proxies.detach().double())
-    torch.testing.assert_close([value, loss.proxies.grad], exact, rtol=1e-5, atol=1e-5, check_dtype=False)
-
-
 def test_logits_are_scaled_cosines() -> None:
     loss = with_points(ProxyAnchorLoss(3, 2, scale=8.0), "proxies", POINTS)
     cosines = torch.nn.functional.cosine_similarity(POINTS[:1], POINTS)
@@ -147,10 +133,8 @@ def test_what_it_says_of_itself() -> None:
 @pytest.mark.parametrize(
     ("classes", "dim", "options", "message"),
     [
-        (1, 2, {}, "^Proxy-Anchor needs at least 2 classes and 1 dimension, got 1 and 2.$"),
-        (2, 0, {}, "^Proxy-Anchor needs at least 2 classes and 1 dimension, got 2 and 0.$"),
-        (3, 2, {"scale": 0.0}, "^scale must be above 0, got 0.0.$"),
-        (3, 2, {"scale": float("inf")}, "^scale must be above 0, got inf.$"),
+        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
+        (3, 2, {"scale": float("inf")}, "^scale must be above 0 and finite, got inf.$"),
         (3, 2, {"margin": 1.0}, r"^margin must be in \[0, 1\), for it is one of cosines, got 1.0.$"),
         (3, 2, {"margin": -0.1}, r"^margin must be in \[0, 1\), for it is one of cosines, got -0.1.$"),
         (3, 2, {"margin": float("nan")}, r"^margin must be in \[0, 1\), for it is one of cosines, got nan.$"),
@@ -159,10 +143,3 @@ def test_what_it_says_of_itself() -> None:
 def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ProxyAnchorLoss(classes, dim, **options)
-
-
-def test_bad_batches() -> None:
-    with pytest.raises(UserError, match=r"^label 3 \(row 0 of the batch\) is outside 0..2 of 3 classes."):
-        ProxyAnchorLoss(3, 2)(X, Y + 3)
-    with pytest.raises(UserError, match=r"^embeddings must have shape \(batch, 3\), got \(6, 2\).$"):
-        ProxyAnchorLoss(3, 3)(X, Y)

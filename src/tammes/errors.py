@@ -43,6 +43,12 @@ def check_distance(what: str, value: float) -> None:
         raise UserError(f"{what} must be a finite number, 0 or more, got {shown(value)}.")
 
 
+def check_positive(what: str, value: float, *, or_zero: bool = False) -> None:
+    """Refuse what is not above 0 and finite; with `or_zero` 0 is fine."""
+    if not 0 <= value < inf or (value == 0 and not or_zero):
+        raise UserError(f"{what} must be {'at least' if or_zero else 'above'} 0 and finite, got {shown(value)}.")
+
+
 def check_seed(what: str, value: Any, bits: int = 32) -> None:
     """Refuse what is no seed of a generator that takes so many bits; scikit-learn's take 32."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:

@@ -230,6 +230,12 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
     return unit
 
 
+def check_sizes(what: str, num_classes: int, dim: int) -> None:
+    """Refuse a loss too few classes or dimensions."""
+    if num_classes < 2 or dim < 1:
+        raise UserError(f"{what} needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+
+
 def checked_push(push: float) -> float:
     """The weight of the repelling term, or an error where it would outweigh the pull."""
     if not isinstance(push, Real) or not 0 <= push < 1:
@@ -265,17 +271,6 @@ def checked_sizes(
     if int(sizes.max()) == 0:
         raise UserError("class_sizes are all 0: at least one class must have images.")
     return sizes.long()
-
-
-def keep_full_precision(buffers: dict[str, Tensor | None], before: dict[str, Tensor | None]) -> None:
-    """Undo a cast of a module's buffers to half precision, but not their move to another device.
-
-    A network may go to half, its centroids may not: they would be off by 4e-3, and no optimizer would put them right.
-    """
-    for name, kept in before.items():
-        moved = buffers[name]
-        if kept is not None and moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
-            buffers[name] = kept.to(moved.device)
 
 
 def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | None:

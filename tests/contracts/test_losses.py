@@ -69,12 +69,6 @@ def test_the_worst_placed_image_is_moved(either: tuple[nn.Module, Tensor]) -> No
     assert gradient(loss, on_a_wrong_one, torch.arange(4)).norm(dim=1).min() > 0.05 / 4
 
 
-def test_order_of_the_batch_does_not_matter(loss: nn.Module) -> None:
-    embeddings, labels = torch.randn(9, 3, generator=seeded(0)), torch.arange(9) % 4
-    order = torch.randperm(9, generator=seeded(1))
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels))
-
-
 def test_length_of_an_embedding_does_not_matter(either: tuple[nn.Module, Tensor]) -> None:
     loss, centroids = either
     embeddings, labels = torch.randn(9, centroids.shape[1], generator=seeded(0)), torch.arange(9) % 4
@@ -93,15 +87,6 @@ def test_batches_add_up(loss: nn.Module) -> None:
     embeddings, labels = torch.randn(8, 3, generator=seeded(0)), torch.arange(8) % 4
     halves = torch.stack([loss(embeddings[:4], labels[:4]), loss(embeddings[4:], labels[4:])])
     torch.testing.assert_close(halves.mean(), loss(embeddings, labels))
-
-
-def test_a_batch_of_one_and_a_batch_of_one_class_have_a_value_and_a_gradient(either: tuple[nn.Module, Tensor]) -> None:
-    loss, centroids = either
-    for count in (1, 5):
-        embeddings = torch.randn(count, centroids.shape[1], generator=seeded(0))
-        labels = torch.full((count,), 2)
-        assert loss(embeddings, labels).isfinite()
-        assert gradient(loss, embeddings, labels).norm() > 0
 
 
 def test_float32_agrees_with_float64_next_to_the_centroids(name: str) -> None:
@@ -180,12 +165,6 @@ def test_an_embedding_whose_length_overflows_is_not_hidden(either: tuple[nn.Modu
     assert torch.allclose(1e30 * gradient(loss, embeddings, torch.arange(4))[1], own, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_labels_of_any_integer_type(loss: nn.Module, dtype: torch.dtype) -> None:
-    embeddings, labels = torch.randn(9, 3, generator=seeded(0)), torch.arange(9) % 4
-    assert loss(embeddings, labels.to(dtype)) == loss(embeddings, labels)
-
-
 @pytest.mark.parametrize("label", [-1, 4, 2**40])
 def test_a_label_out_of_range_is_named(loss: nn.Module, label: int) -> None:
     with pytest.raises(
@@ -236,18 +215,6 @@ def test_push_out_of_range(name: str, push: float) -> None:
 def test_class_sizes_that_cannot_be_used(name: str, sizes: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         LOSSES[name](CORNERS, class_sizes=sizes)
-
-
-def test_an_empty_batch_is_an_error(loss: nn.Module) -> None:
-    with pytest.raises(UserError, match="^the batch is empty: a mean over no embedding has no value.$"):
-        loss(torch.empty(0, 3), torch.empty(0, dtype=torch.long))
-
-
-def test_round_trip_through_state_dict(name: str) -> None:
-    loss, other = LOSSES[name](CORNERS), LOSSES[name](CORNERS.roll(1, 0))
-    other.load_state_dict(loss.state_dict())
-    embeddings, labels = torch.randn(9, 3, generator=seeded(0)), torch.arange(9) % 4
-    assert other(embeddings, labels) == loss(embeddings, labels)
 
 
 # Tracing and the derived backward are what a loss can break; the C++ that torch writes from them takes its time, and

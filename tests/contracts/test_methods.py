@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -172,6 +173,37 @@ def test_a_label_out_of_range_is_named(name: str) -> None:
         made(name)(torch.randn(2, DIM), torch.tensor([0, 4]))
 
 
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_embeddings_of_another_length_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^embeddings must have shape \(batch, 4\), got \(2, 3\)\.$"):
+        made(name)(torch.randn(2, 3), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("name", [name for name in OF_CLASSES if "dim" in METHODS[name].takes])
+def test_too_few_classes_or_dimensions_are_refused(name: str) -> None:
+    for classes, dim in ((1, 2), (2, 0)):
+        with pytest.raises(UserError, match=f"needs at least 2 classes and 1 dimension, got {classes} and {dim}"):
+            METHODS[name].make({"num_classes": classes, "dim": dim}, {})
+
+
+@pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if "form" in method.options))
+def test_an_unknown_form_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # beartype would be first
+    with pytest.raises(UserError, match=r"^unknown form 'nothing'\. .*Known: "):
+        METHODS[name].make({"num_classes": CLASSES, "dim": DIM}, {"form": "nothing"})
+
+
+@pytest.mark.parametrize("to", [torch.float16, torch.bfloat16])
+def test_what_a_loss_remembers_stays_in_full_precision_when_the_network_goes_to_half(
+    name: str, to: torch.dtype
+) -> None:
+    loss, before = made(name), dict(made(name).named_buffers())
+    nn.Sequential(nn.Linear(DIM, DIM), loss).to(to)
+    for key, buffer in loss.named_buffers():
+        assert torch.equal(buffer, before[key])
+        assert buffer.dtype == before[key].dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gives_a_float32_loss_and_a_half_gradient(name: str, dtype: torch.dtype) -> None:
     embeddings, labels = batch(name)
@@ -183,7 +215,10 @@ def test_half_precision_gives_a_float32_loss_and_a_half_gradient(name: str, dtyp
     assert value.item() == pytest.approx(loss(half.float(), labels).item(), abs=1e-6)
     assert z.grad is not None
     assert z.grad.dtype == dtype
+    own = [parameter.grad for parameter in loss.parameters()]
+    loss.zero_grad()
     torch.testing.assert_close(z.grad.float(), gradient(loss, half.float(), labels), rtol=0.02, atol=1e-3)
+    torch.testing.assert_close(own, [parameter.grad for parameter in loss.parameters()], rtol=1e-5, atol=1e-5)
 
 
 def test_autocast_does_not_change_the_loss(name: str) -> None:

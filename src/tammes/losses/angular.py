@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError, unknown_name
+from tammes.errors import UserError, check_positive, unknown_name
 from tammes.geometry import checked_batch, normalise
 from tammes.losses.method import Method
 from tammes.losses.mining import mean_or_zero, pairs_in_order, positives
@@ -48,6 +48,8 @@ class AngularLoss(nn.Module):
     1.828968
     """
 
+    minimum = 0.0  # no value is below it; reached only where a batch has nothing to compare
+
     def __init__(self, *, alpha: float = 45.0, form: Form = "npair+angular", angular_weight: float = _WEIGHT) -> None:
         super().__init__()
         if not _LEAST <= alpha <= _MOST:
@@ -56,8 +58,7 @@ class AngularLoss(nn.Module):
             )
         if form not in get_args(Form):
             raise unknown_name("form", form, get_args(Form))
-        if not 0 < angular_weight < float("inf"):
-            raise UserError(f"angular_weight must be above 0 and finite, got {angular_weight}.")
+        check_positive("angular_weight", angular_weight)
         if form == "angular" and angular_weight != _WEIGHT:
             raise UserError("angular_weight is for form='npair+angular'; form='angular' has one part only.")
         self.alpha, self.form, self.angular_weight = alpha, form, angular_weight
@@ -78,11 +79,6 @@ class AngularLoss(nn.Module):
             if self.form == "npair+angular":
                 terms = _log_one_plus(alike - own, same_class) + self.angular_weight * terms
             return mean_or_zero(terms).to(embeddings.dtype)
-
-    @property
-    def minimum(self) -> float:
-        """No value is below it; reached only where a batch has nothing to compare."""
-        return 0.0
 
     def extra_repr(self) -> str:
         weight = f", angular_weight={self.angular_weight:.6g}" if self.form == "npair+angular" else ""

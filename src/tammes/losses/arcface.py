@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, distances, normalise
+from tammes.errors import UserError, check_positive
+from tammes.geometry import check_range, check_sizes, checked_batch, distances, normalise
 from tammes.losses.method import Method
 
 
@@ -43,13 +43,11 @@ class ArcFaceLoss(nn.Module):
 
     def __init__(self, num_classes: int, dim: int, *, margin: float = 0.5, scale: float = 64.0) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"ArcFace needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+        check_sizes("ArcFace", num_classes, dim)
         if not 0 <= margin <= pi / 2:
             hint = f" {margin:g} degrees are {radians(margin):.4g}." if pi / 2 < margin <= 90 else ""
             raise UserError(f"margin must be in [0, pi/2], an angle in radians, got {margin}.{hint}")
-        if not 0 < scale < float("inf"):
-            raise UserError(f"scale must be above 0, got {scale}.")
+        check_positive("scale", scale)
         self.num_classes, self.dim, self.margin, self.scale = num_classes, dim, margin, scale
         self.proxies = nn.Parameter(normalise(torch.randn(num_classes, dim)))
 

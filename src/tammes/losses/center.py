@@ -1,6 +1,5 @@
 """The centre loss: softmax, and a pull towards the running centre of the own class."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,12 +7,13 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, full_precision, keep_full_precision
+from tammes.errors import UserError, check_positive
+from tammes.geometry import check_range, check_sizes, checked_batch, full_precision
+from tammes.losses.fixed_centroids import FullPrecisionBuffers
 from tammes.losses.method import Method
 
 
-class CenterLoss(nn.Module):
+class CenterLoss(FullPrecisionBuffers):
     """Softmax with the centre loss (Wen et al., ECCV 2016), as a mean over the batch.
 
     For an embedding x of class y, as the network gives it, not scaled to unit length; a linear classifier of its own;
@@ -41,12 +41,12 @@ class CenterLoss(nn.Module):
 
     centers: Tensor
 
+    minimum = 0.0  # approached, never reached
+
     def __init__(self, num_classes: int, dim: int, *, weight: float = 0.003, alpha: float = 0.5) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"the centre loss needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
-        if not 0 <= weight < float("inf"):
-            raise UserError(f"weight must be at least 0, got {weight}.")
+        check_sizes("the centre loss", num_classes, dim)
+        check_positive("weight", weight, or_zero=True)
         if not 0 < alpha <= 1:
             raise UserError(f"alpha must be in (0, 1], got {alpha}.")
         self.num_classes, self.dim, self.weight, self.alpha = num_classes, dim, weight, alpha
@@ -79,17 +79,6 @@ class CenterLoss(nn.Module):
         step = torch.zeros_like(self.centers, dtype=away.dtype).index_add_(0, labels, away)  # (classes, dim)
         images = torch.bincount(labels, minlength=self.num_classes)[:, None]  # (classes, 1)
         self.centers += self.alpha * step / (1 + images)
-
-    @property
-    def minimum(self) -> float:
-        """Approached, never reached."""
-        return 0.0
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_full_precision(self._buffers, before)
-        return self
 
     def extra_repr(self) -> str:
         return f"{self.num_classes} classes in {self.dim} dimensions, weight={self.weight:.6g}, alpha={self.alpha:.6g}"

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
+from tammes.errors import check_positive, check_whole
 from tammes.geometry import checked_batch, distances, normalise
 from tammes.losses.method import Method
 
@@ -43,23 +43,18 @@ class ClusteringLoss(nn.Module):
     1.50774
     """
 
+    minimum = 0.0  # reached where no clustering that the search finds is worth more than the true one
+
     def __init__(self, *, gamma: float = 1.0, passes: int = 5) -> None:
         super().__init__()
-        if not 0 <= gamma < float("inf"):
-            raise UserError(f"gamma must be at least 0 and finite, got {gamma}.")
-        if passes < 0:
-            raise UserError(f"passes must be at least 0, got {passes}.")
+        check_positive("gamma", gamma, or_zero=True)
+        check_whole("passes", passes, 0)
         self.gamma, self.passes = gamma, passes
 
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             return clustering_loss(normalise(embeddings), labels, self.gamma, self.passes)
-
-    @property
-    def minimum(self) -> float:
-        """Reached where no clustering that the search finds is worth more than the true one."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"gamma={self.gamma:.6g}, passes={self.passes}"

@@ -47,6 +47,8 @@ class ContrastiveLoss(nn.Module):
     0.357706
     """
 
+    minimum = 0.0  # no value is below it
+
     def __init__(self, *, form: Form = "squared", margin: float | None = None, hardest: float = 1.0) -> None:
         super().__init__()
         if form not in _MARGINS:
@@ -66,11 +68,6 @@ class ContrastiveLoss(nn.Module):
             if self.hardest < 1:
                 pull, push = (each[hardest_pairs(each, self.hardest)] for each in (pull, push))
             return mean_or_zero(torch.cat([pull, push]))
-
-    @property
-    def minimum(self) -> float:
-        """No value is below it."""
-        return 0.0
 
     def _distances(self, embeddings: Tensor) -> Tensor:
         if self.form == "hinge":

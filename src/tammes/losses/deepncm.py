@@ -1,15 +1,15 @@
 """DeepNCM: the nearest class mean as a classifier, with means that follow the network."""
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import check_range, checked_batch, distances, keep_full_precision
+from tammes.geometry import check_range, check_sizes, checked_batch, distances
+from tammes.losses.fixed_centroids import FullPrecisionBuffers
 from tammes.losses.method import Method
 
 Form = Literal["condensation", "online", "decay"]
@@ -17,7 +17,7 @@ Form = Literal["condensation", "online", "decay"]
 _EVERY, _DECAY = 100, 0.9
 
 
-class DeepNCMLoss(nn.Module):
+class DeepNCMLoss(FullPrecisionBuffers):
     """Deep nearest class mean (Guerriero, Caputo and Mensink, 2018), as a mean over the batch.
 
     For an embedding x of class y, as the network gives it, not scaled to unit length, and one mean u per class:
@@ -49,12 +49,13 @@ class DeepNCMLoss(nn.Module):
     counts: Tensor
     calls: Tensor
 
+    minimum = 0.0  # approached, never reached
+
     def __init__(
         self, num_classes: int, dim: int, *, form: Form = "condensation", every: int = _EVERY, decay: float = _DECAY
     ) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"DeepNCM needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+        check_sizes("DeepNCM", num_classes, dim)
         if form not in get_args(Form):
             raise unknown_name("form", form, get_args(Form))
         if every != _EVERY and form != "condensation":
@@ -121,17 +122,6 @@ class DeepNCMLoss(nn.Module):
         if self.form == "condensation":
             ends = self.calls % self.every == 0
             self.counts.copy_(torch.where(ends, self.counts.clamp_max(1), self.counts))
-
-    @property
-    def minimum(self) -> float:
-        """Approached, never reached."""
-        return 0.0
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_full_precision(self._buffers, before)
-        return self
 
     def extra_repr(self) -> str:
         option = {"condensation": f", every={self.every}", "online": "", "decay": f", decay={self.decay:.6g}"}

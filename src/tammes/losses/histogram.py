@@ -31,6 +31,8 @@ class HistogramLoss(nn.Module):
     1.0
     """
 
+    minimum = 0.0  # reached where every negative pair is less alike than every positive one, by two steps
+
     def __init__(self, *, step: float = 0.01) -> None:
         super().__init__()
         self.bins = round(2 / step) if 0 < step <= 2 else 0
@@ -48,11 +50,6 @@ class HistogramLoss(nn.Module):
             alike = self._histogram(cosine[positives(labels).triu()])  # (nodes,)
             different = self._histogram(cosine[negatives(labels).triu()])  # (nodes,)
             return (different * alike.cumsum(0)).sum().to(embeddings.dtype)
-
-    @property
-    def minimum(self) -> float:
-        """Reached where every negative pair is less alike than every positive one, by two steps."""
-        return 0.0
 
     def _histogram(self, cosine: Tensor) -> Tensor:
         """(pairs,) -> (nodes,)"""

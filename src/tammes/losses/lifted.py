@@ -28,6 +28,8 @@ class LiftedStructureLoss(nn.Module):
     2.767066
     """
 
+    minimum = 0.0  # reached where the negatives are far enough away for each pair
+
     def __init__(self, *, margin: float = 1.0) -> None:
         super().__init__()
         self.margin = checked_margin(margin)
@@ -41,11 +43,6 @@ class LiftedStructureLoss(nn.Module):
             near = (self.margin - apart).masked_fill(~negatives(labels), nothing).logsumexp(dim=1)  # (batch,)
             i, j = positives(labels).triu().nonzero(as_tuple=True)  # (pairs,)
             return mean_or_zero(torch.relu(apart[i, j] + torch.logaddexp(near[i], near[j])).square() / 2)
-
-    @property
-    def minimum(self) -> float:
-        """Reached where the negatives are far enough away for each pair."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"margin={self.margin:.6g}"

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Integer
 from torch import Generator, Tensor
 
-from tammes.errors import UserError
+from tammes.errors import check_positive
 from tammes.geometry import distances, full_precision
 from tammes.search.neighbours import NeighbourSearch
 
@@ -30,8 +30,7 @@ def mean_or_zero(terms: Float[Tensor, " terms"]) -> Float[Tensor, ""]:
 
 def checked_margin(margin: float) -> float:
     """The margin, or an error where it would separate nothing."""
-    if not 0 < margin < float("inf"):
-        raise UserError(f"margin must be above 0 and finite, got {margin}.")
+    check_positive("margin", margin)
     return margin
 
 

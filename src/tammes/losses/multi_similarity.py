@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
+from tammes.errors import UserError, check_positive
 from tammes.geometry import checked_batch, normalise
 from tammes.losses.method import Method
 from tammes.losses.mining import negatives, positives
@@ -42,6 +42,8 @@ class MultiSimilarityLoss(nn.Module):
     0.571132
     """
 
+    minimum = 0.0  # no value is below it; reached where no pair is hard
+
     def __init__(
         self,
         *,
@@ -53,12 +55,10 @@ class MultiSimilarityLoss(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 < value < float("inf"):
-                raise UserError(f"{name} must be above 0 and finite, got {value}.")
+            check_positive(name, value)
         if not -1 <= threshold <= 1:
             raise UserError(f"threshold must be in [-1, 1], for it is a cosine, got {threshold}.")
-        if not 0 <= epsilon < float("inf"):
-            raise UserError(f"epsilon must be at least 0 and finite, got {epsilon}.")
+        check_positive("epsilon", epsilon, or_zero=True)
         if not mine and epsilon != _EPSILON:
             raise UserError("epsilon is for mining; with mine=False all pairs count.")
         self.alpha, self.beta, self.threshold, self.epsilon, self.mine = alpha, beta, threshold, epsilon, mine
@@ -84,11 +84,6 @@ class MultiSimilarityLoss(nn.Module):
         most = cosine.masked_fill(~far, float("-inf")).amax(1, keepdim=True)  # (batch, 1)
         # "Not easy" rather than "hard": a NaN is neither, and must be seen.
         return near & ~(cosine >= most + self.epsilon), far & ~(cosine <= least - self.epsilon)
-
-    @property
-    def minimum(self) -> float:
-        """No value is below it; reached where no pair is hard."""
-        return 0.0
 
     def extra_repr(self) -> str:
         mined = f"epsilon={self.epsilon:.6g}" if self.mine else "mine=False"

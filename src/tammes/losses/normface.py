@@ -8,8 +8,16 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError, unknown_name
-from tammes.geometry import check_range, checked_batch, checked_temperature, distances, full_precision, normalise
+from tammes.errors import UserError, check_positive, unknown_name
+from tammes.geometry import (
+    check_range,
+    check_sizes,
+    checked_batch,
+    checked_temperature,
+    distances,
+    full_precision,
+    normalise,
+)
 from tammes.losses.method import Method
 
 Form = Literal["softmax", "contrastive", "triplet"]
@@ -56,16 +64,15 @@ class NormFaceLoss(nn.Module):
         hardest: bool = False,
     ) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"NormFace needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
+        check_sizes("NormFace", num_classes, dim)
         if form not in get_args(Form):
             raise unknown_name("form", form, get_args(Form))
         if form == "softmax":
             _check_softmax(temperature, scale, margin)
         elif temperature is not None or scale != _SCALE:
             raise UserError(f"temperature and scale are for form='softmax'; form={form!r} has a margin.")
-        if margin is not None and not 0 < margin < float("inf"):
-            raise UserError(f"margin must be above 0, got {margin}.")
+        if margin is not None:
+            check_positive("margin", margin)
         if hardest and form != "triplet":
             raise UserError(f"hardest is for form='triplet'; form={form!r} has no triplets.")
         self.num_classes, self.dim, self.form = num_classes, dim, form
@@ -139,8 +146,7 @@ class NormFaceLoss(nn.Module):
 def _check_softmax(temperature: float | None, scale: float, margin: float | None) -> None:
     if margin is not None:
         raise UserError("margin is for form='contrastive' or 'triplet'; form='softmax' has none.")
-    if not 0 < scale < float("inf"):
-        raise UserError(f"scale must be above 0, got {scale}.")
+    check_positive("scale", scale)
     if temperature is None:
         return
     checked_temperature(temperature)

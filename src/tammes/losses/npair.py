@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError, unknown_name
+from tammes.errors import check_positive, unknown_name
 from tammes.geometry import checked_batch
 from tammes.losses.method import Method
 from tammes.losses.mining import mean_or_zero, negatives, pairs_in_order, positives
@@ -40,10 +40,11 @@ class NPairLoss(nn.Module):
     0.350385
     """
 
+    minimum = 0.0  # approached; reached only where a batch has nothing to compare
+
     def __init__(self, *, penalty: float = 0.002, form: Form = "softmax") -> None:
         super().__init__()
-        if not 0 <= penalty < float("inf"):
-            raise UserError(f"penalty must be at least 0 and finite, got {penalty}.")
+        check_positive("penalty", penalty, or_zero=True)
         if form not in get_args(Form):
             raise unknown_name("form", form, get_args(Form))
         self.penalty, self.form = penalty, form
@@ -63,11 +64,6 @@ class NPairLoss(nn.Module):
                 terms = torch.where(negatives(labels[first]), -F.logsigmoid(-worse), 0.0).sum(1)  # (pairs,)
             lengths = anchors.square().sum(1) + partners.square().sum(1)  # (pairs,)
             return mean_or_zero(terms + self.penalty / 4 * lengths).to(embeddings.dtype)
-
-    @property
-    def minimum(self) -> float:
-        """Approached; reached only where a batch has nothing to compare."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"penalty={self.penalty:.6g}, form={self.form}"

@@ -27,6 +27,8 @@ class PrototypicalLoss(nn.Module):
         shot: images of a class that are its support. A batch needs more of each class: twice as many is usual.
     """
 
+    minimum = 0.0  # approached, never reached
+
     def __init__(self, *, shot: int = 2) -> None:
         super().__init__()
         if shot < 1:
@@ -48,11 +50,6 @@ class PrototypicalLoss(nn.Module):
             prototypes = _prototypes(embeddings, labels, support, len(classes))  # (classes, dim)
             logits = -distances(embeddings[~support], prototypes).square()  # (queries, classes)
             return F.cross_entropy(logits, labels[~support])
-
-    @property
-    def minimum(self) -> float:
-        """Approached, never reached."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"shot={self.shot}"

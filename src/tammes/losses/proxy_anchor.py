@@ -5,8 +5,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, full_precision, normalise
+from tammes.errors import UserError, check_positive
+from tammes.geometry import check_range, check_sizes, checked_batch, full_precision, normalise
 from tammes.losses.method import Method
 
 
@@ -36,12 +36,12 @@ class ProxyAnchorLoss(nn.Module):
     12.819977
     """
 
+    minimum = 0.0  # no value is below it; what is reached depends on the room that the proxies have, and on the batch
+
     def __init__(self, num_classes: int, dim: int, *, scale: float = 32.0, margin: float = 0.1) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"Proxy-Anchor needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
-        if not 0 < scale < float("inf"):
-            raise UserError(f"scale must be above 0, got {scale}.")
+        check_sizes("Proxy-Anchor", num_classes, dim)
+        check_positive("scale", scale)
         if not 0 <= margin < 1:
             raise UserError(f"margin must be in [0, 1), for it is one of cosines, got {margin}.")
         self.num_classes, self.dim, self.scale, self.margin = num_classes, dim, scale, margin
@@ -66,11 +66,6 @@ class ProxyAnchorLoss(nn.Module):
     def _logits(self, embeddings: Tensor) -> Tensor:
         # In float64, which autocast leaves alone, also in the backward; one without a direction has cosines of 0.
         return self.scale * normalise(embeddings.double()) @ normalise(self.proxies.double()).T
-
-    @property
-    def minimum(self) -> float:
-        """No value is below it; what is reached depends on the room that the proxies have, and on the batch."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"{self.num_classes} classes in {self.dim} dimensions, scale={self.scale:.6g}, margin={self.margin:.6g}"

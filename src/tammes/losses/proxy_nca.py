@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
-from tammes.geometry import check_range, checked_batch, distances, normalise
+from tammes.errors import UserError, check_positive
+from tammes.geometry import check_range, check_sizes, checked_batch, distances, normalise
 from tammes.losses.method import Method
 
 
@@ -42,10 +42,8 @@ class ProxyNCALoss(nn.Module):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise UserError(f"Proxy-NCA needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
-        if not 0 < scale < float("inf"):
-            raise UserError(f"scale must be above 0, got {scale}.")
+        check_sizes("Proxy-NCA", num_classes, dim)
+        check_positive("scale", scale)
         if not 0 <= smoothing < 1:
             raise UserError(f"smoothing must be in [0, 1), got {smoothing}.")
         if smoothing and not include_positive:

@@ -20,6 +20,8 @@ class SoftmaxLoss(nn.Module):
         num_classes: how many there are.
     """
 
+    minimum = 0.0  # approached, never reached
+
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         if num_classes < 2:
@@ -34,11 +36,6 @@ class SoftmaxLoss(nn.Module):
     def get_logits(self, outputs: Float[Tensor, "batch classes"]) -> Float[Tensor, "batch classes"]:
         """The outputs are the logits."""
         return outputs
-
-    @property
-    def minimum(self) -> float:
-        """Approached, never reached."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"{self.num_classes} classes"

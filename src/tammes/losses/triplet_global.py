@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from tammes.errors import UserError
+from tammes.errors import UserError, check_positive
 from tammes.geometry import checked_batch, distances, normalise
 from tammes.losses.method import Method
 from tammes.losses.mining import checked_margin, negatives, positives
@@ -37,6 +37,9 @@ class TripletGlobalLoss(nn.Module):
     1.303993
     """
 
+    # Reached where each class is a point and all classes are equally far apart, as far as the gap asks for.
+    minimum = 0.0
+
     def __init__(self, *, margin: float = 0.01, weight: float = 0.8, gap: float = 0.4, gamma: float = 1.0) -> None:
         super().__init__()
         self.margin, (self.weight, self.gap, self.gamma) = checked_margin(margin), checked_global(weight, gap, gamma)
@@ -57,11 +60,6 @@ class TripletGlobalLoss(nn.Module):
             counts = {"positive_counts": positive_counts, "negative_counts": negative_counts}
             return ratio + global_part(squared[positive], squared[negative], self.weight, self.gap, **counts)
 
-    @property
-    def minimum(self) -> float:
-        """Reached where each class is a point and all classes are equally far apart, as far as the gap asks for."""
-        return 0.0
-
     def extra_repr(self) -> str:
         return f"margin={self.margin:.6g}, weight={self.weight:.6g}, gap={self.gap:.6g}, gamma={self.gamma:.6g}"
 
@@ -74,8 +72,7 @@ def checked_global(weight: float, gap: float, gamma: float) -> tuple[float, floa
         )
     if not 0 < gap <= 1:
         raise UserError(f"gap must be in (0, 1], got {gap}: a squared distance of unit vectors is never above 4.")
-    if not 0 <= gamma < float("inf"):
-        raise UserError(f"gamma must be at least 0 and finite, got {gamma}.")
+    check_positive("gamma", gamma, or_zero=True)
     return weight, gap, gamma
 
 

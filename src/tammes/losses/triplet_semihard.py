@@ -28,6 +28,8 @@ class TripletSemihardLoss(nn.Module):
     2.4
     """
 
+    minimum = 0.0  # reached where every chosen negative is farther than the positive by the margin
+
     def __init__(self, *, margin: float = 1.0) -> None:
         super().__init__()
         self.margin = checked_margin(margin)
@@ -43,11 +45,6 @@ class TripletSemihardLoss(nn.Module):
             terms = torch.relu(apart[anchor, positive] - apart[anchor, negative] + self.margin)
             # A NaN is sorted last, where it is not chosen: zero times all distances makes it seen.
             return mean_or_zero(terms) + 0 * apart.sum()
-
-    @property
-    def minimum(self) -> float:
-        """Reached where every chosen negative is farther than the positive by the margin."""
-        return 0.0
 
     def extra_repr(self) -> str:
         return f"margin={self.margin:.6g}"

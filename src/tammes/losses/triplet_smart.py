@@ -1,13 +1,12 @@
 """The triplet loss with smart mining: triplets from all training images, as hard as the network can use."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int64, Integer
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from tammes.errors import UserError
-from tammes.geometry import checked_batch, distances, keep_full_precision, normalise
+from tammes.geometry import checked_batch, distances, normalise
+from tammes.losses.fixed_centroids import FullPrecisionBuffers
 from tammes.losses.method import Method
 from tammes.losses.mining import checked_margin, smart_triplets, squared_distances_of
 from tammes.losses.triplet_global import checked_global, global_part, ratio_triplet
@@ -16,7 +15,7 @@ TOO_EASY, TOO_HARD = 0.5, 0.9  # shares of active triplets between which the har
 STEP = 0.05  # of the hardness, from one look to the next
 
 
-class SmartMiningLoss(nn.Module):
+class SmartMiningLoss(FullPrecisionBuffers):
     """The triplet loss and the global loss over mined triplets, after Harwood et al. (ICCV 2017): our reconstruction.
 
     Known of the paper are its parts: once an epoch all training images are embedded and their neighbours searched, each
@@ -50,6 +49,9 @@ class SmartMiningLoss(nn.Module):
 
     hardness_now: Tensor
     active: Tensor
+
+    # Reached where each class is a point and all classes are equally far apart, as far as the gap asks for.
+    minimum = 0.0
 
     def __init__(
         self,
@@ -133,11 +135,6 @@ class SmartMiningLoss(nn.Module):
             ratio = ratio_triplet(to_positive, to_negative, self.margin).mean()
             return self.gamma * ratio + global_part(to_positive, to_negative, self.weight, self.gap)
 
-    @property
-    def minimum(self) -> float:
-        """Reached where each class is a point and all classes are equally far apart, as far as the gap asks for."""
-        return 0.0
-
     def get_extra_state(self) -> Tensor:
         """The order, of whatever length, so that a run that goes on has the same batches; empty before a look."""
         return torch.empty(0, dtype=torch.int64) if self._order is None else self._order.clone()
@@ -148,12 +145,6 @@ class SmartMiningLoss(nn.Module):
                 f"an order of triplets cannot be {tuple(state.shape)} of {state.dtype}, or have numbers < 0."
             )
         self._order = state.detach().long().cpu().clone() if state.numel() else None
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        keep_full_precision(self._buffers, before)
-        return self
 
     def extra_repr(self) -> str:
         options = f"margin={self.margin:.6g}, weight={self.weight:.6g}, gap={self.gap:.6g}, gamma={self.gamma:.6g}"

@@ -1,4 +1,9 @@
-"""K-means, for the cluster measures: scikit-learn's starts, Lloyd's iterations without what cannot have changed."""
+"""K-means, for the cluster measures: scikit-learn's starts, Lloyd's iterations without what cannot have changed.
+
+What is our own, and what it buys (docs/log.md, docs/performance.md): starts drawn ahead, many to a product, where
+clusters are many (2,263 clusters: 2.8 s, scikit-learn 24.3); vectors compared only with centres that have moved
+(11,316 clusters: 15 s, scikit-learn 24); sums changed by what has changed clusters (113 clusters: 7 of 87 ms).
+"""
 
 import math
 from typing import NamedTuple
@@ -13,7 +18,7 @@ from tammes.search.validation import checked_vectors
 
 _AT_ONCE = (
     1 << 23
-)  # products in one block: 32 MB of float32; with thousands of centres, smaller blocks pack them too often
+)  # products in one block: 32 MB of float32; smaller blocks of thousands of centres take a fifth longer
 _MOST_ROWS = 1 << 11  # in one block of products: with few centres these stay in the cache
 _ROWS_AT_ONCE = 1 << 18  # numbers that are added up in one block: they stay in the cache
 _ITERATIONS, _TOLERANCE = 300, 1e-4  # those of scikit-learn
@@ -129,7 +134,8 @@ def lloyd(
     with the centres that have moved, and with no others.
     """
     vectors = np.ascontiguousarray(vectors)
-    middle = _about_the_mean(vectors)  # of the vectors' own precision: what is taken from them is what is given back
+    # Of the vectors' own precision: what is taken from them is what is given back.
+    middle = vectors.mean(axis=0, dtype=np.float64).astype(vectors.dtype)
     shifted = torch.from_numpy(vectors) - torch.from_numpy(middle)
     scale = _scale(shifted.numpy())
     points = (shifted if scale == 1 else shifted / scale).float()  # (items, dim)
@@ -248,15 +254,6 @@ def _scale(vectors: Float[np.ndarray, "items dim"]) -> float:
     """What to divide vectors by so that their squares are numbers of full precision; 1 for most."""
     largest = float(max(vectors.max(), -vectors.min()))
     return 1.0 if largest == 0 or 2.0**-30 < largest < 2.0**30 else 2.0 ** round(math.log2(largest))
-
-
-def _about_the_mean(vectors: Float[np.ndarray, "items dim"]) -> Float[np.ndarray, " dim"]:
-    """An origin for the products: a sum of a few rows need not be in float64, which takes five times as long."""
-    some = 32
-    whole = len(vectors) // some * some
-    sums = vectors[:whole].reshape(-1, some, vectors.shape[1]).sum(axis=1).sum(axis=0, dtype=np.float64)
-    mean = (sums + vectors[whole:].sum(axis=0, dtype=np.float64)) / len(vectors)
-    return np.asarray(mean.astype(vectors.dtype))
 
 
 def _squares(points: Tensor) -> Float64[Tensor, " items"]:

@@ -1,0 +1,111 @@
+"""What losses with class centroids share: buffers that stay in full precision, and the distances to fixed centroids."""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+
+from tammes.geometry import (
+    check_range,
+    checked_batch,
+    checked_centroids,
+    checked_push,
+    checked_sizes,
+    distances,
+    distances_to_axes,
+    full_precision,
+    normalise,
+    shortening,
+    some_rows,
+)
+
+
+class FullPrecisionBuffers(nn.Module):
+    """A module whose buffers are not cast to half precision with the network around it; they do move between devices.
+
+    Centroids in half precision would be off by 4e-3, and no optimizer would correct them.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, kept in before.items():
+            cast = self._buffers[name]
+            if kept is not None and cast is not None and cast.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = kept.to(cast.device)
+        return self
+
+
+class FixedCentroids(FullPrecisionBuffers):
+    """A loss against one fixed unit centroid per class. A subclass has the equation."""
+
+    centroids: Tensor | None
+    class_sizes: Tensor | None
+
+    def __init__(
+        self,
+        centroids: Float[Tensor, "classes dim"] | int,
+        *,
+        class_sizes: Integer[Tensor, " classes"] | Sequence[int] | None,
+        push: float,
+    ) -> None:
+        super().__init__()
+        points = checked_centroids(centroids)
+        self.num_classes, self.dim = points.shape if points is not None else (int(centroids), int(centroids))
+        self.push = checked_push(push)
+        sizes = None if class_sizes is None else checked_sizes(class_sizes, self.num_classes)
+        self.register_buffer("centroids", points)  # fixed: saved and moved with the module, never trained
+        self.register_buffer("class_sizes", sizes, persistent=False)
+
+    def equation(
+        self, to_centroid: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """The value of each image from its distances to the centroids."""
+        raise NotImplementedError
+
+    def per_image(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
+    ) -> Float[Tensor, " batch"]:
+        """The value of each image, whose mean is the loss; takes the memory of all distances, (batch, classes)."""
+        embeddings, labels = checked_batch(embeddings, labels, self.dim)
+        check_range(labels, self.num_classes)
+        return self.equation(self.distances(embeddings), labels)
+
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+        return self.per_image(embeddings, labels).mean()
+
+    def distances(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
+        """Distances of the embeddings, normalised, to the centroids."""
+        embeddings = full_precision(embeddings)
+        factor = shortening(embeddings)
+        unit = normalise(embeddings if factor is None else embeddings * factor)
+        return distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids)
+
+    def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
+        """Negative distances to the centroids: the largest is that of the nearest centroid's class."""
+        return -self.distances(embeddings)
+
+    @property
+    def minimum(self) -> float:
+        """The least value over the training set, reached where every embedding is its own centroid.
+
+        Without `class_sizes`, that for classes of equal size. Costs the distances of all pairs of centroids, so keep
+        the value; of more than 2^29 pairs that many are taken, for centroids evenly spaced in their order.
+        """
+        some, total = some_rows(self.num_classes), 0.0
+        sizes = torch.ones(self.num_classes) if self.class_sizes is None else self.class_sizes.cpu()
+        for labels in some.split(max(1, (1 << 22) // self.num_classes)):  # 16 MB of distances at a time
+            if self.centroids is None:
+                apart = torch.full((len(labels), self.num_classes), sqrt(2), dtype=torch.float64)
+                apart.scatter_(1, labels[:, None], 0.0)
+            else:
+                apart = distances(self.centroids[labels], self.centroids)  # (rows, classes)
+            values = self.equation(apart, labels.to(apart.device)).cpu()  # (rows,)
+            total += float((sizes[labels] * values).sum(dtype=torch.float64))
+        return total / float(sizes[some].sum())
+
+    def extra_repr(self) -> str:
+        kind = "one-hot" if self.centroids is None else f"in {self.dim} dimensions"
+        return f"{self.num_classes} classes {kind}, push={self.push:.6g}"
