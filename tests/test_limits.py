@@ -1,7 +1,8 @@
 """Sizes are checked before memory is asked for, against limits that are raised by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,98 @@ def test_a_few_bytes_of_parquet_do_not_become_gigabytes(
     monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "2000")
     if what in ("rows", "vectors"):
         assert len(vectors(file)) == (3_000_000 if what == "rows" else 4096)
+
+
+@contextmanager
+def at_most(most: int) -> Iterator[None]:
+    """pyarrow has no more than so many bytes at once in here."""
+    import pyarrow
+
+    before = pyarrow.default_memory_pool()
+    counted = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(counted)
+    try:
+        yield
+    finally:
+        pyarrow.set_memory_pool(before)
+    assert (counted.max_memory() or 0) < most
+
+
+def varint(number: int, length: int = 1) -> bytes:
+    """A number as the metadata of a .parquet file has it, of as many bytes at least."""
+    groups = []
+    number *= 2
+    while number or len(groups) < length:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*groups[:-1], groups[-1] & 127])
+
+
+def say_otherwise(file: Path, true: int, false: int, places: int = -1) -> None:
+    """Change a number at the end of a .parquet file, where the file says what is in it."""
+    content = file.read_bytes()
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    old = varint(true)
+    assert old in content[begin:]
+    file.write_bytes(content[:begin] + content[begin:].replace(old, varint(false, len(old)), places))
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("said", [10_000_000, 1])
+def test_one_row_of_parquet_is_measured_before_it_is_decoded(
+    said: int, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the pages themselves: the end of the file may say anything."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "20")
+    zeros = pyarrow.ListArray.from_arrays([0, 10_000_000], np.zeros(10_000_000, np.float32))
+    file = tmp_path / "v.parquet"
+    parquet.write_table(pyarrow.table({"vectors": zeros, "labels": [1]}), file, data_page_version=version)
+    assert file.stat().st_size < 1_000_000
+    say_otherwise(file, 10_000_000, said)
+    with at_most(5_000_000), pytest.raises(UserError, match=r"v\.parquet.* 40 MB.*TAMMES_MAX_UNPACKED_MB=41"):
+        vectors(file)
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_long_texts_of_parquet_are_measured_before_they_are_decoded(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "20")
+    monkeypatch.setattr("tammes.data.parquet._TEXTS", 4_000_000)
+    labels = pyarrow.array(["x" * (1_000_000 if rows > 1 else 30_000_000)]).take([0] * rows)
+    file = tmp_path / "v.parquet"
+    parquet.write_table(pyarrow.table({"vectors": [[1.0]] * rows, "labels": labels}), file, compression="zstd")
+    most = 5_000_000 if rows == 1 else 60_000_000
+    with at_most(most), pytest.raises(UserError, match=r"v\.parquet.*TAMMES_MAX_UNPACKED_MB="):
+        vectors(file)
+
+
+def test_one_long_label_does_not_make_all_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {"vectors": [[1.0]] * 2000, "labels": [*["x"] * 1999, "x" * 10_000]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "v.parquet")
+    monkeypatch.setenv("TAMMES_MAX_UNPACKED_MB", "20")
+    with pytest.raises(UserError, match=r"`labels` of .*v\.parquet.* 80 MB.*TAMMES_MAX_UNPACKED_MB="):
+        vectors(tmp_path / "v.parquet")
+
+
+def test_a_label_of_parquet_is_not_a_list(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"vectors": [[1.0]], "labels": [["a", "b"]]}), tmp_path / "v.parquet")
+    with pytest.raises(UserError, match=r"`labels` of .* holds list<.*Expected numbers or text"):
+        vectors(tmp_path / "v.parquet")
+
+
+@pytest.mark.parametrize("said", [299, 301])
+def test_parquet_of_more_or_fewer_rows_than_it_says(said: int, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "v.parquet"
+    parquet.write_table(pyarrow.table({"vectors": [[1.0]] * 300, "labels": [1] * 300}), file, store_schema=False)
+    say_otherwise(file, 300, said, 1)  # of the whole file, not of its part
+    with pytest.raises(UserError, match=f"300 rows and says {said}"):
+        vectors(file)
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "category", "category of numbers"])

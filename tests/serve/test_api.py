@@ -9,19 +9,24 @@ from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from numpy import ndarray
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import model_validator
 
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.model import model_digest
 from tammes.gallery.trust import trust
+from tammes.serve import api, pages
 from tammes.serve.errors import validation_message as said_of
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
@@ -285,9 +290,9 @@ def test_a_vector_that_is_none(server: Server, what: str) -> None:
         (b'{"vector": [1], "more": 2}', 422),
         (b'{"\\ud800": 2}', 422),
         (b'{"vector": [1], "label": "\\ud800"}', 422),
-        (b"\xff\xfe{", 400),
+        (b"\xff\xfe{", 422),
         (b"[" * 200_000, 413),
-        (b"9" * 9_000, 400),
+        (b"9" * 9_000, 422),
     ],
 )
 def test_a_body_that_is_no_request_for_a_search_by_vector(server: Server, body: bytes, status: int) -> None:
@@ -525,11 +530,49 @@ def test_a_body_is_bounded_before_it_is_validated(
         wrong.append(len(errors))
         return said_of(errors)
 
-    monkeypatch.setattr("tammes.serve.app.validation_message", count)
+    monkeypatch.setattr("tammes.serve.api.validation_message", count)
     answer = made([]).post("/api/search/vector", content=body, headers={"Content-Type": "application/json"})
     assert message in refused(answer, status)
     assert "xxx" not in answer.text
     assert sum(wrong) <= 4  # errors, each of which takes a while to be made
+
+
+def test_a_body_is_validated_in_a_thread(made: Callable[..., Inside], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Noted(api.VectorModel):
+        @model_validator(mode="before")
+        @classmethod
+        def note(cls, value: Any) -> Any:
+            threads.append(get_ident())
+            return value
+
+    monkeypatch.setattr(api, "VectorModel", Noted)
+    here = made([])
+    assert found(here.post("/api/search/vector", json={"vector": [1.0] * 16})) == []
+    assert "k: " in refused(here.post("/api/search/vector", json={"vector": [1.0] * 16, "k": 0}), 422)
+    assert len(threads) == 2
+    assert get_ident() not in threads  # of the event loop
+
+
+def test_no_route_leaves_the_validation_of_a_body_to_the_event_loop(made: Callable[..., Inside]) -> None:
+    routes = [*api.routes(made([]).state).routes, *pages.routes(made([]).state, FastAPI()).routes]
+    bodies = [route.path for route in routes if isinstance(route, APIRoute) and route.body_field is not None]
+    assert (len(routes) > 20, bodies) == (True, [])
+
+
+def test_a_body_that_does_not_say_that_it_is_json(made: Callable[..., Inside]) -> None:
+    """As a form of another site could send it."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = made([]).post("/api/search/vector", content=b'{"vector": [1]}', headers={"Content-Type": kind})
+        assert "Content-Type: application/json" in refused(answer, 422)
+
+
+@pytest.mark.parametrize("label", ["<b>secret", "secret\ud800", "secret " * 200])
+def test_a_label_is_not_echoed(label: str, made: Callable[..., Inside]) -> None:
+    body = json.dumps({"vector": [1.0] * 16, "label": label})
+    answer = made([]).post("/api/search/vector", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code in (404, 422), "secret" in answer.text) == (True, False), answer.text
 
 
 def test_an_empty_gallery(made: Callable[..., Inside]) -> None:

@@ -1,12 +1,14 @@
 """Vectors in a .parquet file, read with pyarrow."""
 
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import ndarray
 
+from tammes.data.parquet_pages import unpacked_size
 from tammes.data.vector_names import known_names
 from tammes.errors import UserError, shown
 from tammes.io.console import say
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _TEXT = 64  # bytes that a text takes in memory beside its characters
 _ROWS = 512  # that are read at a time: a few bytes may stand for long vectors and texts in each
+_TEXTS = 256_000_000  # bytes that the texts of so many rows may have, or they are read fewer at a time
+_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}  # of a value; others have 8, or a length that is given
 
 
 def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
@@ -48,11 +52,12 @@ def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
             if not columns or (labelled and "labels" not in known):
                 missing = "labels" if columns else "vectors"
                 raise UserError(f"{file} has no column `{missing}`; it has {', '.join(names) or 'none'}.")
-            found = {
-                ours: _column(_read(source, name, file), ours, file)
-                for ours, name in known.items()
-                if ours != "vectors"
-            }
+            others = {ours: name for ours, name in known.items() if ours != "vectors"}
+            _check_types(source.schema_arrow, columns, others, file, lists="vectors" in known)
+            size = unpacked_size(file, _columns(source.schema, {*columns, *others.values()}))
+            check_unpacked(max(size), file.stat().st_size, str(file))
+            rows = max(1, min(_ROWS, _TEXTS // max(1, size.largest_page)))
+            found = {ours: _column(_read(source, name, rows, file), ours, file) for ours, name in others.items()}
             found["vectors"] = _stacked(source, columns, num_rows, file, lists="vectors" in known)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
@@ -95,13 +100,41 @@ def _wide(file: Path, schema: "pyarrow.Schema") -> list[str]:
     return found
 
 
+def _check_types(
+    schema: "pyarrow.Schema", columns: list[str], others: dict[str, str], file: Path, *, lists: bool
+) -> None:
+    """Refuse columns that are not what they should be, before they are read: a list of texts could be of any size."""
+    from pyarrow import types
+
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    for name in columns:
+        whole = schema.field(name).type
+        holds_lists = any(kind(whole) for kind in kinds)
+        value = whole.value_type if holds_lists else whole
+        numbers = types.is_floating(value) or types.is_integer(value)
+        if not types.is_null(whole) and (lists != holds_lists or not numbers):
+            expected = "lists of numbers" if lists else "numbers"
+            raise UserError(f"`{name}` of {file} holds {whole}. Expected {expected}.")
+    for ours, name in others.items():
+        if types.is_nested(schema.field(name).type):
+            raise UserError(f"`{ours}` of {file} holds {schema.field(name).type}. Expected numbers or text.")
+
+
+def _columns(schema: "pyarrow.parquet.ParquetSchema", names: set[str]) -> dict[int, int]:
+    """The bytes of a value, by the place of its column, of those that are read; a list is a column below its name."""
+    found = {}
+    for place in range(len(schema)):
+        column = schema.column(place)
+        if any(name in names for name in accumulate(column.path.split("."), "{}.{}".format)):
+            fixed = column.physical_type == "FIXED_LEN_BYTE_ARRAY"
+            found[place] = column.length if fixed else _BYTES.get(column.physical_type, 8)
+    return found
+
+
 def _stacked(
     source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows: int, file: Path, *, lists: bool
 ) -> ndarray:
-    """The vectors, some hundred rows at a time: no more than they themselves are in memory.
-
-    How large a column is stands in the file too, but pyarrow ends the process where that is damaged.
-    """
+    """The vectors, some hundred rows at a time: no more than they themselves are in memory."""
     out: ndarray | None = None
     done = 0
     for batch in source.iter_batches(batch_size=_ROWS, columns=columns):
@@ -112,26 +145,22 @@ def _stacked(
             out = np.empty((num_rows, block.shape[1]), block.dtype)
         if block.shape[1] != out.shape[1]:
             raise UserError(f"vector {done} of {file} has {block.shape[1]} numbers, those before it {out.shape[1]}.")
-        out[done : done + len(block)] = block
+        if done + len(block) <= num_rows:
+            out[done : done + len(block)] = block
         done += len(block)
+    if done != num_rows:
+        raise UserError(f"{file} has {done} rows and says {num_rows}: it is damaged. Save it again.")
     return np.empty((0, 0), np.float32) if out is None else out
 
 
 def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int, *, lists: bool) -> ndarray:
-    """The numbers of a column: (rows,) if it holds numbers, (rows, dim) if it holds lists of them, as it should."""
-    from pyarrow import types
-
+    """The numbers of a column: (rows,) if it holds numbers, (rows, dim) if it holds lists of them."""
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise UserError(f"`{name}` of {file} is empty in row {first + row}.")
-    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    holds_lists = any(kind(column.type) for kind in kinds)
-    values = column.flatten() if holds_lists else column
-    if lists != holds_lists or not (types.is_floating(values.type) or types.is_integer(values.type)):
-        expected = "lists of numbers" if lists else "numbers"
-        raise UserError(f"`{name}` of {file} holds {column.type}. Expected {expected}.")
     if not lists:
-        return np.asarray(values.to_numpy(zero_copy_only=False))
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    values = column.flatten()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)
     if (lengths != lengths[0]).any():
         row = int((lengths != lengths[0]).argmax())
@@ -142,12 +171,12 @@ def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int, *, list
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)
 
 
-def _read(source: "pyarrow.parquet.ParquetFile", name: str, file: Path) -> "pyarrow.ChunkedArray":
+def _read(source: "pyarrow.parquet.ParquetFile", name: str, rows: int, file: Path) -> "pyarrow.ChunkedArray":
     """A whole column, a few rows at a time: one text, stored once, may stand in every row."""
     import pyarrow
 
     parts, total = [], 0
-    for batch in source.iter_batches(batch_size=_ROWS, columns=[name]):
+    for batch in source.iter_batches(batch_size=rows, columns=[name]):
         part = batch.column(0)
         if pyarrow.types.is_dictionary(part.type):
             part.validate(full=True)  # pyarrow takes the numbers of a damaged one on trust
@@ -166,5 +195,7 @@ def _column(column: "pyarrow.ChunkedArray", name: str, file: Path) -> ndarray:
     row = next((row for row, value in enumerate(values) if isinstance(value, str) and value.endswith("\0")), None)
     if row is not None:  # NumPy would drop it, and take two labels for one
         raise UserError(f"`{name}` of {file} ends in the character NUL in row {row}: {shown(values[row])}. Rename it.")
+    longest = max((len(value) for value in values if isinstance(value, str | bytes)), default=0)
+    check_unpacked(4 * longest * len(values), file.stat().st_size, f"`{name}` of {file}")  # NumPy makes all as long
     array = np.array(values)
     return array if len(array) else np.empty(0, np.int64)

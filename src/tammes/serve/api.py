@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Body, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import FileResponse, Response
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ValidationError
 
 from tammes import __version__
 from tammes.errors import unknown_name
 from tammes.gallery.store import ITEM_ID
-from tammes.serve.errors import CODES, RequestError
+from tammes.serve.errors import CODES, RequestError, validation_message
 from tammes.serve.gallery import ServedGallery, unit_vector
 from tammes.serve.models import (
     ClassesModel,
@@ -35,11 +34,13 @@ from tammes.serve.state import Answer, ServerState, Upload
 from tammes.serve.telemetry import CONTENT_TYPE
 from tammes.serve.uploads import FIELD
 
-_A_NUMBER, _OTHERS = 64, 8192  # bytes of a body for each number of a vector, with blanks, and for all else
+_A_NUMBER = 64  # bytes of a body for each number of a vector, with blanks
+_OTHERS = 16_384  # for all else: a label of 1,000 characters may be written in 12,000
 _KEYS = 16  # of a body
 _SCALE = 10_000  # of the map's coordinates, which are whole numbers
 _FOR_EVER = "private, max-age=31536000, immutable"  # of an address that changes with what is there
 
+Model = TypeVar("Model", bound=BaseModel)
 K = Annotated[int, Query(ge=1, le=200, description="How many neighbours.")]
 Label = Annotated[str | None, Query(description="Among images of this class only.", max_length=1000)]
 Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
@@ -62,6 +63,9 @@ _UPLOAD = {
         },
     }
 }
+_VECTOR = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": VectorModel.model_json_schema()}}}
+}
 _WEBP = {"content": {"image/webp": {}}, "description": "A WebP file."}
 
 
@@ -75,7 +79,7 @@ def routes(state: ServerState) -> APIRouter:
     """The routes below /api."""
     # The middleware checks the token; this tells the document, so that clients made from it send one.
     token = [] if state.token is None else [Depends(HTTPBearer(auto_error=False))]
-    api = APIRouter(dependencies=[Depends(_check_parameters), *token], route_class=_route_class(state))
+    api = APIRouter(dependencies=[Depends(_check_parameters), *token])
 
     @api.get("/api/health", tags=["server"], responses=_errors())
     async def health() -> HealthModel:
@@ -95,40 +99,33 @@ def routes(state: ServerState) -> APIRouter:
     return api
 
 
-def _route_class(state: ServerState) -> type[APIRoute]:
-    """Routes whose JSON body is short and of few keys, or refused before anything in it is validated.
+async def read_json(request: Request, model: type[Model], most: int) -> Model:
+    """The JSON body of a request, of so many bytes at most, parsed and validated in a thread.
 
-    Validation runs in the event loop, and names each thing that is wrong: of 100,000 keys that takes a second, in which
-    nobody else is answered.
+    FastAPI would validate a body that is a parameter of a route in the event loop, where nobody else is answered
+    meanwhile, and name each thing that is wrong: of 100,000 keys that takes a second.
     """
-
-    class Bounded(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            answer = super().get_route_handler()
-
-            async def bounded(request: Request) -> Response:
-                if self.body_field is not None:
-                    most = _A_NUMBER * state.gallery.store.about.dim + _OTHERS
-                    await asyncio.to_thread(check_json, await request.body(), most)
-                return await answer(request)
-
-            return bounded
-
-    return Bounded
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(422, "the body must be JSON, and say so: send it with Content-Type: application/json.")
+    return await asyncio.to_thread(_validated, await request.body(), model, most)
 
 
-def check_json(content: bytes, most: int) -> None:
-    """Refuse a body of more bytes than that, of many keys, or nested deeply; what else is wrong is found later."""
+def _validated(content: bytes, model: type[Model], most: int) -> Model:
     if len(content) > most:
         raise RequestError(413, f"the body may have up to {most:,} bytes.")
     try:
         value = json.loads(content)
     except RecursionError:
         raise RequestError(422, "the body is nested too deeply.") from None
-    except ValueError:
-        return
+    except ValueError as error:
+        raise RequestError(422, f"the body is not JSON: {error}.") from None
     if isinstance(value, dict) and len(value) > _KEYS:
         raise RequestError(422, f"the body has {len(value)} keys, where {_KEYS} are more than enough.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise RequestError(422, validation_message(error.errors(include_url=False))) from None
 
 
 def _gallery(api: APIRouter, state: ServerState) -> None:
@@ -233,11 +230,13 @@ def _search(api: APIRouter, state: ServerState) -> None:
         gallery = state.gallery
         return await by_upload(gallery, await state.receive_upload(request, gallery), k, label, exact)
 
-    @api.post("/api/search/vector", tags=["search"], responses=_errors(400, 404, 408))
-    async def by_vector(asked: Annotated[VectorModel, Body()]) -> SearchModel:
+    @api.post("/api/search/vector", tags=["search"], responses=_errors(404, 408), openapi_extra=_VECTOR)
+    async def by_vector(request: Request) -> SearchModel:
         """Search by a vector of the gallery's model."""
         gallery = state.gallery
-        vector = unit_vector(asked.vector, gallery.store.about.dim)
+        dim = gallery.store.about.dim
+        asked = await read_json(request, VectorModel, _A_NUMBER * dim + _OTHERS)
+        vector = unit_vector(asked.vector, dim)
         answer = await state.search(gallery, vector, asked.k, asked.label, exact=asked.exact)
         return _search_model(QueryModel(kind="vector"), answer)
 

@@ -72,13 +72,10 @@ def validation_message(errors: Any) -> str:
     """What pydantic found wrong with a request, in one sentence."""
     messages = []
     for error in errors[:5]:
-        if error["type"] == "json_invalid":
-            messages.append(f"the body is not JSON: {error['ctx']['error']}, at character {error['loc'][-1]}")
-            continue
         where = ".".join(str(part)[:100] for part in error["loc"] if part not in ("query", "body", "path"))
         given = error.get("input")
-        # A long value is not quoted; where a field is missing, the input is everything else.
-        quoted = shown(given) if isinstance(given, str | int | float) else ""
+        # A long value is not quoted, nor a class; where a field is missing, the input is everything else.
+        quoted = shown(given) if isinstance(given, str | int | float) and where != "label" else ""
         got = f", got {quoted}" if quoted and len(quoted) < _LONGEST else ""
         messages.append(f"{where or 'the body'}: {error['msg']}{got}")
     return "; ".join(messages).encode(errors="backslashreplace").decode() + "."
