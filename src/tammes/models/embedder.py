@@ -16,7 +16,8 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.data.folder import images_below
-from tammes.data.images import centre, in_mode, open_picture, resized
+from tammes.data.image_cache import image_digest, scaled
+from tammes.data.images import in_mode, open_picture, resized, resized_size
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise
@@ -285,11 +286,20 @@ class Embedder(nn.Module):
 
     def prepared(self, picture: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
+        return self.prepared_with_key(picture)[0]
+
+    def prepared_with_key(
+        self, picture: Path | Image.Image
+    ) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
+        """The same, and the digest of the scaled image, by which the cache has its features."""
         opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
+        given = in_mode(opened, self.mode)
         if self.eval_transform is not None:
-            scaled = resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)
-            return self.eval_transform(scaled).numpy()
-        return centre(opened, self.mode, shorter_side=self.shorter_side, size=self.size)
+            return self.eval_transform(resized(given, shorter_side=self.shorter_side)).numpy(), b""
+        whole = scaled(given, *resized_size(given.size, shorter_side=self.shorter_side))
+        top, left = (whole.shape[1] - self.size) // 2, (whole.shape[2] - self.size) // 2
+        seen = whole[:, top : top + self.size, left : left + self.size]
+        return np.ascontiguousarray(seen), image_digest(whole)
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""
