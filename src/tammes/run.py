@@ -31,7 +31,7 @@ from tammes.metrics.verification import checked_fmr
 from tammes.models.backbones.module import name_of
 from tammes.models.embedder import DIM, Embedder, Embedding
 from tammes.models.feature_cache import Frozen, activation_batches, activations, kept_by, keys_of, num_missing
-from tammes.models.pretrained import load_model
+from tammes.models.pretrained import load_model, names_network
 from tammes.report import compare_page, draw_retrievals, look, run_page
 from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
 from tammes.report.page import write_page
@@ -390,6 +390,7 @@ def evaluate_pretrained(
     """How well a pretrained network does: on the test classes of data that says which they are, or on all classes.
 
     Args:
+        model: its name; or a model on the hub, whose row is then `trained`.
         network: how it is built, as `tammes.pretrained` takes it.
         whiten: also with its features whitened within the training classes; data that does not say which these are is
             then split as `train` does.
@@ -401,7 +402,7 @@ def evaluate_pretrained(
     parts = split(dataset) if says or whiten else None
     images = decode_for(embedder, dataset, skip_bad=skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)) if parts is None else parts.test)
-    networks = {"pretrained": embedder}
+    networks = {"pretrained" if names_network(model) else "trained": embedder}
     if whiten:
         assert parts is not None
         learn = images.without_bad(parts.train)

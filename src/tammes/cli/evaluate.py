@@ -25,12 +25,14 @@ class Evaluate:
         tammes evaluate googlenet CUB_200_2011 --weights FILE --whiten
         tammes evaluate runs/glyphs-discriminative-simplex-0
         tammes evaluate runs/photos other-photos/ --json
+        tammes evaluate hf://owner/name photos/
         tammes evaluate runs/vectors other.npz
         tammes evaluate vectors.npz
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|VECTORS")]
-    """A run folder, a pretrained network (`tammes models` lists them), or a .npz or .parquet file with `vectors` and
+    """A run folder, a model on the hub (hf://owner/name, or its folder), a pretrained network (`tammes models` lists
+    them), or a .npz or .parquet file with `vectors` and
     `labels`, and if need be `query`, `gallery` (masks) and `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
     """Images, or vectors for a run of vectors, to measure on, all of their classes; by default the test classes of the
@@ -96,19 +98,23 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
         from tammes.data import check_place
 
         check_place(config.data)
+    from tammes.models.embedder import is_of_hub
     from tammes.models.pretrained import check_trained, names_network
     from tammes.run import evaluate_pretrained, evaluate_run
     from tammes.training.run_folder import open_run
 
     network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
-    if names_network(config.model):
+    named = names_network(config.model)
+    if not named:
+        check_trained(config.model, network | {"whiten": config.whiten or None})
+    if named or is_of_hub(config.model):
         if config.data is None or is_vector_file(config.data):
-            what = f"{config.model} is not a run; as a pretrained network it has none"
-            raise UserError(f"which images? {what}. For example: tammes evaluate {config.model} photos/")
+            what = "as a pretrained network it has none" if named else "it comes with none"
+            typed = f"tammes evaluate {config.model} photos/"
+            raise UserError(f"which images? {config.model} is not a run; {what}. For example: {typed}")
         if config.embedding is not None:
-            raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
+            raise UserError(f"`embedding` is for a run, and {config.model} is none: leave it out.")
         how |= {"whiten": config.whiten, "skip_bad": config.skip_bad, "on": config.device}
         return evaluate_pretrained(config.model, config.data, network, **how)
-    check_trained(config.model, network | {"whiten": config.whiten or None})
     how |= {"embedding": config.embedding, "skip_bad": config.skip_bad, "on": config.device}
     return evaluate_run(open_run(Path(config.model)), config.data, **how)

@@ -18,7 +18,7 @@ from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
 from tammes.models.backbones.base import Backbone
-from tammes.models.embedder import Embedder
+from tammes.models.embedder import DIM, Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
 from tammes.training.distributed import by_place
 
@@ -154,6 +154,7 @@ def embed_images(
     data: str,
     out: Path,
     *,
+    whiten: bool = False,
     batch_size: int | None = None,
     skip_bad: bool = False,
     verify: bool = False,
@@ -164,6 +165,7 @@ def embed_images(
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
+        whiten: with their features whitened: within classes, or without classes by PCA.
         verify: decode the images again, also where the cache has them.
     """
     path = Path(data)
@@ -173,6 +175,11 @@ def embed_images(
     images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
+        if whiten:
+            features = features_of(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
+            own = dataset.labels[chosen]
+            labels = torch.from_numpy(own) if len(np.unique(own)) > 1 else None
+            embedder = embedder.closed_form(features.inputs(chosen), labels, dim=DIM)
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
     finite = np.isfinite(found).all(axis=1)
     if not finite.all():
