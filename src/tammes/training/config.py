@@ -169,7 +169,7 @@ class TrainConfig:
         saved = {name: value for name, value in self.saved().items() if value not in (None, ())}
         if self.source is not None:
             del saved["init"]
-        usual = [name for name, value in _USUAL.items() if isinstance(value, bool) and saved[name] == value]
+        usual = [name for name, value in _USUAL.items() if isinstance(value, bool | float) and saved[name] == value]
         given = {name: value for name, value in saved.items() if name not in usual}
         return command_of(given.pop("data"), given) if self.objects == NONE else self._call(given)
 
@@ -305,6 +305,7 @@ _USUAL: dict[str, Any] = {
     "tensorboard": False,
     "mean": (),
     "std": (),
+    "warmup": 0.0,
 }
 
 

@@ -18,7 +18,6 @@ class Recipe:
         weight_decay: of all weights, not of biases and normalisation.
         schedule: halve (every `halve_every` epochs) or cosine.
         halve_every: epochs.
-        warmup: epochs over which the learning rates rise from 0.
         batch_size: images.
         epochs: passes over the training images.
         mirror: flip half of the images, drawn again each epoch.
@@ -44,7 +43,6 @@ class Recipe:
     init: Init = "random"
     keep_init: bool = False
     pool: Pool = "published"
-    warmup: float = 0.0
 
 
 RECIPES: dict[str, Recipe] = {
