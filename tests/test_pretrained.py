@@ -160,7 +160,7 @@ def test_a_folder_is_embedded_and_evaluated_without_training(
     of_file = json.loads(run("evaluate", out, "--json"))["vectors"]
     assert rows["pretrained"]["recall_at_1"] == pytest.approx(of_file["recall_at_1"], abs=0.1)  # half precision
     whitened = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--whiten", "--json"))
-    assert whitened.keys() == {"pretrained", "whitened"}
+    assert whitened.keys() == {"pretrained", "whitened", "pca_whitened"}
     assert whitened["whitened"]["classes"] < rows["pretrained"]["classes"]  # the others decide the whitening
 
 

@@ -392,8 +392,8 @@ def evaluate_pretrained(
     Args:
         model: its name; or a model on the hub, whose row is then `trained`.
         network: how it is built, as `tammes.pretrained` takes it.
-        whiten: also with its features whitened within the training classes; data that does not say which these are is
-            then split as `train` does.
+        whiten: also with its features whitened within the training classes (data that does not say which these are is
+            then split as `train` does), and by PCA of the images that are measured, without their labels.
         options: of `tammes.metrics.evaluate`.
     """
     embedder = load_model(model, **network).to(device(on))
@@ -402,13 +402,14 @@ def evaluate_pretrained(
     parts = split(dataset) if says or whiten else None
     images = decode_for(embedder, dataset, skip_bad=skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)) if parts is None else parts.test)
+    features = _features(embedder, images, chosen)
     networks = {"pretrained" if names_network(model) else "trained": embedder}
     if whiten:
         assert parts is not None
         learn = images.without_bad(parts.train)
         labels = torch.from_numpy(dataset.labels[learn])
         networks["whitened"] = embedder.closed_form(_features(embedder, images, learn), labels, dim=DIM)
-    features = _features(embedder, images, chosen)
+        networks["pca_whitened"] = embedder.closed_form(features, dim=DIM)
     how = protocol(dataset, chosen, clustering=clustering)
     rows = {}
     for name, one in networks.items():

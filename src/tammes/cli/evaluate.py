@@ -46,8 +46,8 @@ class Evaluate:
     pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
     """Of a pretrained network: how its last map becomes a vector. (default: published)"""
     whiten: bool = False
-    """Of a pretrained network: measure it also with its features whitened within the training classes, in closed form,
-    down to 256 dimensions."""
+    """Of a pretrained network: measure it also with its features whitened, in closed form, down to 256 dimensions:
+    within the training classes; and by PCA of the images that are measured, without their labels."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer images are compared by, if not the one that the run chose."""
     clustering: bool = True
@@ -76,7 +76,8 @@ def evaluate(config: Evaluate) -> None:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    rows = {name.replace("untrained", "pretrained"): row for name, row in rows.items()}
+    words = {"untrained": "pretrained", "pca_whitened": "whitened by PCA"}
+    rows = {words.get(name, name): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if alone := one["single_image_classes"]:
         print(f"{alone} classes have one image only, which nothing can match: they count as misses.")
