@@ -54,6 +54,7 @@ fix: $(INSTALLED)  ## repair format and lint
 
 results: $(INSTALLED)  ## write docs/results.md and the README's tables from what is stored in benchmarks/results
 	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.pictures
 
 paper-tables: $(INSTALLED)  ## train the paper's tables, days of work; stop it whenever, the same command resumes it
 	$(PAPER)

@@ -4,7 +4,7 @@
 
 Unit vectors about the directions of 10,000 clusters, drawn in blocks, without pictures; a hundredth of the rows has one
 label. Each size has a process and a temporary folder of its own; a size that is in the results already is not measured
-again unless asked, so an interrupted run goes on where it stopped. Searches are for ten neighbours of one query at a
+again unless asked, so an interrupted run resumes where it stopped. Searches are for ten neighbours of one query at a
 time, which is not in the gallery, as `Store.search` answers them. Beside the exact search stands its limit: one product
 of all vectors with the query by NumPy, in the same process, from memory.
 """

@@ -569,7 +569,7 @@ def begun(options: Options) -> dict[str, Any]:
     if stored["of"] != of:
         others = [name for name, value in of.items() if stored["of"].get(name) != value]
         raise UserError(
-            f"{options.out} has results of another measurement (other: {', '.join(others)}). --again measures anew;"
+            f"{options.out} has results of another measurement (other: {', '.join(others)}). --again measures again;"
             " --out FILE writes elsewhere."
         )
     return stored

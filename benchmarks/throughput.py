@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from tammes import DiscriminativeLoss
 from tammes.data import Dataset, open_dataset
 from tammes.data.batches import batches
 from tammes.data.image_cache import Decoded, decode
+from tammes.io.machine import kept_memory
 from tammes.models.backbones.response_norm import ALPHA, BETA, SIZE, ResponseNorm
 from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.training.build import at_once
@@ -54,7 +55,8 @@ from tammes.training.loop import fit, halved_every
 from tammes.training.objectives import Objective
 
 CLASSES = 100
-FORMS = ("plain", "channels last", "pieces", "bf16", "compiled", "tammes", "two processes")
+FORMS = ("plain", "channels last", "pieces", "bf16", "kept memory", "compiled", "tammes", "two processes")
+KEEP = ("kept memory", "compiled", "tammes")  # forms that keep the memory of a step for the next
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,13 @@ def network(name: str, options: Options) -> dict[str, Any]:
         given(new_objective(name), piece=size, half=False)()
     clock = process_time if options.busy else perf_counter
     steps: dict[str, Callable[[], object]] = {}
-    with fitted(name, size, options.turns + 1) as epoch:
+    with fitted(name, size, 2 * options.turns + 1) as epoch:
         made: dict[str, Callable[[], Callable[[], object]]] = {
             "plain": lambda: given(Plain(new_objective(name)), piece=size, half=False),
             "channels last": lambda: given(new_objective(name), piece=size, half=False),
             "pieces": lambda: given(new_objective(name), piece=embedder.at_once, half=False),
             "bf16": lambda: given(new_objective(name), piece=size, half=True),
+            "kept memory": lambda: given(new_objective(name), piece=size, half=True),
             "compiled": lambda: given(_compiled(new_objective(name)), piece=size, half=True),
             "tammes": lambda: epoch,
         }
@@ -211,9 +214,12 @@ def network(name: str, options: Options) -> dict[str, Any]:
         for _ in range(options.turns):
             peaks.append(peak(clock))
             for form, step in steps.items():
-                started = clock()
-                step()
-                times[form].append(clock() - started)
+                with kept_memory() if form in KEEP else nullcontext():
+                    if form in KEEP:
+                        step()  # takes the memory that the step before it would have kept
+                    started = clock()
+                    step()
+                    times[form].append(clock() - started)
     speeds = {form: size / median(each) for form, each in times.items()}
     row: dict[str, Any] = {"backbone": name, "batch_size": size, "threads": options.threads, "busy": options.busy}
     row |= {"gflop": counted.get_total_flops() / size / 1e9, "peak_gflops": max(peaks) / 1e9, "forms": speeds}

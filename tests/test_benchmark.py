@@ -136,12 +136,12 @@ def test_the_table_holds_all_of_the_protocol(done: Path) -> None:
     assert rows["one-hot, penultimate layer"]["difference"] is None
     assert rows["softmax, penultimate layer"]["difference"]["seeds"] == 2
     assert rows["softmax, penultimate layer"]["difference"]["half"] is not None
-    assert rows["untrained backbone"]["seeds"] == 2
+    assert rows["before training"]["seeds"] == 2
     assert rows["later, last layer"]["remark"] == "not there yet: loss of-tomorrow"
     assert rows["broken, last layer"]["remark"].startswith("2 of 2 failed: unknown kind of centroids")
     page = (done / "out" / "table.md").read_text()
     assert "conv4 from none, trained: all, pool published, dim 16" in page
-    assert "| untrained backbone |" in page
+    assert "| before training |" in page
 
 
 def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done: Path, root: Path) -> None:

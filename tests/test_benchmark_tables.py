@@ -133,7 +133,7 @@ def test_every_row_has_its_figures(plan: Plan, tmp_path: Path) -> None:
     rows = table(plan, "default", written(plan, tmp_path / "out", results))
     assert [row.name for row in rows] == [
         "A, penultimate layer", "A, last layer", "A, penultimate layer, best epoch (optimistic)",
-        "B, penultimate layer", "B, last layer", "C, penultimate layer", "C, last layer", "untrained backbone",
+        "B, penultimate layer", "B, last layer", "C, penultimate layer", "C, last layer", "before training",
     ]  # fmt: skip
     first, last, best, other, _, missing, _, untrained = rows
     assert first.measures["recall_at_1"].mean == pytest.approx(51.0)

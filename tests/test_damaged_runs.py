@@ -179,7 +179,7 @@ def test_a_result_of_a_cell_is_refused_by_its_name(
     code, said = ended(capsys, "benchmark", "p.toml", "--out", "bm")
     assert code == 2, said
     assert "tammes: bm/default/one/seed-0.json" in said
-    assert said.endswith(". Remove it to have it made anew: one, preset default, seed 0.\n")
+    assert said.endswith(". Remove it to train it again: one, preset default, seed 0.\n")
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_suffix_that_belies_the_content_isdescribe(report: Report) -> None:
 
 def test_files_that_are_no_images_of_the_set_are_listed(report: Report) -> None:
     assert report.other_files == ("loose.png", "a/notes.txt", "b/phone.heic")
-    assert any("2 files are no images" in remark for remark in report.remarks)
+    assert any("2 files are not images" in remark for remark in report.remarks)
 
 
 def test_a_link_back_does_not_go_round_for_ever(tmp_path: Path) -> None:

@@ -165,3 +165,15 @@ def test_the_version_is_said_once() -> None:
 def test_the_documents_speak_of_no_machine() -> None:
     for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *SRC.rglob("*.py")]:
         assert not re.search(r"/(work|home|root|tmp)/|\.\./shared", file.read_text()), file
+
+
+def test_every_error_of_the_troubleshooting_page_is_one_that_the_program_gives() -> None:
+    source = "\n".join(file.read_text() for file in sorted((ROOT / "src").rglob("*.py")))
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", source)  # texts that go over several lines
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = [
+        cell for row in re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE) for cell in re.findall(r"`(.*?)`", row)
+    ]
+    assert len(quoted) >= 50
+    parts = [part.strip(" .(),") for text in quoted for part in text.split("…")]
+    assert [part for part in parts if part not in joined] == []

@@ -1,9 +1,15 @@
 """The examples run, and print what they say they print."""
 
+import json
 import re
 import runpy
+import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 import warnings
 from pathlib import Path
 
@@ -90,3 +96,58 @@ def test_every_example_is_known_here() -> None:
     )
     for file in EXAMPLES.glob("*.py"):
         assert file.stem in tested, f"no test runs {file.name}"
+
+
+@pytest.mark.slow
+def test_a_server_without_pytorch_finds_what_the_embedder_finds(tmp_path: Path) -> None:
+    """The steps of examples/onnx_server/Dockerfile in a bare virtual environment."""
+    from tammes.data.glyphs import glyphs
+    from tammes.export.formats import onnx_file
+    from tammes.models.embedder import Embedder, EmbedderConfig
+
+    data = glyphs()
+    images = [data.read(number) for number in range(0, 60, 3)]
+    embedder = Embedder(EmbedderConfig("conv4", 16)).eval()
+    for name in ("server.py", "requirements.txt"):
+        shutil.copy(EXAMPLES / "onnx_server" / name, tmp_path)
+    (tmp_path / "model.onnx").write_bytes(onnx_file(embedder, with_preprocessing=True))
+    paths = np.array([f"{number}.png" for number in range(len(images))])
+    np.savez(tmp_path / "gallery.npz", vectors=embedder.encode(images), labels=paths, paths=paths)
+    images[7].save(tmp_path / "query.png")
+
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "bare"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", tmp_path / "requirements.txt"], check=True)
+    assert subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "-m", "uvicorn", "server:app", "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        while True:
+            assert server.poll() is None, server.stderr and server.stderr.read().decode()
+            try:
+                with urllib.request.urlopen(f"{address}/health") as answer:
+                    assert json.load(answer) == {"images": len(images)}
+                break
+            except urllib.error.URLError:
+                time.sleep(0.2)  # it starts
+        query = (tmp_path / "query.png").read_bytes()
+        with urllib.request.urlopen(f"{address}/search?k=3", data=query) as answer:
+            found = json.load(answer)["found"]
+        assert [len(found), found[0]["path"]] == [3, "7.png"]
+        assert found[0]["distance"] == pytest.approx(0, abs=1e-2)
+        for path, body, status in (
+            ("search", b"GIF89a", 415),
+            ("search?k=none", query, 422),
+            ("search?k=0", query, 422),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"{address}/{path}", data=body)
+            assert refused.value.code == status
+            refused.value.close()
+    finally:
+        server.terminate()
+        server.communicate()

@@ -65,7 +65,7 @@ def test_hidden_and_other_files_are_left_alone(tmp_path: Path) -> None:
     images = folder(tmp_path)
     assert images.keys == ("a/1.PNG", "b/1.png")
     assert images.remarks == (
-        "1 file is no image and is left alone: a/notes.txt.",
+        "1 file is not an image and is left alone: a/notes.txt.",
         "1 file lies in no sub-folder and is left alone: loose.png.",
     )
 
@@ -77,7 +77,7 @@ def test_what_is_left_alone_is_counted(tmp_path: Path) -> None:
     for name in ("LICENSE", "a/1.json", "b/deep/1.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert folder(tmp_path).remarks[0] == "3 files are no images and are left alone, LICENSE first."
+    assert folder(tmp_path).remarks[0] == "3 files are not images and are left alone, LICENSE first."
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000"])
@@ -98,7 +98,7 @@ def test_a_text_that_begins_like_an_image_is_none(content: bytes, tmp_path: Path
         draw(tmp_path / name)
     (tmp_path / "b" / "README").write_bytes(content)
     assert folder(tmp_path).keys == ("a/1.png", "b/1.png")
-    assert folder(tmp_path).remarks == ("1 file is no image and is left alone: b/README.",)
+    assert folder(tmp_path).remarks == ("1 file is not an image and is left alone: b/README.",)
 
 
 def test_a_broken_image_fails_only_when_it_is_read(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_flat_takes_images_however_they_are_arranged(tmp_path: Path) -> None:
     assert images.class_names == (".", "class 9", "class 10")
     assert images.labels.tolist() == [0, 0, 1, 1, 2]
     assert [images.read(index).getpixel((0, 0)) for index in range(5)] == [0, 4, 2, 3, 1]
-    assert images.remarks == ("1 file is no image and is left alone: class 9/notes.txt.",)
+    assert images.remarks == ("1 file is not an image and is left alone: class 9/notes.txt.",)
 
 
 @pytest.mark.parametrize(

@@ -812,7 +812,7 @@ def test_partial_fit_says_what_is_wrong_with_its_classes(method: Any) -> None:
     learner.partial_fit(vectors[:5], names[:5], classes=["c", "b", "a"])
     with pytest.raises(UserError) as refusal:
         learner.partial_fit(vectors[:5], names[:5], classes=["a", "b"])
-    assert str(refusal.value) == "classes are not those of the first call: leave them out, or begin anew with fit."
+    assert str(refusal.value) == "classes are not those of the first call: leave them out, or start over with fit."
     vectors[2, 3] = np.nan
     with pytest.raises(UserError, match="row 2, column 3"):
         learner.partial_fit(vectors[:5], names[:5])

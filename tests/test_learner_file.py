@@ -110,7 +110,7 @@ def test_a_learner_that_was_loaded_does_not_learn_on(method: Any, tmp_path: Path
     with pytest.raises(UserError) as refusal:
         loaded.partial_fit(vectors, labels)
     assert str(refusal.value) == (
-        "a learner that was loaded does not learn on, as not all of it is saved. Begin anew with fit."
+        "a learner that was loaded cannot continue training: its optimizer state is not saved. Start over with fit."
     )
     loaded.fit(vectors, labels).partial_fit(vectors, labels)
 

@@ -106,7 +106,7 @@ def test_the_page_says_what_was_compared_and_how_to_repeat_it(tmp_path: Path) ->
     assert "4 of 4 trainings are done." in text
     assert (
         "The highest R@1 is that of one-hot: 52.00 ± 0.50. Next is K-means with"
-        " 50.00 ± 0.50; the intervals do not overlap. The untrained backbone has 40.00 ± 0.00." in text
+        " 50.00 ± 0.50; the intervals do not overlap. Before training it is 40.00 ± 0.00." in text
     )
     assert said(compared.find(".//pre/code")) == f"tammes benchmark birds-plan.toml --out '{folder}'"
     assert "--data FOLDER" in text
@@ -144,7 +144,7 @@ def test_how_sure_the_order_is(second: float, half: float | None, text: str, tmp
 
 def test_a_training_that_made_things_worse_is_said_to_have(tmp_path: Path) -> None:
     rows = [trained("a", 50.0), untrained(51.0)]
-    assert "The untrained backbone has 51.00 ± 0.00, which is more." in said(
+    assert "Before training it is 51.00 ± 0.00, which is more." in said(
         made(results(rows, CELLS), tmp_path)["compared"]
     )
 
@@ -283,7 +283,7 @@ def test_accuracy_stands_against_time_with_the_papers_minutes(tmp_path: Path) ->
         "semi-hard triplets: minutes to train, logarithmic 660.0, R@1, % 42.59",
     ]
     caption = said(figure.find("figcaption"))
-    assert "The untrained backbone, which takes no training, has 40.00 ± 0.00." in caption
+    assert "Before training it is 40.00 ± 0.00." in caption
     assert "The paper's minutes are those of its authors' machine" in caption
     first = table(made(results(rows, CELLS, paper="cub"), tmp_path)["results-default"])[0]
     assert said(first["minutes to train"]) == "0.5◇ 54.00"

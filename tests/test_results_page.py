@@ -69,7 +69,7 @@ def results(plan: str = "cub-centroids-top") -> dict[str, Any]:
             paper={"R@1": 51.43}, distances={"min": 1.0, "max": 2.0, "mean": 1.5, "std": 0.123456}),
         Row("broken", "penultimate", "last", remark="2 of 2 failed: no file /far/away/from/here.txt."),
         Row("later", "penultimate", "last", remark="not there yet: --loss later"),
-        Row("untrained backbone", "", "last", recalls(40.0, None), 2, difference=Figure(-10.0, None, 2)),
+        Row("before training", "", "last", recalls(40.0, None), 2, difference=Figure(-10.0, None, 2)),
     ]  # fmt: skip
     waiting = {"state": "failed", "command": "tammes train birds --centroids nowhere", "error": "no"}
     later = {"state": "not there yet", "command": "tammes train birds --loss later"}
@@ -211,9 +211,7 @@ def test_omniglot_stands_among_the_tables(kept: Path) -> None:
     assert "Omniglot was not run yet." in tables_page(TABLE_BLOCKS, kept)
     stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
     (kept / "plans" / "omniglot-centroids.json").write_text(json.dumps(stored))
-    assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| untrained backbone |" in tables_page(
-        TABLE_BLOCKS, kept
-    )
+    assert "| one-hot centroids | 51.12 ± 0.50 | 25.06 ± 0.50 |\n| before training |" in tables_page(TABLE_BLOCKS, kept)
 
 
 def test_the_state_of_the_art_stands_among_the_tables_with_what_an_epoch_takes(kept: Path) -> None:
@@ -429,7 +427,7 @@ def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) 
         Row("ours", "penultimate", "last", measures, 2, paper={"R@1": 51.43}),
         Row("lifted structure", "penultimate", "last", measures, 2),
         Row("later", "penultimate", "last", remark="not there yet"),
-        Row("untrained backbone", "", "last", measures, 2),
+        Row("before training", "", "last", measures, 2),
     ]
     cells = [cell("ours", 0), cell("lifted structure", 0, command="tammes train birds --loss lifted --seed 0")]
     made = results("cub-methods") | {"tables": as_json({"default": rows}), "cells": cells}
@@ -441,7 +439,7 @@ def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) 
     text = tables_page(TABLE_BLOCKS, tmp_path)
     assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
-    assert "| untrained backbone | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
+    assert "| before training | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
     assert "later" not in text
 
 

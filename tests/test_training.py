@@ -1,6 +1,8 @@
 """The training loop: it learns, adds up, stops, goes on, and says when the loss breaks."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,3 +188,32 @@ def test_layers_of_a_loss_have_its_rate_with_their_biases_and_a_scale_that_of_th
     groups = parameter_groups([], loss, lr=0.1, backbone_lr=0.01, weight_decay=0, proxies=loss, proxy_lr=0.001)
     rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     assert rates == {id(loss.generator.weight): 0.001, id(loss.generator.bias): 0.001, id(loss.scale): 0.1}
+
+
+def test_memory_that_a_training_frees_is_kept_for_its_next_step_and_then_given_back() -> None:
+    """In a process of its own: what the C library does with memory is a matter of the whole process."""
+    program = """
+import resource, torch
+from tammes.io.machine import kept_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(1 << 24)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+before = faults()
+with kept_memory():
+    torch.zeros(1 << 24)
+    kept, held = faults(), resident()
+print(before, kept, held - resident())
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    before, kept, given_back = map(int, said.split())
+    if before < 20 * 32:
+        pytest.skip("this system maps memory in huge pages")
+    assert kept < before / 20
+    assert given_back > 32

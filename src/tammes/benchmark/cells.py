@@ -1,7 +1,7 @@
 """The cells of a benchmark: one training each, with a run folder, a result that is whole or not there, and a lock.
 
 Everything is in the folder, so that any number of processes can share the work, and one that is killed leaves nothing
-behind but a run to go on with: the system frees its locks.
+behind but a run to resume: the system frees its locks.
 """
 
 import json
@@ -178,7 +178,7 @@ class Cell:
             layers: that it must have been measured in, where it is of the table.
         """
         shape = Failed | (Tabled if self.quarter is None else Tried)
-        advice = f"Remove it to have it made anew: {self.name}."
+        advice = f"Remove it to train it again: {self.name}."
         found: dict[str, Any] | None = read_json(self.file, dict[str, Any], advice)
         if found is None:
             return None

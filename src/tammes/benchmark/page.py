@@ -94,7 +94,7 @@ def benchmark_sections(
     if any(row.minutes is not None for rows in tables.values() for row in rows):
         sections.append(Section("time", "Accuracy against training time", _times(tables, cells, results.get("paper"))))
     if any(len(curve(cell.get("epochs", ()))) > 1 or _bound(cell) for cell in cells):
-        sections.append(Section("curves", "Accuracy and bound as training goes on", _curves(tables, cells)))
+        sections.append(Section("curves", "Accuracy and bound during training", _curves(tables, cells)))
     if complexity is not None:
         sections.append(Section("complexity", "How the time of an epoch grows", complexity_part(complexity)))
     if any(row.chosen for rows in tables.values() for row in rows):
@@ -157,7 +157,7 @@ def _finding(rows: Sequence[Row]) -> str:
     untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
     if untrained is not None:
         more = untrained.mean > first.measures[HEADLINE].mean
-        said.append(f"The untrained backbone has {untrained}{', which is more' * more}.")
+        said.append(f"Before training it is {untrained}{', which is more' * more}.")
     theirs = [number for row in rows if (number := _number((row.paper or {}).get(MEASURES[HEADLINE]))) is not None]
     if theirs:
         said.append(f"The highest of the paper's that stand beside these rows is {max(theirs):.2f}.")
@@ -339,7 +339,7 @@ def _accuracy_over_time(rows: Sequence[Row], trained: Sequence[Row], where: str,
     by = f", by the {layer} layer" if any(row.layer not in (layer, "") for row in rows) else ""
     untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
     said = "Higher is better, and farther left is faster."
-    said += "" if untrained is None else f" The untrained backbone, which takes no training, has {untrained}."
+    said += "" if untrained is None else f" Before training it is {untrained}."
     ours = [
         Point(row.method, row.minutes, row.measures[HEADLINE].mean, *_ends(row.measures[HEADLINE]), "here")
         for row in trained
@@ -430,7 +430,7 @@ def _curves(tables: Mapping[str, Sequence[Row]], cells: Sequence[Mapping[str, An
                     title=f"{MEASURES[HEADLINE]} over minutes of training{where}",
                     x_title="minutes of training",
                     y_title=f"{MEASURES[HEADLINE]}, %",
-                    levels={} if untrained is None else {"untrained backbone": untrained.mean},
+                    levels={} if untrained is None else {"before training": untrained.mean},
                     caption="On test classes, after some epochs, the mean over seeds. Nothing was chosen by it.",
                 )
             )

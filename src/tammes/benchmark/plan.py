@@ -42,7 +42,7 @@ ELSEWHERE = {
     "embedding": "layers, at the top of the file",
     "out": "`tammes benchmark --out`",
     "json": "`tammes benchmark --json`",
-    "resume": "nowhere: a benchmark goes on by itself where it stopped",
+    "resume": "nowhere: a benchmark resumes by itself",
     "overwrite": "nowhere: choose another `tammes benchmark --out`",
     "init_from": "nowhere: every run starts from the weights of the backbone",
     "continue_from": "nowhere: every run starts from the weights of the backbone",

@@ -118,7 +118,7 @@ def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     machine = {name: made_with[name] for name in ("processor", "cores", "system")}
     versions = {name: made_with["versions"][name] for name in ("tammes", "torch")}
     return found | {
-        # A cell that was gone on with trained for longer than this process has seen.
+        # A cell that was resumed trained for longer than this process has seen.
         "seconds": round(max(perf_counter() - started, found["training_seconds"]), 2),
         "schema": SCHEMA,
         "commit": found.get("commit") or made_with["commit"],

@@ -30,7 +30,7 @@ MEASURES = {
 # Between the centroids, in the words of the paper's table.
 DISTANCES = {"min": "min distance", "max": "max distance", "mean": "mean distance", "std": "std of distances"}
 HEADLINE = "recall_at_1"
-UNTRAINED = "untrained backbone"
+UNTRAINED = "before training"
 BEST = "best epoch (optimistic)"
 
 
@@ -51,7 +51,7 @@ class Row:
     """A row of the table.
 
     Attributes:
-        layer: which one images are compared by; empty for the untrained backbone, which has none of them.
+        layer: which one images are compared by; empty for the network before training, which has none of them.
         epoch: last, or best epoch (optimistic).
         difference: of R@1 to the first row, over the seeds that both have.
         minutes: to train, the mean over seeds; and to train for one epoch.
@@ -112,7 +112,7 @@ def centroid_distances(run: RunFolder) -> dict[str, float] | None:
 
 
 def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, int] | None = None) -> list[Row]:
-    """The rows of a preset, as far as its cells have results: every method in every layer, then the untrained backbone.
+    """The rows of a preset, as far as its cells have results: every method in every layer, then before training.
 
     Args:
         tried: how many combinations the search had for each method, by its name.
@@ -413,6 +413,6 @@ class _Results(TypedDict):
 
 def read_results(folder: Path) -> dict[str, Any] | None:
     """What `tammes benchmark` wrote to results.json, or None."""
-    advice = "The same `tammes benchmark` command writes it anew."
+    advice = "The same `tammes benchmark` command writes it again."
     found: dict[str, Any] | None = read_json(folder / "results.json", _Results, advice)
     return found

@@ -319,7 +319,7 @@ def _near(seen: list[_Seen]) -> list[list[int]]:
 
 
 def _other_files(dataset: Dataset) -> tuple[str, ...]:
-    """The visible files at or below the root that are no images of the set, if each class is a sub-folder of it."""
+    """The visible files at or below the root that are not images of the set, if each class is a sub-folder of it."""
     if dataset.files is None:
         return ()
     names = [dataset.class_names[label] for label in dataset.labels.tolist()]

@@ -51,8 +51,8 @@ def folder(root: Path) -> Dataset:
     """The images below a folder: each sub-folder is a class, whatever is below it belongs to that class.
 
     Classes and images come in natural order (2 before 10). A file is an image by its suffix, or else by how it begins.
-    What is no image is left alone, and so are images that lie in no sub-folder: remarks count both. Everything whose
-    name begins with a dot is left alone too. Links are followed.
+    What is not an image is left alone, and so are images that lie in no sub-folder: remarks count both. Everything
+    whose name begins with a dot is left alone too. Links are followed.
 
     Where all sub-folders are called train, val (valid, validation) or test, the classes are the sub-folders of these,
     and the images are used as they say. Without test, the validation images are those that are tested on.
@@ -91,7 +91,7 @@ def folder(root: Path) -> Dataset:
         np.array(labels, dtype=np.int64),
         class_names,
         remarks=[
-            *_left_alone(no_images, root, "is no image", "are no images"),
+            *_left_alone(no_images, root, "is not an image", "are not images"),
             *_left_alone(loose_images, root, "lies in no sub-folder", "lie in no sub-folder"),
         ],
     )
@@ -146,7 +146,7 @@ def flat(root: Path) -> Dataset:
         files,
         np.array([numbers[name] for name in own], dtype=np.int64),
         class_names,
-        remarks=_left_alone(others, root, "is no image", "are no images"),
+        remarks=_left_alone(others, root, "is not an image", "are not images"),
     )
 
 

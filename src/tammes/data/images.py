@@ -332,7 +332,7 @@ def _check_passes(image: Image.Image, source: File) -> None:
 
 
 def _unidentified(source: File) -> str:
-    """What a file is that is no image of a kind that is opened."""
+    """What a file is, if it is not an image of a kind that is opened."""
     source.seek(0)
     beginning = source.read(512)
     if not beginning:

@@ -13,6 +13,7 @@ from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.geometry import typical_length
 from tammes.io.console import working
+from tammes.io.machine import TRAINING, images_at_once
 from tammes.losses import DiscriminativeLoss, find_miner
 from tammes.models.backbones import backbone
 from tammes.models.backbones.base import Backbone
@@ -314,7 +315,8 @@ def at_once(config: TrainConfig, objective: Objective) -> int | None:
     normalised = any(is_trained(layer) for layer in batch_norms(objective))
     if normalised or config.train != "all" or not config.method.each_on_its_own:
         return None
-    return objective.embedder.at_once
+    shape = objective.embedder
+    return images_at_once(len(shape.mode) * shape.size**2, shape.mean.device, on_cpu=TRAINING)
 
 
 def build_optimizer(config: TrainConfig, objective: Objective) -> torch.optim.Optimizer:

@@ -19,7 +19,7 @@ from torch import nn
 
 from tammes.errors import UserError, out_of_memory
 from tammes.io.console import CONTINUE, if_stopped, interruption, say, say_at_once, working
-from tammes.io.machine import environment
+from tammes.io.machine import environment, kept_memory
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import Frozen
 from tammes.training import distributed
@@ -133,7 +133,7 @@ def resume_images(
 def _in_memory(config: TrainConfig, resumed: RunFolder | None, *given: Any) -> Trained:
     """The training, with advice where it does not fit into memory."""
     try:
-        with if_stopped(then=f"What is in the cache is kept. {CONTINUE}"), ExitStack() as until_done:
+        with kept_memory(), if_stopped(then=f"What is in the cache is kept. {CONTINUE}"), ExitStack() as until_done:
             return _train(config, resumed, until_done, *given)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):

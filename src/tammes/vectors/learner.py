@@ -179,7 +179,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_options(self)
         if getattr(self, "_loaded", False):
             raise UserError(
-                "a learner that was loaded does not learn on, as not all of it is saved. Begin anew with fit."
+                "a learner that was loaded cannot continue training: its optimizer state is not saved. Start over with"
+                " fit."
             )
         first = not hasattr(self, "_loss" if self.method == "gradient" else "_sums")
         X, y = vectors_given(X), labels_given(y)
@@ -195,7 +196,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self._back_to_training()
             check_within_reach(X, self.mean_, self.scale_)
             if named is not None and not np.array_equal(named, self.classes_):
-                raise UserError("classes are not those of the first call: leave them out, or begin anew with fit.")
+                raise UserError("classes are not those of the first call: leave them out, or start over with fit.")
         codes = self._codes(y)
         random = np.random.default_rng([self._seed, self.n_iter_])
         with fitting_in_memory(), Randomness(int(random.integers(2**31))).drawn():
@@ -323,7 +324,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def _use_vectors_as_they_are(self) -> None:
         """Make the map one that changes nothing but the length of a vector."""
         columns = self.n_features_in_
-        self._trained = self.network_, self.mean_, self.scale_  # what `partial_fit` goes on from
+        self._trained = self.network_, self.mean_, self.scale_  # what `partial_fit` continues from
         self.mean_, self.scale_ = np.zeros(columns), np.ones(columns)
         self.network_ = Network(columns, (), columns, None).double().eval()
         torch.nn.init.eye_(self.network_.first.weight)

@@ -53,7 +53,7 @@ def write_learner(learner: "MetricLearner", folder: Path) -> None:
 
 
 def read_learner(learner: "MetricLearner", folder: Path) -> None:
-    """Make a new learner what the files say; they may be a stranger's, so nothing in them is taken on trust."""
+    """Make a new learner what the files say; they are untrusted, so all of it is checked."""
     said, (tensors, _) = _said(folder), read_tensors(folder / "learner.safetensors")
     try:
         _use_words(learner, said)
