@@ -459,8 +459,7 @@ def head_tammes(given: Given) -> Work:
 def _features(given: Given) -> tuple[torch.Tensor, torch.Tensor, torch.nn.Linear, int]:
     """The same features in memory, their labels, a new layer of the same shape, and the size of a batch."""
     config, data, _ = _head(given)
-    rows = np.searchsorted(data.kept.views.indices, data.split.train)
-    features = torch.from_numpy(np.array(data.kept.views.values[0][rows])).float()
+    features = data.kept.views.inputs(data.split.train)
     return features, torch.from_numpy(data.labels), torch.nn.Linear(features.shape[1], config.dim), config.batch_size
 
 

@@ -31,7 +31,8 @@ def cub(folder: Path, weights: str) -> Set:
     kept = keep_activations(config, data, freeze(config, embedder))
     assert kept is not None, "head keeps features"
     labels, (train, test) = data.dataset.labels, kept.centres
-    return _of(train.values[0], labels[train.indices], test.values[0], labels[test.indices])
+    vectors = [part.inputs(part.indices).numpy() for part in (train, test)]
+    return _of(vectors[0], labels[train.indices], vectors[1], labels[test.indices])
 
 
 def omniglot_pixels(folder: Path) -> Set:

@@ -154,10 +154,39 @@ def test_without_a_network_it_says_what_to_get_and_where_to_put_it(checkpoints: 
     place = checkpoints / url.rpartition("/")[2]
     with pytest.raises(UserError) as caught:
         backbone(name, weights="imagenet")
-    assert str(caught.value) == (
+    assert str(caught.value).startswith(
         f"no ImageNet weights for {name}: no network. Get {url} by other means and put it at {place},"
         " or give it as `weights=FILE`; `weights='none'` begins with random ones."
     )
+
+
+def test_without_a_network_it_names_the_weights_of_this_machine(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, cache = tmp_path / "hub", tmp_path / "cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    monkeypatch.setenv("TAMMES_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+
+    def said() -> str:
+        with pytest.raises(UserError) as caught:
+            backbone("resnet34", weights="imagenet")
+        return str(caught.value).partition("random ones.")[2]
+
+    assert said().startswith(f" No weights are on this machine, in {cache / 'weights'}, {checkpoints}, {tmp_path}")
+    (tmp_path / "googlenet.safetensors").touch()
+    listed = f" Files of weights on this machine: {tmp_path / 'googlenet.safetensors'}. Name one, and the network"
+    assert said().startswith(listed)
+    (checkpoints / "vgg16-397923af.pth").touch()
+    snapshot = hub / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").touch()
+    networks = " Networks whose weights are on this machine: vgg16, timm:resnet18.a1_in1k. Name one of them instead."
+    assert said() == networks
+    file = tmp_path / "weights" / "my-resnet34.pth"
+    file.parent.mkdir()
+    file.touch()
+    assert said() == f" A file of this machine may be of it: `weights={str(file)!r}`."
 
 
 def test_without_a_network_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +197,7 @@ def test_without_a_network_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.models.backbones.check_weights", lambda _: None)  # which builds it without numbers
     with pytest.raises(UserError) as caught:
         backbone("timm:resnet18", weights="imagenet")
-    assert str(caught.value) == (
+    assert str(caught.value).startswith(
         "no ImageNet weights for resnet18: cannot locate the file. Get https://huggingface.co/timm/resnet18.a1_in1k"
         " by other means and give it as `weights=FILE`; `weights='none'` begins with random ones."
     )

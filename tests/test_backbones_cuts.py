@@ -20,6 +20,14 @@ def small_transformer() -> nn.Module:
     return network
 
 
+def small_image_tower() -> nn.Module:
+    pytest.importorskip("open_clip")
+    from open_clip.transformer import VisionTransformer
+
+    network: nn.Module = VisionTransformer(32, 8, width=16, layers=4, heads=2, mlp_ratio=2.0, output_dim=8)
+    return network
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], tuple[str, ...]]] = {
     # name: the network, channels and size of its images, some of the places where it can be cut
     "conv4": (lambda: backbone("conv4").network, (1, 28), ("blocks.1", "blocks.2", "blocks.3")),
@@ -36,6 +44,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], tuple[str, .
         small_transformer,
         (3, 32),
         ("encoder", "encoder.layers", "encoder.layers.encoder_layer_1", "encoder.layers.encoder_layer_3"),
+    ),
+    "image tower of open_clip": (
+        small_image_tower,
+        (3, 32),
+        ("transformer", "transformer.resblocks.1", "transformer.resblocks.3"),
     ),
     "timm's resnet": (lambda: backbone("timm:test_resnet").network, (3, 64), ("layer1", "layer4")),
     "timm's efficientnet": (lambda: backbone("timm:test_efficientnet").network, (3, 64), ("blocks", "conv_head")),

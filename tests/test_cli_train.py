@@ -272,8 +272,15 @@ def test_curves_for_tensorboard(photos: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_part_of_the_network_trains_on_kept_activations(
-    photos: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], trains: str
+    photos: Path,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    trains: str,
 ) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))  # nobody has computed them
     out, file = tmp_path / "run", trained / "embedder.safetensors"
     given = ["--epochs", "3", "--weights", str(file), "--val-classes", "1", "--log-bound", *options, *SMALL]
     main(["train", str(photos), "--out", str(out), *given])

@@ -142,14 +142,13 @@ def test_a_disk_that_is_full_when_activations_are_computed(
             filling = fill(disk, 20_000)
             code, said = ended(capsys, *words)
             assert code == 2
-            text = f"tammes: no room for the activations in {place}/activations: about 61.4 kB needed, "
+            text = f"tammes: no room for the activations in {place}/activations: about "
             assert text in said, said
             with monkeypatch.context() as patch:
                 patch.setattr("tammes.models.feature_cache.check_room", lambda *_: None)
                 code, said = ended(capsys, *words)
             assert code == 2
             assert f"tammes: no room for the activations in {place}/activations: more needed, " in said
-            assert list((place / "activations").glob(f"*{PARTIAL}"))
             filling.unlink()
         assert ended(capsys, *words)[0] == 0
         ends.append(out)

@@ -13,11 +13,11 @@ from torch import Tensor
 import tammes.models.feature_cache
 from tammes.data.batches import batches
 from tammes.data.dataset import Dataset
-from tammes.data.image_cache import Decoded, decode
+from tammes.data.image_cache import DIGEST, Decoded, decode
 from tammes.errors import UserError
 from tammes.io.cache import cached
 from tammes.models.embedder import Embedder, EmbedderConfig
-from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
+from tammes.models.feature_cache import Activations, Frozen, ImageFeatures, activation_batches, activations
 
 NUMBER = 70  # more than two batches
 
@@ -53,6 +53,25 @@ def kept(
     return activations(frozen, images, chosen, crop=28, views=views, cache=cache)
 
 
+def all_of(stored: Activations) -> Tensor:
+    """The activations of all images in all views."""
+    each = [stored.inputs(stored.indices, np.full(len(stored.indices), view)) for view in range(stored.views)]
+    return torch.stack(each)
+
+
+def counting(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that are computed from now on."""
+    computed: list[int] = []
+    below = frozen.below
+
+    def counted(pictures: Tensor) -> Tensor:
+        computed.append(len(pictures))
+        return below(pictures)
+
+    monkeypatch.setattr(frozen, "below", counted)
+    return computed
+
+
 def pictures_of(images: Decoded, *, train: bool, epoch: int = 0) -> Tensor:
     nothing = np.zeros(NUMBER, dtype=np.int64)
     given = batches(images, np.arange(NUMBER), nothing, batch_size=NUMBER, crop=28, train=train, sampler="ordered",
@@ -83,7 +102,7 @@ def test_kept_centre_crops_are_those_of_the_network(at: str | None, images: Deco
     frozen = Frozen(embedder, at)
     stored = kept(frozen, images, tmp_path)
     assert stored.views == 1
-    assert stored.values.dtype == np.float16
+    assert stored.values.dtype == (np.float32 if at is None else np.float16)
     given = activation_batches(stored, np.arange(NUMBER), np.zeros(NUMBER, dtype=np.int64), batch_size=32, train=False)
     found = torch.cat([frozen.above(inputs) for inputs, _, _ in given])
     torch.testing.assert_close(found, embedder.features(pictures_of(images, train=False)), rtol=2e-3, atol=2e-3)
@@ -103,12 +122,12 @@ def test_views_are_random_crops_that_do_not_depend_on_the_run(images: Decoded, t
         expected = frozen.below(pictures_of(images, train=True, epoch=view))
         rows = stored.inputs(np.arange(NUMBER), np.full(NUMBER, view))
         torch.testing.assert_close(rows.float(), expected, rtol=2e-3, atol=2e-3)
-    assert not np.array_equal(stored.values[0], stored.values[1])
+    assert not np.array_equal(stored.values[stored.rows[0]], stored.values[stored.rows[1]])
 
 
 def test_every_image_goes_through_its_views_in_turn(tmp_path: Path) -> None:
     values = np.arange(3 * NUMBER, dtype=np.float16).reshape(3, NUMBER, 1)
-    stored = Activations(tmp_path, values, np.arange(NUMBER))
+    stored = Activations(tmp_path, values.reshape(-1, 1), np.arange(3 * NUMBER).reshape(3, NUMBER), np.arange(NUMBER))
     chosen, labels = np.arange(0, NUMBER, 2), np.zeros(NUMBER // 2, dtype=np.int64)
 
     def views_of(epoch: int, seed: int) -> dict[int, int]:
@@ -138,24 +157,69 @@ def test_a_file_is_used_again_by_what_is_the_same_and_by_nothing_else(
     others = {
         kept(Frozen(network(1), None), images, tmp_path).file,
         kept(Frozen(network(), "blocks.2"), images, tmp_path).file,
-        kept(Frozen(network(), None), images, tmp_path, views=2).file,
-        kept(Frozen(network(), None), images, tmp_path, indices=np.arange(9)).file,
     }
-    assert len(others | {first.file}) == 5
+    assert len(others | {first.file}) == 3
     assert {(entry.kind, entry.file) for entry in cached(tmp_path)} == {
         ("activations", f) for f in {first.file, *others}
     }
     monkeypatch.setattr(Frozen, "below", None)  # not computed again
-    assert_array_equal(kept(Frozen(network(), None), images, tmp_path).values, first.values)
+    assert_array_equal(all_of(kept(Frozen(network(), None), images, tmp_path)), all_of(first))
 
 
-def test_the_same_pictures_elsewhere_have_the_same_activations(images: Decoded, tmp_path: Path) -> None:
-    first = kept(Frozen(network(), None), images, tmp_path).file
+@pytest.mark.parametrize("views", [0, 2])
+def test_each_image_is_computed_once_whatever_the_split(
+    views: int, images: Decoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = Frozen(network(), None)
+    computed = counting(frozen, monkeypatch)
+    some, all_images = np.arange(10, 40), np.arange(NUMBER)
+    kept(frozen, images, tmp_path, views, some)
+    whole = kept(frozen, images, tmp_path, views, all_images)
+    assert sum(computed) == NUMBER * max(1, views)
+    kept(frozen, images, tmp_path, views + 1, some)
+    assert sum(computed) == NUMBER * max(1, views) + len(some)  # one more view, or the first random one
+    fresh = kept(Frozen(network(), None), images, tmp_path / "elsewhere", views, all_images)
+    torch.testing.assert_close(all_of(whole), all_of(fresh))
+
+
+def test_the_same_pictures_elsewhere_have_the_same_activations(
+    images: Decoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = Frozen(network(), None)
+    kept(frozen, images, tmp_path)
+    computed = counting(frozen, monkeypatch)
     moved = decode(noise("copied to another disk"), mode="L", cache=tmp_path)
     assert moved.file.name != images.file.name
-    assert kept(Frozen(network(), None), moved, tmp_path).file == first
-    for other in (noise("one picture is another", first=NUMBER), noise("of another size", width=34)):
-        assert kept(Frozen(network(), None), decode(other, mode="L", cache=tmp_path), tmp_path).file != first
+    kept(frozen, moved, tmp_path)
+    assert computed == []
+    kept(frozen, decode(noise("one picture is another", first=NUMBER), mode="L", cache=tmp_path), tmp_path)
+    assert computed == [1]
+    kept(frozen, decode(noise("of another size", width=34), mode="L", cache=tmp_path), tmp_path)
+    assert sum(computed) == 1 + NUMBER
+
+
+def test_a_damaged_file_is_made_again(images: Decoded, tmp_path: Path) -> None:
+    frozen = Frozen(network(), None)
+    whole = all_of(kept(frozen, images, tmp_path)).clone()
+    kept(frozen, images, tmp_path).file.write_bytes(b"x" * 1000)
+    assert_array_equal(all_of(kept(frozen, images, tmp_path)), whole)
+
+
+def test_single_images_share_what_is_kept_of_a_data_set(tmp_path: Path) -> None:
+    embedder = network()
+    pictures = [noise().read(index) for index in range(4)]
+    prepared = [embedder.prepared_with_key(picture) for picture in pictures]
+    stored = kept(Frozen(embedder, None), decode(noise(), mode="L", shorter_side=28, cache=tmp_path), tmp_path)
+    given = [[each[part] for each in prepared] for part in (0, 1)]
+    size = stored.file.stat().st_size
+    found = ImageFeatures(embedder, cache=tmp_path)(*given)
+    torch.testing.assert_close(found, stored.inputs(np.arange(4)))
+    assert stored.file.stat().st_size == size
+    other = ImageFeatures(embedder, cache=tmp_path / "other")
+    torch.testing.assert_close(other(*given), found)
+    torch.testing.assert_close(ImageFeatures(embedder, cache=tmp_path / "other")(*given), found)
+    (tmp_path / "file").write_text("in the way")
+    torch.testing.assert_close(ImageFeatures(embedder, cache=tmp_path / "file")(*given), found)
 
 
 @pytest.mark.parametrize("cut_off", [0, 1, 1000])
@@ -177,18 +241,15 @@ def test_what_an_interruption_left_is_gone_on_with(
     with pytest.raises(KeyboardInterrupt):
         kept(frozen, images, tmp_path, views=2)
     (partial,) = (tmp_path / "activations").iterdir()
+    row_bytes = 64 * 4 + DIGEST
     with partial.open("r+b") as file:  # a row may have been cut in two
         file.truncate(partial.stat().st_size - cut_off)
 
-    def counted(pictures: Tensor) -> Tensor:
-        computed.append(len(pictures))
-        return below(pictures)
-
-    monkeypatch.setattr(frozen, "below", counted)
-    computed.clear()
+    monkeypatch.setattr(frozen, "below", below)
+    computed = counting(frozen, monkeypatch)
     again = kept(frozen, images, tmp_path, views=2)
-    assert_array_equal(again.values, whole.values)
-    assert 32 < sum(computed) < 140  # the first batch is a probe
+    assert_array_equal(all_of(again), all_of(whole))
+    assert sum(computed) == 140 - 102 + (cut_off + row_bytes - 1) // row_bytes
     assert [file.name for file in (tmp_path / "activations").iterdir()] == [again.file.name]
 
 
@@ -200,14 +261,15 @@ def test_what_it_takes_is_said_before_it_is_made(images: Decoded, tmp_path: Path
         on_plan=lambda num_bytes, seconds: said.append((num_bytes, seconds > 0)),
         on_progress=lambda *now: said.append(now),
     )  # fmt: skip
-    assert said == [(stored.values.nbytes, True), (32, 140), (64, 140), (70, 140), (102, 140), (134, 140), (140, 140)]
+    num_bytes = stored.values.nbytes + len(stored.values) * DIGEST
+    assert said == [(num_bytes, True), (32, 140), (64, 140), (70, 140), (102, 140), (134, 140), (140, 140)]
 
 
 def test_errors(images: Decoded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = Frozen(network(), None)
     with pytest.raises(UserError, match=r"has no part 'blocks\.9'"):
         Frozen(network(), "blocks.9")
-    monkeypatch.setattr(frozen, "below", lambda pictures: torch.full((len(pictures), 3), 1e6))
+    monkeypatch.setattr(frozen, "below", lambda pictures: torch.full((len(pictures), 3, 2, 2), 1e6))
     with pytest.raises(UserError, match=r"too large for half precision\. Use `train=\'all\'`, or another `cut`"):
         kept(frozen, images, tmp_path)
     monkeypatch.undo()

@@ -77,6 +77,48 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
     assert files["anna/waves"] == ["README.md", "config.json", "model.safetensors"]
 
 
+def test_a_model_of_the_hub_takes_the_place_of_a_run(tmp_path: Path) -> None:
+    with standing_in() as hub:
+        printed = run(
+            f"""
+            import json, sys, torch, tammes, numpy as np
+            from contextlib import redirect_stdout
+            from io import StringIO
+            from pathlib import Path
+            from PIL import Image
+            from tammes.cli import main
+            from tammes.export.hub_folder import Card, write_hub_folder
+            from tammes.models.embedder import Embedder, EmbedderConfig
+
+            def typed(*words):
+                with redirect_stdout(StringIO()) as said:
+                    main([*words, "--json"])
+                return json.loads(said.getvalue())
+
+            here, model = Path({str(tmp_path)!r}), "hf://anna/waves"
+            torch.manual_seed(0)
+            write_hub_folder(here / "waves", Embedder(EmbedderConfig("conv4", 8)).eval(), Card("waves", "data", "loss"))
+            tammes.push_to_hub(here / "waves", "anna/waves")
+            photos, gallery = str(here / "photos"), str(here / "gallery")
+            for number in range(8):
+                folder = here / "photos" / f"class {{number % 2}}"
+                folder.mkdir(parents=True, exist_ok=True)
+                pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{{number}}.png")
+            print(typed("index", model, photos, "--gallery", gallery)["added"])
+            print(typed("embed", model, photos, "--out", str(here / "v.npz"))["dim"])
+            print(*typed("evaluate", model, photos))
+            query = str(here / "photos" / "class 0" / "0.png")
+            (found,) = typed("search", gallery, query, "-k", "1", "--model", model)["queries"]
+            print(round(found["found"][0]["distance"], 3))
+            print(len(typed("label", gallery, photos, "--model", model, "--threshold", "1")["images"]))
+            """,
+            hub,
+            tmp_path / "home",
+        )
+    assert printed.splitlines() == ["8", "8", "trained", "0.0", "8"]
+
+
 def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_text("")

@@ -61,7 +61,7 @@ def in_memory(sizes: list[tuple[int, int]], channels: int = 1) -> Decoded:
     """Decoded images without a file: all pixels of image i are i, modulo 256."""
     heights, widths = np.array(sizes).T
     pixels = np.concatenate([np.full(h * w * channels, index % 256, np.uint8) for index, (h, w) in enumerate(sizes)])
-    return Decoded(Path("none"), pixels, heights, widths, channels, np.empty(0, dtype=np.int64), (), "")
+    return Decoded(Path("none"), pixels, heights, widths, channels, np.empty(0, dtype=np.int64), (), "", ())
 
 
 def refused(call: Callable[[], object]) -> str:

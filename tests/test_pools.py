@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from tammes.data import open_dataset
-from tammes.data.image_cache import decode
 from tammes.errors import UserError
 from tammes.models.backbones import backbone
 from tammes.models.embedder import Embedder, EmbedderConfig, load
-from tammes.models.feature_cache import Frozen, file_of
+from tammes.models.feature_cache import Frozen, kept_by
 from tammes.models.pooling import exchange_pool
 
 
@@ -69,18 +65,12 @@ def test_an_embedder_remembers_its_pooling(tmp_path: Path) -> None:
 
 
 def test_activations_of_another_pooling_are_others(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    for number in range(3):
-        (photos / str(number)).mkdir(parents=True)
-        Image.new("RGB", (32, 32), (number, 0, 0)).save(photos / str(number) / "one.png")
     torch.manual_seed(0)
     embedder = Embedder(EmbedderConfig("resnet18", 8))
-    images = decode(open_dataset(str(photos)), mode="RGB", shorter_side=32, cache=tmp_path)
-    indices = np.arange(3)
 
     def file(pool: str, at: str | None) -> Path:
         embedder.config = EmbedderConfig("resnet18", 8, pool=pool)  # type: ignore[arg-type]
-        return file_of(Frozen(embedder, at), images, indices, crop=32, views=0, cache=tmp_path)
+        return kept_by(Frozen(embedder, at), crop=32, cache=tmp_path).file
 
     assert file("max", None) != file("published", None)
     assert file("max", "layer4") == file("published", "layer4")  # the pooling is above the cut

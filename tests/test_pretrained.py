@@ -15,8 +15,10 @@ import tammes
 from tammes import UserError
 from tammes.cli import main
 from tammes.models.backbones import backbone
+from tammes.models.feature_cache import Frozen
 from tammes.models.pooling import GEM_POWER, GeM, MeanMaxPool
-from tammes.models.pretrained import load_model
+from tammes.models.pretrained import load_model, with_whitening
+from tammes.models.whitening import directions
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +160,102 @@ def test_a_folder_is_embedded_and_evaluated_without_training(
     of_file = json.loads(run("evaluate", out, "--json"))["vectors"]
     assert rows["pretrained"]["recall_at_1"] == pytest.approx(of_file["recall_at_1"], abs=0.1)  # half precision
     whitened = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--whiten", "--json"))
-    assert whitened.keys() == {"pretrained", "whitened"}
+    assert whitened.keys() == {"pretrained", "whitened", "pca_whitened"}
     assert whitened["whitened"]["classes"] < rows["pretrained"]["classes"]  # the others decide the whitening
+
+
+def test_whitening_without_labels_is_damped_pca_whitening() -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(40, 6)) * [5.0, 3.0, 1.0, 0.5, 0.1, 0.0] + 7
+    found = (vectors - vectors.mean(axis=0)) @ directions(vectors, None, whiten=True)
+    scatter = np.linalg.eigvalsh(np.cov(vectors.T))[::-1]
+    spread, expected = found.var(axis=0), scatter / (scatter + scatter.mean())
+    np.testing.assert_allclose(spread / spread.sum(), expected / expected.sum(), atol=1e-9)
+    covariance = np.cov(found.T)
+    np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-9)
+
+
+def test_a_gallery_keeps_its_whitening_and_needs_no_option_for_it(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    gallery, network = tmp_path / "gallery", ["--weights", weights, "--size", 64, "--json"]
+    first = [photos / f"class {number}" for number in range(3)]
+    root = tmp_path / "some"
+    root.mkdir()
+    for folder in first:
+        (root / folder.name).symlink_to(folder)
+    run("index", "resnet18", root, "--whiten", "--gallery", gallery, *network)
+    kept = tammes.Gallery(gallery).store.about
+    assert kept.network is not None
+    assert kept.network.whitening
+    assert kept.dim == 11  # 12 images span no more
+    more = json.loads(run("index", "resnet18", photos, "--gallery", gallery, *network))
+    assert more["added"] == 4 + 12  # under another path
+    assert tammes.Gallery(gallery).store.about.network == kept.network
+    image = photos / "class 3" / "0.jpg"
+    (query,) = json.loads(run("search", gallery, image, "-k", 1, "--json"))["queries"]
+    assert query["found"][0]["path"] == str(image.resolve())
+    assert query["found"][0]["distance"] < 1e-3
+    by_name = tammes.Gallery(gallery, tammes.pretrained("resnet18", weights=weights, size=64, whiten=root))
+    assert by_name.search(image).hits[0].distance < 1e-3  # found in the same way, it is the same
+
+
+def test_a_whitening_of_labels_and_one_without_are_two(photos: Path, weights: Path) -> None:
+    of_classes = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos)
+    flat = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos / "class 0")
+    assert not of_classes.new_layers()[0].bias.any()
+    assert flat.new_layers()[0].bias.any()  # seen from the mean
+    assert flat.config.dim == 3
+
+
+def test_what_cannot_be_whitened_is_refused(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = ["--weights", weights, "--size", 64, "--gallery", tmp_path / "gallery"]
+    run("index", "resnet18", photos, *network)
+    with pytest.raises(SystemExit):
+        main(list(map(str, ["index", "resnet18", photos, "--whiten", *network])))
+    assert "was made without whitening: leave out --whiten, or make it again with --rebuild" in capsys.readouterr().err
+    text = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos).origin.whitening  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="the whitening is not one of resnet18"):
+        with_whitening(tammes.pretrained("resnet18", weights=weights, size=64), text[:-4])
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / "0.jpg").symlink_to(photos / "class 0" / "0.jpg")
+    with pytest.raises(UserError, match="`whiten` needs two images or more that can be read, and there are 1"):
+        tammes.pretrained("resnet18", weights=weights, size=64, whiten=one)
+
+
+def test_features_are_computed_once_for_every_command(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
+    network = ["--weights", weights, "--size", 64]
+    run("index", "resnet18", photos, *network, "--gallery", tmp_path / "gallery")
+    computed = []
+    below = Frozen.below
+    monkeypatch.setattr(Frozen, "below", lambda self, images: computed.append(len(images)) or below(self, images))
+    run("embed", "resnet18", photos, *network, "--out", tmp_path / "vectors.npz")
+    run("embed", "resnet18", photos, *network, "--whiten", "--out", tmp_path / "whitened.npz")
+    run("evaluate", "resnet18", photos, *network)
+    run("index", "resnet18", photos, *network, "--whiten", "--gallery", tmp_path / "whitened")
+    for number in ("0", "2"):
+        words = [
+            "--backbone",
+            "resnet18",
+            "--train",
+            "head",
+            "--epochs",
+            1,
+            "--batch-size",
+            4,
+            "--test-classes",
+            number,
+        ]
+        run("train", photos, *network, *words, "--out", tmp_path / f"run {number}")
+    assert computed == []
+    run("embed", "resnet18", photos, "--weights", weights, "--size", 96, "--out", tmp_path / "larger.npz")
+    assert sum(computed) == 16
 
 
 def test_options_of_a_network_are_refused_for_a_trained_model(tmp_path: Path) -> None:

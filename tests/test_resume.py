@@ -229,7 +229,11 @@ def test_what_is_frozen_is_what_no_checkpoint_holds(
     assert frozen.isdisjoint(saved)
     assert frozen | saved >= network
     assert ("embedder.penultimate.weight" in frozen) == (train == "top")
-    assert bool(frozen) == (train != "all")
+    parts = backbone(PHOTO_BACKBONES[0]).network.named_modules()
+    norms = {f"embedder.backbone.{place}" for place, part in parts if isinstance(part, nn.BatchNorm2d)}
+    assert norms
+    assert norms <= {name.rpartition(".")[0] for name in frozen}
+    assert (norms == {name.rpartition(".")[0] for name in frozen}) == (train == "all")
 
 
 @pytest.mark.parametrize("train", ["top", "head"])

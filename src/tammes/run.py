@@ -30,8 +30,8 @@ from tammes.metrics import evaluate
 from tammes.metrics.verification import checked_fmr
 from tammes.models.backbones.module import name_of
 from tammes.models.embedder import DIM, Embedder, Embedding
-from tammes.models.feature_cache import Frozen, activation_batches, activations, file_of
-from tammes.models.pretrained import load_model
+from tammes.models.feature_cache import Frozen, activation_batches, activations, kept_by, keys_of, num_missing
+from tammes.models.pretrained import load_model, names_network
 from tammes.report import compare_page, draw_retrievals, look, run_page
 from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
 from tammes.report.page import write_page
@@ -40,7 +40,7 @@ from tammes.training import distributed
 from tammes.training.build import load_embedder, pretrained_embedder
 from tammes.training.config import TrainConfig, load_config, resolve
 from tammes.training.data import Data, changed_images, load_data
-from tammes.training.embedding import Items, decode_for, embed, vectors
+from tammes.training.embedding import Items, decode_for, embed, features_of, vectors
 from tammes.training.evaluation import protocol
 from tammes.training.objects import NONE, Objects
 from tammes.training.run_folder import RunFolder, check_new, open_finished, open_run
@@ -365,10 +365,11 @@ def evaluate_run(
         say_known(of.dataset.class_names, run.read("classes", needs=("train",))["train"])
     rows = {}
     for name, network in networks.items():
-        with progress(f"embedding, {name}", KEPT) as on_progress:
-            found = embed(
-                network.to(device(on)), of.images, of.chosen, backbone_only=name == "untrained", on_progress=on_progress
-            )
+        network, first = network.to(device(on)), name == "untrained"
+        found = None if first or data is not None else _from_kept(config, network, of)
+        if found is None:
+            with progress(f"embedding, {name}", KEPT) as on_progress:
+                found = embed(network, of.images, of.chosen, backbone_only=first, on_progress=on_progress)
         with working(f"measuring, {name}", KEPT):
             how = protocol(of.dataset, of.chosen, clustering=clustering)
             rows[name] = evaluate(found, of.dataset.labels[of.chosen], **how, **options)
@@ -389,9 +390,10 @@ def evaluate_pretrained(
     """How well a pretrained network does: on the test classes of data that says which they are, or on all classes.
 
     Args:
+        model: its name; or a model on the hub, whose row is then `trained`.
         network: how it is built, as `tammes.pretrained` takes it.
-        whiten: also with its features whitened within the training classes; data that does not say which these are is
-            then split as `train` does.
+        whiten: also with its features whitened within the training classes (data that does not say which these are is
+            then split as `train` does), and by PCA of the images that are measured, without their labels.
         options: of `tammes.metrics.evaluate`.
     """
     embedder = load_model(model, **network).to(device(on))
@@ -400,13 +402,14 @@ def evaluate_pretrained(
     parts = split(dataset) if says or whiten else None
     images = decode_for(embedder, dataset, skip_bad=skip_bad)
     chosen = images.without_bad(np.arange(len(dataset)) if parts is None else parts.test)
-    networks = {"pretrained": embedder}
+    features = _features(embedder, images, chosen)
+    networks = {"pretrained" if names_network(model) else "trained": embedder}
     if whiten:
         assert parts is not None
         learn = images.without_bad(parts.train)
         labels = torch.from_numpy(dataset.labels[learn])
         networks["whitened"] = embedder.closed_form(_features(embedder, images, learn), labels, dim=DIM)
-    features = _features(embedder, images, chosen)
+        networks["pca_whitened"] = embedder.closed_form(features, dim=DIM)
     how = protocol(dataset, chosen, clustering=clustering)
     rows = {}
     for name, one in networks.items():
@@ -419,15 +422,7 @@ def evaluate_pretrained(
 def _features(embedder: Embedder, images: Decoded, chosen: ndarray) -> torch.Tensor:
     """What the backbone makes of the centre of images, computed once and kept; `train` uses them again."""
     with progress("computing features", KEPT) as on_progress:
-        kept = activations(
-            Frozen(embedder, None),
-            images,
-            chosen,
-            crop=embedder.size,
-            device=embedder.mean.device,
-            on_progress=on_progress,
-        )
-    return torch.from_numpy(kept.values[0].astype(np.float32))
+        return features_of(embedder, images, chosen, on_progress=on_progress).inputs(chosen)
 
 
 def _check_there(data: str | Dataset | None, config: TrainConfig) -> None:
@@ -704,15 +699,15 @@ def _items_of(
 
 
 def _from_kept(config: TrainConfig, embedder: Embedder, of: ItemsOf) -> ndarray | None:
-    """Vectors from the kept activations, if there are any, as at the end of training; the same figures, much sooner."""
-    if config.train == "all":
+    """Vectors from activations that training at a cut has kept, if they are all there: much sooner than from images."""
+    if config.train != "top":
         return None
-    frozen = Frozen(embedder, config.cut if config.train == "top" else None)
+    frozen = Frozen(embedder, config.cut)
     size, images, chosen = embedder.size, of.images, of.chosen
-    if not file_of(frozen, images, chosen, crop=size, views=0).exists():
+    if num_missing(kept_by(frozen, crop=size), keys_of(images, chosen)):
         return None
-    kept = activations(frozen, images, chosen, crop=size, views=0, device=embedder.mean.device)
-    number = images_at_once(int(np.prod(kept.values.shape[2:])), embedder.mean.device)
+    kept = activations(frozen, images, chosen, crop=size, device=embedder.mean.device)
+    number = images_at_once(int(np.prod(kept.values.shape[1:])), embedder.mean.device)
     inputs = activation_batches(kept, chosen, np.arange(len(chosen)), batch_size=number, train=False)
     with progress("embedding", KEPT) as on_progress:
         return vectors(embedder, frozen.above, inputs, len(chosen), on_progress=on_progress)

@@ -20,7 +20,7 @@ from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centr
 from tammes.errors import UserError
 from tammes.io.machine import device, environment
 from tammes.models.embedder import load
-from tammes.models.feature_cache import Frozen, file_of
+from tammes.models.feature_cache import Frozen, kept_by, keys_of, num_missing
 from tammes.training.build import build_backbone, build_embedder, build_loss, cut_of, freeze
 from tammes.training.config import TrainConfig, load_config, resolve
 from tammes.training.data import Data, keep_activations, load_data, training_batches
@@ -276,12 +276,11 @@ def timed(plan: Plan, cell: Cell, data: str) -> tuple[float, float]:
         with torch.no_grad():
             each = _seconds(lambda: frozen.below(inputs)) / len(labels)
             inputs = frozen.below(inputs)
-        how: dict[str, Any] = {"crop": images.size, "mirror": config.mirror, "padding": config.shift}
-        parts = images.split
+        how: dict[str, Any] = {"mirror": config.mirror, "padding": config.shift}
+        parts, kept = images.split, kept_by(frozen, crop=images.size)
         learning = parts.train if parts.val is None else np.union1d(parts.train, parts.val)
         for indices, number in ((learning, config.views or 0), (parts.test, 0)):
-            if not file_of(frozen, images.images, indices, views=number, **how).exists():
-                once += each * len(indices) * max(1, number)
+            once += each * num_missing(kept, keys_of(images.images, indices, views=number, **how))
     objective = Objective(embedder, loss, features=None if frozen is None else frozen.above)
     step = _seconds(lambda: objective(inputs, labels)["loss"].backward())
     training = step / len(labels) * training_batches(config, images, 1).num_images * config.epochs

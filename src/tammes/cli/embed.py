@@ -45,6 +45,10 @@ class Embed:
     """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
     pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
     """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    whiten: bool = False
+    """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of this
+    data where it has two or more, otherwise by PCA. Of classes that decided it, a measure says too much: `tammes
+    evaluate --whiten` measures on others."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer the vectors are taken from, if not the one that the run chose."""
     batch_size: Annotated[int | None, optional("INT")] = None
@@ -95,6 +99,7 @@ def _vectors(config: Embed, out: Path) -> dict[str, Any]:
         "weights_form",
         "size",
         "pool",
+        "whiten",
         "embedding",
         "batch_size",
         "skip_bad",
@@ -125,9 +130,8 @@ def _images(config: Embed, out: Path) -> dict[str, Any]:
             raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
         embedder = load_model(config.model, **how)
     else:
-        check_trained(config.model, how)
+        check_trained(config.model, how | {"whiten": config.whiten or None})
         embedder = load(config.model, embedding=config.embedding)
     embedder = embedder.to(device(config.device))
-    return embed_images(
-        embedder, config.data, out, batch_size=config.batch_size, skip_bad=config.skip_bad, verify=config.verify
-    )
+    options = {name: getattr(config, name) for name in ("whiten", "batch_size", "skip_bad", "verify")}
+    return embed_images(embedder, config.data, out, **options)

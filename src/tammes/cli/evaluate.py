@@ -25,12 +25,14 @@ class Evaluate:
         tammes evaluate googlenet CUB_200_2011 --weights FILE --whiten
         tammes evaluate runs/glyphs-discriminative-simplex-0
         tammes evaluate runs/photos other-photos/ --json
+        tammes evaluate hf://owner/name photos/
         tammes evaluate runs/vectors other.npz
         tammes evaluate vectors.npz
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|VECTORS")]
-    """A run folder, a pretrained network (`tammes models` lists them), or a .npz or .parquet file with `vectors` and
+    """A run folder, a model on the hub (hf://owner/name, or its folder), a pretrained network (`tammes models` lists
+    them), or a .npz or .parquet file with `vectors` and
     `labels`, and if need be `query`, `gallery` (masks) and `sequence` (a query does not find items of its own)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
     """Images, or vectors for a run of vectors, to measure on, all of their classes; by default the test classes of the
@@ -44,8 +46,8 @@ class Evaluate:
     pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
     """Of a pretrained network: how its last map becomes a vector. (default: published)"""
     whiten: bool = False
-    """Of a pretrained network: measure it also with its features whitened within the training classes, in closed form,
-    down to 256 dimensions."""
+    """Of a pretrained network: measure it also with its features whitened, in closed form, down to 256 dimensions:
+    within the training classes; and by PCA of the images that are measured, without their labels."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """Which layer images are compared by, if not the one that the run chose."""
     clustering: bool = True
@@ -74,7 +76,8 @@ def evaluate(config: Evaluate) -> None:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    rows = {name.replace("untrained", "pretrained"): row for name, row in rows.items()}
+    words = {"untrained": "pretrained", "pca_whitened": "whitened by PCA"}
+    rows = {words.get(name, name): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if alone := one["single_image_classes"]:
         print(f"{alone} classes have one image only, which nothing can match: they count as misses.")
@@ -96,19 +99,23 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
         from tammes.data import check_place
 
         check_place(config.data)
+    from tammes.models.embedder import is_of_hub
     from tammes.models.pretrained import check_trained, names_network
     from tammes.run import evaluate_pretrained, evaluate_run
     from tammes.training.run_folder import open_run
 
     network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
-    if names_network(config.model):
+    named = names_network(config.model)
+    if not named:
+        check_trained(config.model, network | {"whiten": config.whiten or None})
+    if named or is_of_hub(config.model):
         if config.data is None or is_vector_file(config.data):
-            what = f"{config.model} is not a run; as a pretrained network it has none"
-            raise UserError(f"which images? {what}. For example: tammes evaluate {config.model} photos/")
+            what = "as a pretrained network it has none" if named else "it comes with none"
+            typed = f"tammes evaluate {config.model} photos/"
+            raise UserError(f"which images? {config.model} is not a run; {what}. For example: {typed}")
         if config.embedding is not None:
-            raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
+            raise UserError(f"`embedding` is for a run, and {config.model} is none: leave it out.")
         how |= {"whiten": config.whiten, "skip_bad": config.skip_bad, "on": config.device}
         return evaluate_pretrained(config.model, config.data, network, **how)
-    check_trained(config.model, network | {"whiten": config.whiten or None})
     how |= {"embedding": config.embedding, "skip_bad": config.skip_bad, "on": config.device}
     return evaluate_run(open_run(Path(config.model)), config.data, **how)

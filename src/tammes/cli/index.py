@@ -36,6 +36,7 @@ class Index:
 
     For example:
         tammes index resnet50 photos/ --gallery gallery
+        tammes index resnet50 photos/ --whiten --gallery gallery
         tammes index runs/photos photos/ --gallery gallery
         tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
         tammes index runs/better photos/ --gallery gallery --rebuild
@@ -55,6 +56,10 @@ class Index:
     """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
     pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
     """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    whiten: bool = False
+    """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of these
+    images where sub-folders name them, otherwise by PCA. The gallery keeps it, for searches and for images that come
+    later; --rebuild finds it again."""
     rebuild: bool = False
     """Make the gallery again from this data, by another model or from scratch. The old one answers until the new
     one is complete and takes its place."""
@@ -106,13 +111,15 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
 
     for folder in folders:
         check_folder(folder)
-    from tammes.gallery.model import model_of
     from tammes.gallery.update import StoppedError, Update, update
+    from tammes.gallery.whitening import model_for
     from tammes.training.train import stop_on_signal
 
     how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
     of_network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
-    what = Update(config.gallery, model_of(model, **of_network), folders, *how)
+    of_gallery = {"whiten": config.whiten, "labelled": config.labels, "rebuild": config.rebuild, "on": config.device}
+    made_by = model_for(model, config.gallery, folders, **of_gallery, **of_network)
+    what = Update(config.gallery, made_by, folders, *how)
     try:
         return update(what, on=config.device, stopping=stop_on_signal)
     except StoppedError as stopped:
@@ -121,6 +128,9 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
 
 
 def _of_vectors(config: Index, files: list[Path]) -> "Updated":
+    for name in ("weights", "weights_form", "size", "pool", "whiten"):
+        if getattr(config, name):
+            raise UserError(f"`{name}` is for images, and {files[0]} holds vectors: leave it out.")
     other = next((Path(each) for each in config.what if Path(each) not in files), None)
     if other is not None:
         raise UserError(_not_with_vectors(other, files[0], config.gallery))

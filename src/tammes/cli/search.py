@@ -50,8 +50,9 @@ class Search:
     """Also draw the queries and what was found."""
     overwrite: bool = False
     """Replace that file if it exists."""
-    model: Annotated[Path | None, optional("RUN|FILE")] = None
-    """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
+    model: Annotated[str | None, optional("MODEL|FILE")] = None
+    """What made the gallery, where it was moved or does not say it: a run, a model on the hub (hf://owner/name), a
+    pretrained network; or the file that its weights are in now."""
     device: Literal["auto", "cpu"] = "auto"
     """auto takes a GPU if there is one."""
     json: bool = False

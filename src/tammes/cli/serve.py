@@ -41,8 +41,9 @@ class Serve:
     """What a client has to send: `Authorization: Bearer TEXT`, or type once in the browser."""
     token_file: Annotated[Path | None, optional("FILE")] = None
     """The same, from the first line of a file: other users of this machine do not see it."""
-    model: Annotated[Path | None, optional("RUN|FILE")] = None
-    """Where the run that made the gallery is now, or the file of weights of its pretrained network, if it was moved."""
+    model: Annotated[str | None, optional("MODEL|FILE")] = None
+    """What made the gallery, where it was moved or does not say it: a run, a model on the hub (hf://owner/name), a
+    pretrained network; or the file that its weights are in now."""
     proxy: Annotated[str | None, optional("ADDRESS,…")] = None
     """Where a proxy in front of the server connects from, such as 127.0.0.1: from there alone X-Forwarded-For and
     X-Forwarded-Proto are believed, so that limits count for its clients and not for the proxy."""

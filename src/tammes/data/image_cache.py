@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -30,10 +30,12 @@ from tammes.io.environment import cache_folder
 from tammes.io.files import folder_inside, fsync, new_partial, remove_partial
 
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
-# heights, widths, and a record in JSON. The header is written last, so a file cut short has none or the wrong size.
-_MAGIC, _VERSION = b"TAMMESPX", 3
+# heights, widths, a digest of each image, and a record in JSON. The header is written last, so a file cut short has
+# none or the wrong size.
+_MAGIC, _VERSION = b"TAMMESPX", 4
 _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
 _PIXELS_START = 64
+DIGEST = 16  # bytes of the digest of an image
 _SUFFIX, _WHAT = ".pixels", "the decoded images"
 _BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
 _SHOWN = 10  # broken images named in an error
@@ -49,7 +51,8 @@ class Decoded:
         heights, widths: of each image.
         bad: the images that could not be read (left out by `skip_bad`); the numbers of the others are unchanged.
         reasons: why, for each of the bad.
-        digest: of all pixels and sizes: what is computed from the images depends on it, not on where their files are.
+        digest: of all pixels and sizes: the same images elsewhere have the same.
+        digests: of each image: what is computed from it depends on this alone.
     """
 
     file: Path
@@ -60,6 +63,7 @@ class Decoded:
     bad: Int64[ndarray, " bad"]
     reasons: tuple[str, ...]
     digest: str
+    digests: tuple[bytes, ...]
 
     def __len__(self) -> int:
         return len(self.heights)
@@ -276,12 +280,14 @@ def _write(
 ) -> None:
     """All images, after those that were begun with; at Ctrl-C the file holds those that are done."""
     sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
+    digests: list[bytes] = []
     bad: list[tuple[int, str]] = []
     digest, first = sha256(), 0
     sink.write(bytes(_PIXELS_START))
     if begun is not None:
         first, bad = len(begun), list(zip(begun.bad.tolist(), begun.reasons, strict=True))
         sizes[:, :first] = begun.heights, begun.widths
+        digests += begun.digests
         sink.write(begun.pixels.data)
         digest.update(begun.pixels.data)
     done = first
@@ -291,7 +297,7 @@ def _write(
         table = _table(sizes[0, :done], sizes[1, :done])
         digest.update(table)
         record = {"channels": form.channels, "bad": bad, "digest": digest.hexdigest()}
-        tail = table + json.dumps(record).encode()
+        tail = table + b"".join(digests[:done]) + json.dumps(record).encode()
         sink.seek(_PIXELS_START + num_bytes)  # at Ctrl-C an image may be half written
         sink.truncate()
         sink.write(tail)
@@ -307,6 +313,7 @@ def _write(
                 # A blank keeps images of one size in one array.
                 image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
             sizes[:, done] = image.shape[1:]
+            digests.append(image_digest(image))
             sink.write(image.data)
             digest.update(image.data)
             done += 1
@@ -316,6 +323,11 @@ def _write(
         finish()
         raise
     finish()
+
+
+def image_digest(image: UInt8[ndarray, "channels height width"]) -> bytes:
+    """A text that changes with an image as it was scaled."""
+    return blake2b(image.data, digest_size=DIGEST, salt=f"{image.shape[1]}x{image.shape[2]}".encode()[:16]).digest()
 
 
 def _table(heights: ndarray, widths: ndarray) -> bytes:
@@ -342,7 +354,8 @@ def _opened(file: Path, num_images: int | None = None) -> Decoded | None:
     if zlib.crc32(tail) != crc:
         return None
     heights, widths = np.frombuffer(tail, dtype="<i8", count=2 * count).reshape(2, count).astype(np.int64)
-    record = json.loads(tail[2 * count * 8 :])
+    said = 2 * count * 8 + count * DIGEST
+    record = json.loads(tail[said:])
     shape = (num_bytes,)
     return Decoded(
         file=file,
@@ -353,6 +366,7 @@ def _opened(file: Path, num_images: int | None = None) -> Decoded | None:
         bad=np.array([index for index, _ in record["bad"]], dtype=np.int64),
         reasons=tuple(reason for _, reason in record["bad"]),
         digest=record["digest"],
+        digests=tuple(tail[start : start + DIGEST] for start in range(2 * count * 8, said, DIGEST)),
     )
 
 

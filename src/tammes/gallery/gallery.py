@@ -51,7 +51,7 @@ class Gallery:
     Args:
         path: a folder, or s3://bucket/name, gs://…, az://…, qdrant://host:port/name.
         embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its folder.
-            None: what the gallery says it was made by.
+            None: what the gallery says it was made by, with its whitening.
         device: where a model that is loaded here runs; auto takes a GPU if there is one.
         create: make an empty gallery where there is none, for which an embedder is needed.
 

@@ -21,6 +21,7 @@ from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
 from tammes.models.embedder import Embedder
+from tammes.models.feature_cache import ImageFeatures
 
 _BATCH = 256  # images that are stored together, and lost together if the program is killed
 
@@ -160,6 +161,7 @@ def index(
     so_far = Indexed(total=len(what.fresh), same=what.same)
     given = [whole_path(folder) for folder in folders]
     roots = _outermost_first(given, store.about.roots) if labelled else []
+    features = ImageFeatures(embedder)
 
     def label(file: Path) -> str:
         return label_of(file, roots) if labels is None else labels[fspath(file)]
@@ -167,7 +169,7 @@ def index(
     with ThreadPoolExecutor(threads) as pool:
         reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
-            _store(store, embedder, batch, label, known, so_far)
+            _store(store, features, batch, label, known, so_far)
             yield so_far
             if stop():
                 return
@@ -185,13 +187,13 @@ def vectors_of(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Path], Float32[ndarray, "images dim"], list[str]]:
     """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
-    read, vectors, broken, done = [], [], [], 0
+    read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
     with ThreadPoolExecutor(threads) as pool:
         reading = _ahead(pool, files, lambda file: _read(file, embedder, {}), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
             good = [each for each in batch if each.pixels is not None]
             read += [each.file for each in good]
-            vectors += _vectors(embedder, good)
+            vectors += _vectors(features, good)
             broken += [str(each.broken) for each in batch if each.broken is not None]
             done += len(batch)
             if on_progress is not None:
@@ -209,6 +211,7 @@ class _Image:
     width: int = 0
     height: int = 0
     thumbnail: bytes = b""
+    key: bytes = b""  # of the cache of features
     broken: str | None = None
     seen: bool = True  # whether its content could be read at all, if not understood
 
@@ -229,7 +232,8 @@ def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Image:
         with ROOM.for_picture(BytesIO(content)):
             image = open_picture(BytesIO(content), name=fspath(file))
             check_shape(image)
-            return _Image(file, fingerprint, embedder.prepared(image), *image.size, small(image, THUMBNAIL))
+            pixels, key = embedder.prepared_with_key(image)
+            return _Image(file, fingerprint, pixels, *image.size, small(image, THUMBNAIL), key)
     except (OSError, UserError) as error:
         said = str(error)
         return _Image(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
@@ -237,7 +241,7 @@ def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Image:
 
 def _store(
     store: Store,
-    embedder: Embedder,
+    features: ImageFeatures,
     batch: Sequence[_Image],
     label: Callable[[Path], str],
     known: Mapping[str, str],
@@ -256,7 +260,7 @@ def _store(
             fingerprint=f"{each.fingerprint}:{label(each.file)}",
             thumbnail=each.thumbnail,
         )
-        for each, vector in zip(fresh, _vectors(embedder, fresh), strict=True)
+        for each, vector in zip(fresh, _vectors(features, fresh), strict=True)
     ]
     if touched:
         by_path = {fspath(each.file): each for each in touched}
@@ -283,12 +287,12 @@ def _store(
 
 
 @torch.inference_mode()
-def _vectors(embedder: Embedder, images: Sequence[_Image]) -> list[ndarray]:
-    found: list[ndarray] = []
-    for start in range(0, len(images), embedder.at_once):
-        pixels = np.stack([each.pixels for each in images[start : start + embedder.at_once] if each.pixels is not None])
-        found += list(embedder(torch.from_numpy(pixels).to(embedder.mean.device)).float().cpu().numpy())
-    return found
+def _vectors(features: ImageFeatures, images: Sequence[_Image]) -> list[ndarray]:
+    """The unit vectors of images that could be read."""
+    if not images:
+        return []
+    found = features([each.pixels for each in images if each.pixels is not None], [each.key for each in images])
+    return list(features.embedder.embedding(found).float().cpu().numpy())
 
 
 def _ahead(

@@ -3,7 +3,7 @@ that is known. It is given by the caller, or found by what the gallery says of i
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ from tammes.io.hub import ADDRESS
 from tammes.models.backbones.module import OWN
 from tammes.models.embedder import Embedder, EmbedderConfig, load, saved_embedder
 from tammes.models.origin import Network
-from tammes.models.pretrained import check_trained, load_model, names_network, rebuilt
+from tammes.models.pretrained import check_trained, load_model, names_network, rebuilt, with_whitening
 from tammes.training.run_folder import RunFolder, is_run, open_finished
 
 _OF_RUN = ("embedder.json", "embedder.safetensors")
@@ -86,7 +86,8 @@ def describe_model(kind: Kind, run: str, network: Network | None) -> str:
     if kind == "module":
         return f"the module {network.name}"
     pool = "" if network.pool == "published" else f", {network.pool} pooling"
-    return f"{network.name} at {network.size} pixels{pool} with the weights {network.weights}"
+    whitened = ", whitened," if network.whitening else ""
+    return f"{network.name} at {network.size} pixels{pool}{whitened} with the weights {network.weights}"
 
 
 def model_of(given: Any, **how: Any) -> Model:
@@ -123,7 +124,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         UserError: it is not there any more, or is another.
     """
     if given is not None and not (about.kind == "pretrained" and Path(given).is_file()):
-        return model_of(given)
+        return with_its_whitening(model_of(given), about)
     if about.kind == "run":
         made_by = Path(about.run)
         if not made_by.exists():
@@ -143,6 +144,15 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         return Model(about.model, about.kind, None, network, lambda: _rebuilt(about, network, uri, file))
     build = _no_module if about.kind == "module" else _no_model
     return Model(about.model, about.kind, None, network, build, embeds=False)
+
+
+def with_its_whitening(model: Model, about: About) -> Model:
+    """A pretrained network with the whitening that a gallery was made with, if that is of this network."""
+    kept, own = about.network, model.network
+    if kept is None or own is None or not kept.whitening:
+        return model
+    same = replace(kept, whitening="", weights=own.weights) == own
+    return _of_embedder(with_whitening(model.build(), kept.whitening)) if same else model
 
 
 def model_of_vectors() -> Model:

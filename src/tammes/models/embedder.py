@@ -16,7 +16,8 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.data.folder import images_below
-from tammes.data.images import centre, in_mode, open_picture, resized
+from tammes.data.image_cache import image_digest, scaled
+from tammes.data.images import in_mode, open_picture, resized, resized_size
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise
@@ -177,25 +178,30 @@ class Embedder(nn.Module):
         """The backbone as it is now, with a layer on top that nothing trains.
 
         Without features it is the identity: images are compared by the backbone's own features, all of them. With
-        features and labels it is their whitening, as `init_from` has it, of not more than `dim` directions; None: as
-        many as the embedding layer has outputs.
+        features it is their whitening, of not more than `dim` directions (None: as many as the embedding layer has
+        outputs): within classes, as `init_from` has it, with labels; otherwise PCA whitening, seen from their mean.
         """
         layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's own features
-        dim, number = dim or self.config.dim, layer.in_features
-        dim = number if features is None else max(1, min(dim, number, len(features) - 1))
+        if features is None:
+            return self.with_layer(torch.eye(layer.in_features))
+        own = self.of_backbone(features).double().cpu().numpy()
+        dim = max(1, min(dim or self.config.dim, layer.in_features, len(features) - 1))
+        found = directions(own, None if labels is None else labels.cpu().numpy(), whiten=True).T[:dim]
+        bias = torch.from_numpy(-found @ own.mean(axis=0)) if labels is None else None
+        return self.with_layer(torch.from_numpy(found.copy()), bias)
+
+    @torch.no_grad()
+    def with_layer(
+        self, weight: Float[Tensor, "dim features"], bias: Float[Tensor, " dim"] | None = None
+    ) -> "Embedder":
+        """The backbone as it is now, with this layer on top."""
         found = deepcopy(self)
         found.origin = None
-        found.config, found._depths, found.class_layer = (
-            self.config.plain(dim),
-            None,
-            None,
-        )
+        found.config, found._depths, found.class_layer = self.config.plain(len(weight)), None, None
         with torch.random.fork_rng(devices=[]):  # nobody else's random numbers change
-            found.penultimate = nn.Linear(number, dim).to(layer.weight)
-        nn.init.zeros_(found.penultimate.bias)
-        nn.init.eye_(found.penultimate.weight)
-        if features is not None:
-            found.init_from(self.of_backbone(features), labels)
+            found.penultimate = nn.Linear(weight.shape[1], len(weight)).to(self.new_layers()[0].weight)
+        found.penultimate.weight.copy_(weight)
+        found.penultimate.bias.copy_(torch.zeros(len(weight)) if bias is None else bias)
         return found.eval()
 
     def scaled(
@@ -285,11 +291,20 @@ class Embedder(nn.Module):
 
     def prepared(self, picture: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
+        return self.prepared_with_key(picture)[0]
+
+    def prepared_with_key(
+        self, picture: Path | Image.Image
+    ) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
+        """The same, and the digest of the scaled image, by which the cache has its features."""
         opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
+        given = in_mode(opened, self.mode)
         if self.eval_transform is not None:
-            scaled = resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)
-            return self.eval_transform(scaled).numpy()
-        return centre(opened, self.mode, shorter_side=self.shorter_side, size=self.size)
+            return self.eval_transform(resized(given, shorter_side=self.shorter_side)).numpy(), b""
+        whole = scaled(given, *resized_size(given.size, shorter_side=self.shorter_side))
+        top, left = (whole.shape[1] - self.size) // 2, (whole.shape[2] - self.size) // 2
+        seen = whole[:, top : top + self.size, left : left + self.size]
+        return np.ascontiguousarray(seen), image_digest(whole)
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""
@@ -372,6 +387,11 @@ def saved_embedder(folder: Path) -> tuple[EmbedderConfig, dict[str, Tensor]]:
         return config, read_tensors(folder / "embedder.safetensors")[0]
     loaded = load(folder)
     return loaded.config, loaded.state_dict()
+
+
+def is_of_hub(model: str | Path) -> bool:
+    """Whether a model is on the hub, or a folder as `tammes export --format hub` writes it."""
+    return str(model).startswith(ADDRESS) or _of_hub(Path(model)) is not None
 
 
 def _of_hub(folder: Path) -> dict[str, Any] | None:

@@ -1,40 +1,42 @@
-"""Training without a GPU: what the frozen part of a network gives is computed once and kept; the rest is trained on it.
+"""What the frozen part of a network gives is computed once an image and kept, for training, evaluation and galleries.
 
-`--train head` freezes the whole backbone, `--train top` what lies below a cut. The activations of one or more augmented
-views of each image are kept in half precision in a memory-mapped file, which every later run of any loss uses again.
+`--train head` freezes the whole backbone, `--train top` what lies below a cut; a network that only embeds is frozen as
+a whole. The activations of the centre or of random crops of each image are kept in a memory-mapped file of the network,
+by the digest of the image: other splits, and the same image in another folder, use them again.
 """
 
 import errno
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
-from json import dumps
-from math import prod
+from hashlib import blake2b, sha256
 from pathlib import Path
 from time import perf_counter
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
 from numpy import ndarray
 from torch import Tensor, nn
 
 from tammes.data.batches import Batches, batches
-from tammes.data.image_cache import Decoded
+from tammes.data.image_cache import DIGEST, Decoded
 from tammes.data.samplers import Sampler, Turn, turns
 from tammes.errors import UserError
 from tammes.io.cache import check_room, no_room
 from tammes.io.environment import cache_folder
-from tammes.io.files import PARTIAL, folder_inside, fsync, lock, new_partial, open_inside
+from tammes.io.files import folder_inside, fsync, lock, open_inside
 from tammes.io.machine import images_at_once
 from tammes.models.backbones.cuts import cut
 from tammes.models.backbones.depths import Depths
 from tammes.models.embedder import Embedder
 
-_VERSION = 1
+_VERSION = 2
+_HEADER = 256  # bytes of the first line of a file
 _WHAT = "the activations"
 
 
@@ -44,16 +46,19 @@ class Frozen:
     Args:
         embedder: its frozen weights are marked as such, and so are left out by the optimizer.
         at: the module that the part to be trained begins with; None freezes the whole backbone.
+        marks: False leaves the marks as they are, where nothing is going to be trained.
     """
 
-    def __init__(self, embedder: Embedder, at: str | None) -> None:
+    def __init__(self, embedder: Embedder, at: str | None, *, marks: bool = True) -> None:
         self.embedder, self.at = embedder, at
-        embedder.backbone.requires_grad_(False)
+        if marks:
+            embedder.backbone.requires_grad_(False)
         self._below: Callable[[Tensor], Tensor] = embedder.of_depths
         self._above: Callable[[Tensor], Tensor] = nn.Identity()
         if at is not None:
             below, above = cut(embedder.backbone, at)
-            above.requires_grad_(True)
+            if marks:
+                above.requires_grad_(True)
             depths = embedder.of_depths
             self._below, self._above = depths.from_cut(at) if isinstance(depths, Depths) else (below, above)
 
@@ -82,54 +87,131 @@ class Activations:
     """What the frozen part gives for each view of each image.
 
     Attributes:
-        values: half precision, memory-mapped; maps have their channels last, as the convolutions above want them.
+        values: all that is kept of this network, memory-mapped: maps in half precision, their channels last, as the
+            convolutions above want them; features in full.
+        rows: where in it each is.
         indices: which images, as numbers in the data set, in increasing order.
     """
 
     file: Path
-    values: Float16[ndarray, "views images ..."]
+    values: Shaped[ndarray, "kept ..."]
+    rows: Int64[ndarray, "views images"]
     indices: Int64[ndarray, " images"]
 
     @property
     def views(self) -> int:
-        return len(self.values)
+        return len(self.rows)
 
     def inputs(
-        self, indices: Int64[ndarray, " batch"], views: Int64[ndarray, " batch"]
-    ) -> Float16[Tensor, "batch ..."]:
-        """The activations of these images, each in its view."""
-        rows = np.searchsorted(self.indices, indices)
-        taken = torch.from_numpy(self.values[views, rows])
+        self, indices: Int64[ndarray, " batch"], views: Int64[ndarray, " batch"] | None = None
+    ) -> Float[Tensor, "batch ..."]:
+        """The activations of these images, each in its view; by default in the first."""
+        places = np.searchsorted(self.indices, indices)
+        taken = torch.from_numpy(self.values[self.rows[0 if views is None else views, places]])
         return taken.permute(0, 3, 1, 2) if taken.ndim == 4 else taken
 
 
-def file_of(
-    frozen: Frozen,
-    images: Decoded,
-    indices: Int64[ndarray, " images"],
-    *,
-    crop: int,
-    views: int,
-    mirror: bool = True,
-    padding: int = 0,
-    cache: Path | None = None,
-) -> Path:
-    """Where the activations are kept: named after all that they depend on, and nothing else."""
-    depends_on = [_VERSION, images.digest, sha256(np.ascontiguousarray(indices).tobytes()).hexdigest()]
-    depends_on += [frozen.digest(), frozen.at, crop, views, *((mirror, padding) if views else ())]
-    pool = frozen.embedder.config.pool
-    if frozen.at is None and pool != "published":  # it has no weights, and lies above every cut
-        depends_on.append(f"pool {pool}")
-    if frozen.embedder.config.form == "keras":  # the same weights give others than in the other form
-        depends_on.append("form keras")
-    if frozen.embedder.config.size is not None:  # a module of the caller's own: the weights do not say what it is
-        given = frozen.embedder.config
-        depends_on.append([given.backbone, given.size, given.shorter_side, given.mean, given.std])
-    if frozen.at is None and frozen.embedder.config.depths:
-        depends_on.append(f"depths {' '.join(frozen.embedder.config.depths)}")
-    key = sha256(dumps(depends_on).encode()).hexdigest()[:16]
-    stem = f"{images.file.stem.rpartition('-')[0]}-{frozen.at or 'features'}-{views or 'centre'}-{key}"
-    return (cache or cache_folder()) / "activations" / f"{stem}.npy"
+class Kept:
+    """Rows of numbers by the keys of what they were computed from, in a file that only grows.
+
+    After a line that says what a row is, each has its key before it. Whatever else is at the end was cut short.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self._row, self._number = file, None, 0
+        self.places: dict[bytes, int] = {}
+        self.values = np.empty((0,), np.float32)
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            with self.file.open("rb") as source:
+                said = json.loads(source.read(_HEADER))
+            self._row = _row(tuple(said["shape"]), said["dtype"])
+            number = (self.file.stat().st_size - _HEADER) // self._row.itemsize
+        except (OSError, ValueError, KeyError, TypeError):  # there is none, or its first line is not whole
+            return
+        if number > self._number:
+            found = np.memmap(self.file, self._row, "r", offset=_HEADER, shape=(number,))
+            self.values = np.asarray(found["value"])
+            new = found["key"][self._number :].tolist()
+            self.places |= {key: place for place, key in enumerate(new, start=self._number)}
+            self._number = number
+
+    @contextmanager
+    def alone(self, *, wait: bool = True) -> Iterator[IO[bytes] | None]:
+        """The file to add to, when no other process does: what that has added is there too. None: there is one.
+
+        Args:
+            wait: until the other is done.
+        """
+        folder_inside(self.file.parent)
+        with open_inside(self.file) as sink:
+            if lock(sink, wait=wait) is False:
+                yield None
+                return
+            self._read()
+            yield sink
+
+    def add(self, sink: IO[bytes], keys: Sequence[bytes], values: Shaped[ndarray, "some ..."]) -> None:
+        """Write rows behind those that are there; `values` has them after the next `alone`, or `close`."""
+        if self._row is None:
+            self._row = _row(values.shape[1:], values.dtype.str)
+            sink.truncate(0)
+            said = {"shape": values.shape[1:], "dtype": values.dtype.str}
+            sink.write(json.dumps(said).encode().ljust(_HEADER))
+        size = sink.seek(0, os.SEEK_END)
+        sink.truncate(size - (size - _HEADER) % self._row.itemsize)
+        written = np.empty(len(keys), self._row)
+        written["key"], written["value"] = np.array(keys, f"V{DIGEST}"), values
+        sink.write(written.tobytes())
+        sink.flush()
+
+    def close(self, sink: IO[bytes]) -> None:
+        """Have what was added on the disk, and in `values`."""
+        fsync(sink.fileno())
+        self._read()
+
+
+def _row(shape: tuple[int, ...], dtype: str) -> Any:
+    return np.dtype([("key", f"V{DIGEST}"), ("value", dtype, shape)])
+
+
+def kept_by(frozen: Frozen, *, crop: int, cache: Path | None = None) -> Kept:
+    """What the cache has of a frozen part: its file is named after all that it depends on beside the image."""
+    given = frozen.embedder.config
+    depends_on: list[Any] = [_VERSION, frozen.digest(), frozen.at, crop, given.backbone, given.form]
+    depends_on += [given.size, given.shorter_side, given.mean, given.std]  # of a module of the caller's own
+    if frozen.at is None:  # neither has weights, and both are above every cut
+        depends_on += [given.pool, given.depths]
+    key = sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", given.backbone)
+    return Kept((cache or cache_folder()) / "activations" / f"{name}-{frozen.at or 'features'}-{crop}-{key}.rows")
+
+
+def keys_of(
+    images: Decoded, indices: Int64[ndarray, " images"], *, views: int = 0, mirror: bool = True, padding: int = 0
+) -> list[list[bytes]]:
+    """What the activations of each view of each image are found by: all that they depend on beside the network.
+
+    Of the crop in the centre that is the image; a random crop follows from its number in the data set, too.
+    """
+    centres = [images.digests[index] for index in indices.tolist()]
+    if not views:
+        return [centres]
+
+    def key(digest: bytes, *crop: Any) -> bytes:
+        return blake2b(digest + json.dumps(crop).encode(), digest_size=DIGEST).digest()
+
+    return [
+        [key(digest, index, view, mirror, padding) for digest, index in zip(centres, indices.tolist(), strict=True)]
+        for view in range(views)
+    ]
+
+
+def num_missing(kept: Kept, keys: list[list[bytes]]) -> int:
+    """How many activations are not kept yet."""
+    return sum(key not in kept.places for view in keys for key in view)
 
 
 @torch.inference_mode()
@@ -142,118 +224,121 @@ def activations(
     views: int = 0,
     mirror: bool = True,
     padding: int = 0,
+    batch_size: int | None = None,
     device: torch.device | None = None,
     cache: Path | None = None,
     on_plan: Callable[[int, float], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Activations:
-    """Activations of images, from the cache or, the first time, into it. What an interruption left is gone on with.
+    """Activations of images, from the cache or, the first time, into it. What an interruption left is used.
 
     Args:
         indices: which images, in increasing order.
         crop: height and width of what the network sees.
         views: random crops (mirrored at random if `mirror`) of each image; 0 for the one in the centre.
         padding: pixels by which an image's border is repeated outwards before a random crop.
-        on_plan: told how many bytes the file takes and how many seconds it may take to make, before it is made.
-        on_progress: called with (images done, images in all).
+        batch_size: images at a time; None: as many as the device does best.
+        on_plan: told how many bytes are still to be kept and how many seconds they may take, after the first batch.
+        on_progress: called with (images done, images in all), of those that are not kept yet.
     """
-    file = file_of(frozen, images, indices, crop=crop, views=views, mirror=mirror, padding=padding, cache=cache)
-    if file.exists():
-        return Activations(file, np.load(file, mmap_mode="r"), indices)
+    kept = kept_by(frozen, crop=crop, cache=cache)
+    keys = keys_of(images, indices, views=views, mirror=mirror, padding=padding)
     where = device or torch.device("cpu")
-    batch_size = images_at_once(images.channels * crop**2, where)
+    batch_size = batch_size or images_at_once(images.channels * crop**2, where)
 
-    def of(view: int, chosen: Int64[ndarray, " some"]) -> Batches:
-        nothing = np.zeros(len(chosen), dtype=np.int64)
-        # A view's crops follow from its number alone: runs with other seeds find the same file.
-        return batches(
-            images, chosen, nothing, batch_size=batch_size, crop=crop, train=views > 0, sampler="ordered",
+    def missing(view: int) -> Iterator[tuple[list[bytes], Tensor]]:
+        places = np.array([place for place, key in enumerate(keys[view]) if key not in kept.places], dtype=np.int64)
+        if not len(places):
+            return
+        # A view's crops follow from its number alone: runs with other seeds find the same.
+        given = batches(
+            images, indices[places], places, batch_size=batch_size, crop=crop, train=views > 0, sampler="ordered",
             mirror=mirror, padding=padding if views else 0, seed=0, epoch=view,
         )  # fmt: skip
+        for pictures, own, _ in given:
+            yield [keys[view][place] for place in own.tolist()], pictures
 
-    def computed(pictures: Tensor) -> Float16[ndarray, "batch ..."]:
-        given = frozen.below(pictures.to(where)).half().cpu()
-        if not given.isfinite().all():
-            raise UserError(
-                "activations at this cut are too large for half precision. Use `train='all'`, or another `cut`."
-            )
-        return (given.permute(0, 2, 3, 1) if given.ndim == 4 else given).contiguous().numpy()
-
-    probe = next(iter(of(0, indices[:batch_size])))[0]
-    started = perf_counter()
-    shape = computed(probe).shape[1:]
-    rows = max(1, views) * len(indices)
-    num_bytes = rows * prod(shape) * 2
-    partial = file.with_suffix(PARTIAL)
     try:
-        folder_inside(file.parent)
-        with _alone(partial) as sink:
-            if not file.exists():
-                done = _done(sink, (max(1, views), len(indices), *shape))
-                check_room(file.parent, num_bytes - done * prod(shape) * 2, _WHAT)
-                if on_plan is not None:
-                    on_plan(num_bytes, (perf_counter() - started) / len(probe) * (rows - done))
-                for view in range(done // len(indices), max(1, views)):
-                    for pictures, _, _ in of(view, indices[max(0, done - view * len(indices)) :]):
-                        sink.write(computed(pictures).tobytes())
-                        done += len(pictures)
-                        if on_progress is not None:
-                            on_progress(done, rows)
-                sink.flush()
-                fsync(sink.fileno())
-                Path(sink.name).replace(file)
-            else:
-                Path(sink.name).unlink(missing_ok=True)
+        if num_missing(kept, keys):
+            with kept.alone() as sink:
+                assert sink is not None
+                total, done, started = num_missing(kept, keys), 0, perf_counter()
+                for own, pictures in (each for view in range(len(keys)) for each in missing(view)):
+                    values = frozen_values(frozen, pictures.to(where))
+                    if not done:
+                        num_bytes = total * (values[0].nbytes + DIGEST)
+                        check_room(kept.file.parent, num_bytes, _WHAT)
+                        if on_plan is not None:
+                            on_plan(num_bytes, (perf_counter() - started) / len(own) * total)
+                    kept.add(sink, own, values)
+                    done += len(own)
+                    if on_progress is not None:
+                        on_progress(done, total)
+                kept.close(sink)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise no_room(file.parent, None, _WHAT) from error
+            raise no_room(kept.file.parent, None, _WHAT) from error
         raise UserError(
-            f"cannot write {_WHAT} to {file.parent}: {error.strerror}. "
+            f"cannot write {_WHAT} to {kept.file.parent}: {error.strerror}. "
             "Set TAMMES_CACHE to a folder that can be written."
         ) from error
-    return Activations(file, np.load(file, mmap_mode="r"), indices)
+    rows = np.array([[kept.places[key] for key in view] for view in keys], dtype=np.int64)
+    return Activations(kept.file, kept.values, rows.reshape(len(keys), -1), indices)
 
 
-@contextmanager
-def _alone(partial: Path) -> Iterator[IO[bytes]]:
-    """The file to write to: that of a process that was stopped, or is making the same and is waited for.
+def frozen_values(
+    frozen: Frozen, pictures: Shaped[Tensor, "batch channels height width"]
+) -> Shaped[ndarray, "batch ..."]:
+    """The activations of images as they are kept."""
+    given = frozen.below(pictures)
+    if given.ndim == 2:
+        return given.float().cpu().numpy()
+    given = given.half()
+    if not given.isfinite().all():
+        raise UserError(
+            "activations at this cut are too large for half precision. Use `train='all'`, or another `cut`."
+        )
+    return (given.permute(0, 2, 3, 1) if given.ndim == 4 else given).cpu().contiguous().numpy()
 
-    Where there are no locks it is one of one's own, so that two processes at once do not write into one another's.
+
+class ImageFeatures:
+    """The features of single images, in evaluation mode: from the cache or, the first time, into it.
+
+    Where the cache cannot be written, or another process writes to it, they are only computed.
     """
-    with open_inside(partial) as sink:
-        if lock(sink, wait=True) is not None:
-            yield sink
-            return
-    partial.unlink(missing_ok=True)
-    with new_partial(partial.parent, f"{partial.stem}-") as sink:
-        try:
-            yield sink
-        finally:
-            Path(sink.name).unlink(missing_ok=True)
 
+    def __init__(self, embedder: Embedder, *, cache: Path | None = None) -> None:
+        self.embedder, self._frozen = embedder, Frozen(embedder, None, marks=False)
+        self._kept = kept_by(self._frozen, crop=embedder.size, cache=cache) if embedder.eval_transform is None else None
 
-def _done(sink: IO[bytes], shape: tuple[int, ...]) -> int:
-    """Rows that the file has already, cut back to whole ones; an empty file gets its header."""
-    header = _header(shape)
-    size = sink.seek(0, os.SEEK_END)
-    sink.seek(0)
-    if sink.read(len(header)) != header:
-        sink.truncate(0)
-        sink.write(header)
-        return 0
-    row = prod(shape[2:]) * 2
-    rows = (size - len(header)) // row
-    sink.truncate(len(header) + rows * row)
-    sink.seek(0, os.SEEK_END)
-    return rows
+    @torch.inference_mode()
+    def __call__(
+        self, pictures: Sequence[Shaped[ndarray, "channels height width"]], keys: Sequence[bytes]
+    ) -> Float[Tensor, "images features"]:
+        """Those of images as the network sees them, on its device.
 
-
-def _header(shape: tuple[int, ...]) -> bytes:
-    from io import BytesIO
-
-    written = BytesIO()
-    np.lib.format.write_array_header_1_0(written, {"descr": "<f2", "fortran_order": False, "shape": shape})
-    return written.getvalue()
+        Args:
+            keys: the `image_digest` of each as it was scaled, before its centre was cut out.
+        """
+        kept, device = self._kept, self.embedder.mean.device
+        known = {} if kept is None else kept.places
+        new = [place for place, key in enumerate(keys) if key not in known]
+        rows: list[Any] = [None] * len(keys)
+        for place in set(range(len(keys))) - set(new):
+            assert kept is not None
+            rows[place] = kept.values[known[keys[place]]]
+        for start in range(0, len(new), self.embedder.at_once):
+            some = new[start : start + self.embedder.at_once]
+            batch = torch.from_numpy(np.stack([pictures[place] for place in some])).to(device)
+            values = frozen_values(self._frozen, batch)
+            for place, value in zip(some, values, strict=True):
+                rows[place] = value
+        if kept is not None and new:
+            with suppress(OSError, UserError), kept.alone(wait=False) as sink:
+                if sink is not None:
+                    kept.add(sink, [keys[place] for place in new], np.stack([rows[place] for place in new]))
+                    kept.close(sink)
+        return torch.from_numpy(np.stack(rows)).to(device)
 
 
 def activation_batches(
@@ -281,8 +366,8 @@ def activation_batches(
         epoch=epoch, rank=rank, world_size=world_size, order=order,
     )  # fmt: skip
 
-    def inputs(turn: Turn) -> Float16[Tensor, "batch ..."]:
+    def inputs(turn: Turn) -> Float[Tensor, "batch ..."]:
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-    return Batches(turned, indices, labels, inputs, ahead=stored.values.ndim > 3)
+    return Batches(turned, indices, labels, inputs, ahead=stored.values.ndim > 2)

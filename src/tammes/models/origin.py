@@ -21,6 +21,7 @@ class Network:
         size: height and width of the images that it sees.
         pool: how its last map becomes a vector.
         form: which form of the network, of those that have several.
+        whitening: the layer on top of it, weights and bias, as `models.whitening` writes it; empty without one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Network:
     size: int = 0
     pool: str = "published"
     form: str | None = None
+    whitening: str = ""
 
 
 def file_digest(file: Path) -> str:

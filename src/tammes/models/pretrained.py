@@ -1,19 +1,28 @@
 """Networks without training as embedders: images are compared by the features of the backbone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from tammes.data.folder import flat
 from tammes.errors import UserError
+from tammes.io.console import progress
 from tammes.io.hub import ADDRESS
 from tammes.models.backbones import UnknownBackboneError
 from tammes.models.backbones.module import name_of, of_module
 from tammes.models.backbones.resnet import Form
-from tammes.models.embedder import Embedder, EmbedderConfig, load
+from tammes.models.embedder import DIM, Embedder, EmbedderConfig, load
+from tammes.models.feature_cache import ImageFeatures
 from tammes.models.origin import Network, file_digest
 from tammes.models.pooling import Pool
+from tammes.models.whitening import whitening_from_text, whitening_to_text
+
+MOST_WHITENED = 8192  # images whose features decide a whitening
 
 
 def pretrained(
@@ -23,6 +32,7 @@ def pretrained(
     pool: Pool = "published",
     form: Form | None = None,
     size: int | None = None,
+    whiten: str | Path | None = None,
     **images: Any,
 ) -> Embedder:
     """A network without training, ready to use: images are compared by its features.
@@ -34,11 +44,14 @@ def pretrained(
         pool: how the last map becomes a vector.
         form: of resnet50, 101 and 152, where the file of weights does not say it: torchvision or keras.
         size: height and width of the images that it sees; None: as published.
+        whiten: a folder of images whose features decide a whitening, in closed form, down to 256 dimensions: within
+            their classes where the names of sub-folders are classes, otherwise PCA whitening.
         images: `mean` and `std` of a module, as `train` takes them.
     """
     if isinstance(name, nn.Module):
         made = of_module(name, pool=pool, size=size, **images)
-        return Embedder(EmbedderConfig(name_of(name), pool=pool), backbone=made).closed_form()
+        own = Embedder(EmbedderConfig(name_of(name), pool=pool), backbone=made).closed_form()
+        return own if whiten is None else whitened(own, *_of_folder(Path(whiten)))
     if images:
         raise UserError(f"{next(iter(images))} is for a module; {name} says it itself: leave it out.")
     found = Embedder(EmbedderConfig(name, pool=pool, form=form, size=size), weights=weights).closed_form()
@@ -51,7 +64,59 @@ def pretrained(
         pool=pool,
         form=found.config.form,
     )
+    return found if whiten is None else whitened(found, *_of_folder(Path(whiten)))
+
+
+def whitened(embedder: Embedder, files: Sequence[Path], labels: Sequence[str]) -> Embedder:
+    """A pretrained network with its features whitened, as these images have them; kept with its origin.
+
+    Args:
+        labels: the class of each; where they are not two or more, it is whitened without.
+
+    Raises:
+        UserError: fewer than two images can be read.
+    """
+    step = -(-len(files) // MOST_WHITENED)
+    features, rows, codes = ImageFeatures(embedder), [], []
+    numbers = {name: number for number, name in enumerate(sorted(set(labels)))}
+    chosen = list(zip(files, labels, strict=True))[:: max(1, step)]
+    with progress("whitening") as on_progress:
+        for start in range(0, len(chosen), embedder.at_once):
+            read = []
+            for file, label in chosen[start : start + embedder.at_once]:
+                with suppress(UserError, OSError):  # whoever stores its vector says that it cannot be read
+                    read.append(embedder.prepared_with_key(file))
+                    codes.append(numbers[label])
+            if read:
+                rows.append(features([pixels for pixels, _ in read], [key for _, key in read]))
+            on_progress(min(start + embedder.at_once, len(chosen)), len(chosen))
+    if len(codes) < 2:
+        raise UserError(f"`whiten` needs two images or more that can be read, and there are {len(codes)}.")
+    found = embedder.closed_form(torch.cat(rows), torch.tensor(codes) if len(set(codes)) > 1 else None, dim=DIM)
+    layer = torch.cat([found.penultimate.weight, found.penultimate.bias[:, None]], dim=1)  # type: ignore[list-item,index]
+    text = whitening_to_text((layer / layer.abs().max()).detach().cpu().numpy())  # its scale means nothing
+    return with_whitening(embedder, text)
+
+
+def with_whitening(embedder: Embedder, text: str) -> Embedder:
+    """A pretrained network with a whitening that was found before.
+
+    Raises:
+        UserError: it is not one of this network.
+    """
+    layer = whitening_from_text(text, embedder.new_layers()[0].in_features + 1)
+    if layer is None:
+        raise UserError(f"the whitening is not one of {embedder.config.backbone}: it is damaged. Make it again.")
+    found = embedder.with_layer(torch.from_numpy(layer[:, :-1].copy()), torch.from_numpy(layer[:, -1].copy()))
+    found.origin = replace(embedder.origin, whitening=text) if isinstance(embedder.origin, Network) else None
     return found
+
+
+def _of_folder(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
+    """The images of a folder, and the class of each."""
+    found = flat(folder)
+    assert found.files is not None
+    return found.files, [found.class_names[label] for label in found.labels.tolist()]
 
 
 def rebuilt(network: Network, file: Path) -> Embedder:
@@ -68,7 +133,8 @@ def rebuilt(network: Network, file: Path) -> Embedder:
         raise UserError(f"{file} is not the file of weights that was used: its SHA-256 is another.")
     weights = network.weights if published else file
     form, size = network.form, network.size or None
-    return pretrained(network.name, weights=weights, pool=network.pool, form=form, size=size)  # type: ignore[arg-type]
+    found = pretrained(network.name, weights=weights, pool=network.pool, form=form, size=size)  # type: ignore[arg-type]
+    return with_whitening(found, network.whitening) if network.whitening else found
 
 
 def load_model(model: str | Path, **how: Any) -> Embedder:

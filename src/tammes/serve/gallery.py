@@ -42,7 +42,7 @@ class ServedGallery(Gallery):
     `rows` is replaced when the gallery changes: who needs two answers of the same moment takes it once.
     """
 
-    def __init__(self, uri: str, model: Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
+    def __init__(self, uri: str, model: str | Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
         super().__init__(uri, model, device=on, create=False)
         view = self.embedder if self.takes_images else None
         self.preprocessing = None if view is None else Preprocessing(view.mode, view.shorter_side, view.size)
@@ -162,7 +162,7 @@ class ServedGallery(Gallery):
 class GalleryWatcher:
     """The gallery at an address, read again when it has changed; for a server that runs for weeks."""
 
-    def __init__(self, uri: str, model: Path | None, on: Literal["auto", "cpu"]) -> None:
+    def __init__(self, uri: str, model: str | Path | None, on: Literal["auto", "cpu"]) -> None:
         self._uri, self._model, self._on = uri, model, on
         self.current = ServedGallery(uri, model, on)
         self._lock = Lock()

@@ -54,12 +54,12 @@ def read_token(token: str | None, file: Path | None) -> str | None:
 
 
 def open_sources(
-    what: Sequence[str], model: Path | None, on: Literal["auto", "cpu"], *, trust_roots: bool = False
+    what: Sequence[str], model: str | Path | None, on: Literal["auto", "cpu"], *, trust_roots: bool = False
 ) -> tuple[GalleryWatcher | None, list[Path]]:
     """The gallery among what is to be served, and the folders of runs; with the run that made the gallery.
 
     Args:
-        model: where the run that made the gallery is now, if it was moved.
+        model: what made the gallery, where it was moved or does not say it.
         trust_roots: let the files be served of all folders that the gallery names now, from now on.
     """
     if not what:

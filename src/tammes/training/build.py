@@ -24,6 +24,7 @@ from tammes.training.config import TrainConfig
 from tammes.training.data import Data, training_batches
 from tammes.training.loop import parameter_groups
 from tammes.training.objectives import METHODS, Base, ClassLayer, Hold, Objective
+from tammes.training.objectives.objective import batch_norms, is_trained
 from tammes.training.objects import NONE, Objects
 from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.verdict import is_epoch
@@ -85,6 +86,9 @@ def freeze(config: TrainConfig, embedder: Embedder) -> Frozen | None:
     Nothing else decides it: the optimizer, what is saved once and what each checkpoint holds follow from the marks.
     """
     frozen = None if config.train == "all" else Frozen(embedder, cut_of(config, embedder))
+    if not config.train_batch_norm:
+        for layer in batch_norms(embedder.backbone):
+            layer.requires_grad_(False)
     embedder.penultimate.requires_grad_(not config.keep_init)
     return frozen
 
@@ -308,7 +312,7 @@ def at_once(config: TrainConfig, objective: Objective) -> int | None:
 
     Pieces come to the same as the whole where every image is looked at on its own, by the network and by the loss.
     """
-    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in objective.modules())
+    normalised = any(is_trained(layer) for layer in batch_norms(objective))
     if normalised or config.train != "all" or not config.method.each_on_its_own:
         return None
     shape = objective.embedder

@@ -128,6 +128,8 @@ class TrainConfig:
     shorter_side: int | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    warmup: float = 0.0
+    train_batch_norm: bool = True
     objects: Annotated[Objects, SkipValidation()] = NONE
 
     @cached_property
@@ -167,7 +169,7 @@ class TrainConfig:
         saved = {name: value for name, value in self.saved().items() if value not in (None, ())}
         if self.source is not None:
             del saved["init"]
-        usual = [name for name, value in _USUAL.items() if isinstance(value, bool) and saved[name] == value]
+        usual = [name for name, value in _USUAL.items() if isinstance(value, bool | float) and saved[name] == value]
         given = {name: value for name, value in saved.items() if name not in usual}
         return command_of(given.pop("data"), given) if self.objects == NONE else self._call(given)
 
@@ -270,6 +272,7 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Ob
         "precision": _precision(given.get("precision", "auto"), part, on_gpu=on_gpu),
         "sampler": sampler,
         "images_per_class": per_class or max(2, method.images_per_class) if sampler == "pk" else per_class,
+        "train_batch_norm": given.get("train_batch_norm", weights == "none" or bool(given.get("sync_batch_norm"))),
     }
     if objects.transform is not None:
         options |= {"mirror": False, "shift": 0}
@@ -302,6 +305,7 @@ _USUAL: dict[str, Any] = {
     "tensorboard": False,
     "mean": (),
     "std": (),
+    "warmup": 0.0,
 }
 
 
@@ -410,7 +414,7 @@ def _check_values(given: TrainOptions) -> None:
     check_values(
         given,
         ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim", "images_per_class"),
-        ("lr", "backbone_lr", "proxy_lr", "momentum", "weight_decay", "shift", "views", "reserve_classes"),
+        ("lr", "backbone_lr", "proxy_lr", "momentum", "weight_decay", "shift", "views", "reserve_classes", "warmup"),
     )
     for epoch in given.get("curve", ()):
         if epoch < 1:
@@ -524,6 +528,8 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         )
     if config.sync_batch_norm and not config.on_gpu:
         raise UserError("`sync_batch_norm` is for several GPUs: leave it out.")
+    if config.sync_batch_norm and not config.train_batch_norm:
+        raise UserError("`sync_batch_norm` is for batch normalisation that trains: leave one of the two out.")
     if config.keep_init:
         if config.init == "random" and config.source is None:
             raise UserError("`keep_init` keeps what `init` finds: give `init='pca'` or `init='whiten'`.")
@@ -544,6 +550,8 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f"`{name}` is for `{of}={right!r}`, and this has {getattr(config, of)}: leave it out, or add"
                 f" `{of}={right!r}`."
             )
+    if given.get("train_batch_norm") and config.train == "head":
+        raise UserError("`train_batch_norm` is for layers of the backbone that train, and `train='head'` trains none.")
     if "backbone_lr" in given and config.train == "head":
         raise UserError("`backbone_lr` is for the layers of the backbone that train, and `train='head'` trains none.")
     if config.train != "all" and config.views == 0:

@@ -389,5 +389,5 @@ def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Bat
         of_all["transform"] = data.eval_transform
         return batches(data.images, indices, places, batch_size=size, crop=data.size, train=False, **of_all)
     stored = next(each for each in data.kept.centres if np.isin(indices, each.indices).all())
-    size = images_at_once(prod(stored.values.shape[2:]), device)
+    size = images_at_once(prod(stored.values.shape[1:]), device)
     return activation_batches(stored, indices, places, batch_size=size, train=False, **of_all)

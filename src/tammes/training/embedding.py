@@ -18,7 +18,8 @@ from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
 from tammes.models.backbones.base import Backbone
-from tammes.models.embedder import Embedder
+from tammes.models.embedder import DIM, Embedder
+from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
 from tammes.training.distributed import by_place
 
 Progress = Callable[[int, int], None]
@@ -87,13 +88,34 @@ def embed(
         batch_size: images at a time; None: as many as the device does best.
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
-    batch_size = embedder.in_a_batch(batch_size)
-    places = np.arange(len(indices))
-    own = embedder.eval_transform
-    pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False, transform=own)
-    return vectors(
-        embedder, embedder.features, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress
-    )
+    batch_size, places, own = embedder.in_a_batch(batch_size), np.arange(len(indices)), embedder.eval_transform
+    how: dict[str, Any] = {"batch_size": batch_size, "train": False}
+    if own is not None:  # nobody knows on what its images depend
+        pictures = batches(images, indices, places, crop=embedder.size, transform=own, **how)
+        of, told = embedder.features, on_progress
+    else:
+        kept = features_of(embedder, images, indices, batch_size=batch_size, on_progress=on_progress)
+        pictures, of, told = activation_batches(kept, indices, places, **how), lambda features: features, None
+    return vectors(embedder, of, pictures, len(indices), backbone_only=backbone_only, on_progress=told)
+
+
+def features_of(
+    embedder: Embedder,
+    images: Decoded,
+    indices: Int64[np.ndarray, " images"],
+    *,
+    batch_size: int | None = None,
+    on_progress: Progress | None = None,
+) -> Activations:
+    """What the backbone makes of the centre of images, in evaluation mode; computed once, and kept."""
+    was_training = embedder.training
+    embedder.eval()
+    found = activations(
+        Frozen(embedder, None, marks=False), images, indices, crop=embedder.size, batch_size=batch_size,
+        device=embedder.mean.device, on_progress=on_progress,
+    )  # fmt: skip
+    embedder.train(was_training)
+    return found
 
 
 @torch.inference_mode()
@@ -132,6 +154,7 @@ def embed_images(
     data: str,
     out: Path,
     *,
+    whiten: bool = False,
     batch_size: int | None = None,
     skip_bad: bool = False,
     verify: bool = False,
@@ -142,6 +165,7 @@ def embed_images(
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
+        whiten: with their features whitened: within classes, or without classes by PCA.
         verify: decode the images again, also where the cache has them.
     """
     path = Path(data)
@@ -151,6 +175,11 @@ def embed_images(
     images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
+        if whiten:
+            features = features_of(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
+            own = dataset.labels[chosen]
+            labels = torch.from_numpy(own) if len(np.unique(own)) > 1 else None
+            embedder = embedder.closed_form(features.inputs(chosen), labels, dim=DIM)
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
     finite = np.isfinite(found).all(axis=1)
     if not finite.all():

@@ -1,6 +1,6 @@
 """The training loop: fit() yields an epoch at a time; the caller evaluates, logs, saves, breaks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -83,6 +83,7 @@ def fit(
     *,
     epochs: int,
     schedule: Callable[[int], float],
+    warmup: Callable[[int, int], float] | None = None,
     seed: int = 0,
     start: Position | None = None,
     accelerator: "Accelerator | OneProcess | None" = None,
@@ -104,6 +105,7 @@ def fit(
         batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
             several processes, what this one has of them.
         schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
+        warmup: epoch number, batches of it with those of this step -> a factor on top of it.
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
         start: where to resume; weights and optimizer must be those of that moment.
         accelerator: the device and the processes; None: the CPU of this process.
@@ -127,8 +129,7 @@ def fit(
     number_of_processes = distributed.number()
     base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
     while at.epoch <= epochs:
-        for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
-            group["lr"] = rate * schedule(at.epoch)
+        _set_rates(optimizer, base_rates, schedule(at.epoch))
         started, complete = perf_counter() - at.seconds, True
         if at.step == 0:
             torch.manual_seed(_mixed(seed, at.epoch))
@@ -172,6 +173,8 @@ def fit(
             broken, late, stopped = asked
             if broken:
                 raise distributed.same_everywhere(_not_finite(at, optimizer, saves=save is not None))
+            if warmup is not None:
+                _set_rates(optimizer, base_rates, schedule(at.epoch) * warmup(at.epoch, at.step))
             optimizer.step()
             optimizer.zero_grad()
             at.images += seen
@@ -207,6 +210,21 @@ def _look(objective: nn.Module, everything: Callable[[], tuple[Tensor, Tensor]] 
         raise ValueError(f"the objective sees {sees}: give fit(everything=...)")
     generator = torch.Generator().manual_seed(_mixed(seed, epoch))
     objective.look(*everything(), generator=generator)  # type: ignore[operator]
+
+
+def _set_rates(optimizer: Optimizer, base_rates: Sequence[float], factor: float) -> None:
+    for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
+        group["lr"] = rate * factor
+
+
+def warm_up(epochs: float, batches: int) -> Callable[[int, int], float]:
+    """From 0 to 1 along a line over so many epochs, of so many batches each; then 1.
+
+    >>> warm = warm_up(0.5, batches=4)
+    >>> [warm(1, done) for done in (1, 2, 3, 4)], warm(2, 1)
+    ([0.5, 1.0, 1.0, 1.0], 1.0)
+    """
+    return lambda epoch, done: min(1.0, ((epoch - 1) * batches + done) / (epochs * batches))
 
 
 def halved_every(epochs: int) -> Callable[[int], float]:

@@ -166,6 +166,17 @@ class TrainOptions(TypedDict, total=False):
     weight_decay: Annotated[float, Doc("Of weights; biases and normalisation have none.")]
     schedule: Annotated[Schedule, Doc("How the learning rates fall.")]
     halve_every: Annotated[int, Doc("Epochs after which schedule halve halves them.")]
+    warmup: Annotated[
+        float,
+        Doc("Epochs, or a part of one, over which the learning rates rise from 0 to where the schedule has them."),
+    ]
+    train_batch_norm: Annotated[
+        bool,
+        Doc(
+            "Let batch normalisation of the backbone train: its statistics and its weights. (default: with random"
+            " weights only; that of a pretrained network stays as it is)"
+        ),
+    ]
     mirror: Annotated[bool, Doc("Flip half of the images, drawn again each epoch.")]
     shift: Annotated[int, Doc("Pixels by which an image is padded before its random crop.")]
     init: Annotated[

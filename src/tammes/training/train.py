@@ -51,7 +51,7 @@ from tammes.training.data import (
     training_batches,
 )
 from tammes.training.evaluation import all_loss_inputs, embedded, evaluate_images, measure, validate
-from tammes.training.loop import Epoch, Position, cosine, fit, halved_every
+from tammes.training.loop import Epoch, Position, cosine, fit, halved_every, warm_up
 from tammes.training.objectives import Hold, Objective
 from tammes.training.objects import NONE, Objects
 from tammes.training.progress import (
@@ -348,6 +348,7 @@ def _loop(
 ) -> int:
     """Epoch after epoch, each judged, logged and saved; the number of the last."""
     schedule = halved_every(config.halve_every) if config.schedule == "halve" else cosine(config.epochs)
+    number = len(training_batches(config, data, 1, distributed.rank(), distributed.number()))
     least: float | None = getattr(objective.loss, "minimum", None)
 
     def save(position: Position) -> None:
@@ -367,6 +368,7 @@ def _loop(
             optimizer,
             epochs=config.epochs,
             schedule=schedule,
+            warmup=warm_up(config.warmup, number) if config.warmup else None,
             seed=config.seed,
             start=start,
             accelerator=accelerator,

@@ -17,6 +17,7 @@ from tammes.models.backbones import googlenet, resnet, vgg16
 from tammes.models.backbones.base import Backbone, measured
 from tammes.models.backbones.conv4 import Conv4
 from tammes.models.backbones.module import OWN
+from tammes.models.backbones.on_machine import advice_without_network
 from tammes.models.backbones.resnet import Form
 from tammes.models.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
 from tammes.models.pooling import Pool, exchange_pool
@@ -229,6 +230,7 @@ def _on_the_hub(name: str) -> Iterator[None]:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(
             f"cannot load {name} from the hub: {reason}. It must be a network of timm there, hf-hub:owner/name."
+            f"{advice_without_network(name)}"
         ) from error
 
 

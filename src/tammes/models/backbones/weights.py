@@ -13,10 +13,10 @@ from tammes.errors import UserError
 from tammes.io.environment import cache_folder
 from tammes.models.backbones.caffemodel import read_caffemodel
 from tammes.models.backbones.googlenet import GoogLeNet, from_caffe
+from tammes.models.backbones.on_machine import SUFFIXES, advice_without_network
 from tammes.models.backbones.resnet import FORMS, Form, from_keras
 from tammes.models.backbones.vgg16 import VGG16, from_torchvision
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".caffemodel")
 GOOGLENET_URL = "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel"
 _GOOGLENET_FILES = ("googlenet.safetensors", "bvlc_googlenet.caffemodel")
 GOOGLENET_CHECKSUM = "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
@@ -140,6 +140,7 @@ def googlenet_file() -> Path:
     except UserError as error:
         raise UserError(
             f"no ImageNet weights for googlenet: {error} Or give a file of them: `weights=FILE`."
+            f"{advice_without_network('googlenet')}"
         ) from error
 
 
@@ -159,7 +160,7 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
             f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} `weights=FILE`;"
-            " `weights='none'` begins with random ones."
+            f" `weights='none'` begins with random ones.{advice_without_network(name)}"
         ) from error
 
 

@@ -46,6 +46,13 @@ class Objective(nn.Module):
         self.features = features or embedder.features
         self.sees, self.on_features, self.gathers, self.hold = sees, on_features, gathers, hold
 
+    def train(self, mode: bool = True) -> "Objective":
+        """In training mode but for batch normalisation whose weights do not train: its statistics stay, too."""
+        super().train(mode)
+        for layer in batch_norms(self.embedder.backbone):
+            layer.train(mode and is_trained(layer))
+        return self
+
     def begin(self, epoch: int, epochs: int) -> None:
         """Tell the loss which epoch begins, from 1, and how many there will be, if it asks for that."""
         if hasattr(self.loss, "begin"):
@@ -74,3 +81,14 @@ class Objective(nn.Module):
         if self.hold is not None:
             parts["hold"] = self.hold(inputs, labels, self.embedder.embedding(features))
         return parts
+
+
+def batch_norms(network: nn.Module) -> list[nn.Module]:
+    """The layers of batch normalisation in a network."""
+    return [each for each in network.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+
+
+def is_trained(layer: nn.Module) -> bool:
+    """Whether a layer of batch normalisation trains; one without weights does."""
+    weights = list(layer.parameters(recurse=False))
+    return not weights or any(each.requires_grad for each in weights)

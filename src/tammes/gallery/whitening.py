@@ -1,0 +1,48 @@
+"""Which model embeds the images of folders into a gallery, where its features may be whitened."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tammes.data.folder import images_below
+from tammes.errors import UserError
+from tammes.gallery.indexing import label_of, whole_path
+from tammes.gallery.model import Model, model_of, with_its_whitening
+from tammes.gallery.update import existing
+from tammes.io.machine import device
+from tammes.models.pretrained import check_trained, names_network, whitened
+
+
+def model_for(
+    given: str,
+    uri: str,
+    folders: Sequence[Path],
+    *,
+    whiten: bool = False,
+    labelled: bool = True,
+    rebuild: bool = False,
+    on: Literal["auto", "cpu"] = "auto",
+    **how: Any,
+) -> Model:
+    """The model that a caller means, with the whitening that the gallery has; or with that of these images.
+
+    Args:
+        whiten: find one, of a new gallery or one that is made again.
+        labelled: whether the names of sub-folders are classes, so that it is found within these.
+        how: of a pretrained network, as `model_of` takes it.
+    """
+    if whiten and not names_network(given):
+        check_trained(given, {"whiten": True})
+    before = None if rebuild else existing(uri)
+    network = None if before is None else before.about.network
+    if whiten and before is not None and (network is None or not network.whitening):
+        raise UserError(f"{uri} was made without whitening: leave out `whiten`, or make it again with `rebuild=True`.")
+    model = model_of(given, **how)
+    if before is not None:
+        return with_its_whitening(model, before.about)
+    if not whiten:
+        return model
+    roots = [whole_path(folder) for folder in folders]
+    files = list(dict.fromkeys(file for root in roots for file in images_below(root)))
+    labels = [label_of(file, roots) if labelled else "" for file in files]
+    return model_of(whitened(model.build().to(device(on)), files, labels))
