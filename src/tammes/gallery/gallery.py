@@ -19,6 +19,7 @@ from tammes.gallery import Store, open_gallery
 from tammes.gallery.classification import Classification, FolderClassification, SearchResult, classify, classify_hits
 from tammes.gallery.duplicates import Group, duplicates
 from tammes.gallery.indexing import vectors_of, whole_path
+from tammes.gallery.items import Hit
 from tammes.gallery.model import (
     RunLike,
     check_model,
@@ -27,7 +28,6 @@ from tammes.gallery.model import (
     recorded_model,
 )
 from tammes.gallery.queries import check_image_files, unit_rows
-from tammes.gallery.store import Hit
 from tammes.gallery.threshold import VOTES, Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
 from tammes.gallery.update import Update, VectorItems, add_files, add_vectors, existing, index_vectors, update
 from tammes.io.console import printable, progress, working

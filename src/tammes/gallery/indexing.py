@@ -17,7 +17,8 @@ from numpy import ndarray
 from tammes.data.folder import images_below
 from tammes.data.images import ROOM, check_shape, open_picture, small
 from tammes.errors import UserError
-from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
+from tammes.gallery.items import THUMBNAIL, Row, content_of
+from tammes.gallery.store import Store
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
 from tammes.models.embedder import Embedder

@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 
 from tammes import __version__
 from tammes.errors import unknown_name
-from tammes.gallery.store import ITEM_ID
+from tammes.gallery.items import ITEM_ID
 from tammes.serve.errors import CODES, RequestError
 from tammes.serve.gallery import ServedGallery, unit_vector
 from tammes.serve.models import (

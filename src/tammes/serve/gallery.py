@@ -15,7 +15,7 @@ from tammes.data.images import open_small
 from tammes.errors import UserError
 from tammes.gallery import Hit, Row, open_gallery
 from tammes.gallery.gallery import Gallery
-from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.trust import trusted_roots
 from tammes.serve.decoding import Preprocessing
 from tammes.serve.embedding import EmbeddingWorker
