@@ -5,18 +5,16 @@
 It listens on a socket in a temporary folder, on no port.
 """
 
-import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from subprocess import SubprocessError
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 
 class Server:
@@ -32,17 +30,22 @@ class Server:
 
     def kill(self) -> None:
         """As a crash does: at once, and with all that it was doing."""
-        os.kill(self._server.get_pid(), signal.SIGKILL)
+        psutil = import_module("psutil")
+        leader = psutil.Process(self._server.get_pid())
+        every = [leader, *leader.children(recursive=True)]
+        for process in every:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in every):
+            time.sleep(0.05)
 
     def start(self) -> None:
-        for attempt in range(20):
-            try:
-                self._server.ensure_postgres_running()
-                return
-            except (SubprocessError, AssertionError):  # processes of the old one are still ending
-                if attempt == 19:
-                    raise
-                time.sleep(0.5)
+        """Again, after `kill`."""
+        folder = Path(self._server.pgdata)
+        sockets = Path(parse_qs(urlsplit(self._server.get_uri()).query)["host"][0])
+        for file in (folder / "postmaster.pid", *sockets.glob(".s.PGSQL.*")):  # they name a process that is gone
+            file.unlink(missing_ok=True)
+        self._server.ensure_postgres_running()
 
     def stop(self) -> None:
         self._server.cleanup()

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tammes.errors import UserError
-from tammes.gallery import Store, lance, lance_tables, open_gallery, qdrant, rebuild
+from tammes.gallery import lance, lance_tables, open_gallery, qdrant, rebuild
 from tammes.gallery import store as store_module
 from tammes.gallery.duplicates import duplicates
 from tammes.gallery.items import Hit, as_it_was, storable
@@ -279,7 +279,8 @@ def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", ["", "abc"])
-def test_a_strangers_fingerprints_make_no_files_the_same(store: Store, fingerprint: str) -> None:
+def test_a_strangers_fingerprints_make_no_files_the_same(folder: str, fingerprint: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
     store.upsert([row(name, unit(1)[0], fingerprint=fingerprint) for name in "ab"])
     (group,) = duplicates(store, 0.1)
     assert (group.paths, group.identical) == (("a", "b"), False)

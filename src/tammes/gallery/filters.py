@@ -47,6 +47,10 @@ _TOKEN = re.compile(
 )
 
 
+class UnknownColumnError(UserError):
+    """A filter asks for a column that no item has."""
+
+
 @dataclass(frozen=True)
 class In:
     """The column has one of these values."""
@@ -135,6 +139,17 @@ def mapped(condition: Filter, text: Callable[[str], str]) -> Filter:
 
     return translated(
         condition, leaf, every=lambda parts: And(tuple(parts)), some=lambda parts: Or(tuple(parts)), inverse=Not
+    )
+
+
+def names_in(condition: Filter) -> set[str]:
+    """The columns that it asks for."""
+    return translated(
+        condition,
+        lambda part: {part.name},
+        every=lambda parts: set().union(*parts),
+        some=lambda parts: set().union(*parts),
+        inverse=lambda part: part,
     )
 
 

@@ -224,6 +224,11 @@ class Store(ABC):
         parts = self.whole(lambda: list(self.scan(("label",))))
         return {self._text(name): n for name, n in Counter(name for part in parts for name in part["label"]).items()}
 
+    def field_names(self) -> set[str]:
+        """The further columns that rows have; all are read for it."""
+        parts = self.whole(lambda: list(self.scan(("fields",))))
+        return {self._text(name) for part in parts for fields in part["fields"] for name in fields}
+
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         """Put in order what many writes have left, and measure the index.
 

@@ -6,7 +6,9 @@ What is printed, logged or stored is the address without it. `with_password` is 
 import re
 
 _HIDDEN = "***"
-_OF_USER = re.compile(r"^([a-z+]+://[^:/@?]*):.*@")  # to the last @: a password may have some that are not escaped
+_OF_USER = re.compile(
+    r"^((?:--[\w-]+=)?[a-z][a-z+]*://[^:/@?]*):.*@"
+)  # to the last @: a password may have some that are not escaped
 _OF_OPTIONS = re.compile(r"([?&]password=)[^&]*")
 _whole: dict[str, str] = {}
 
@@ -21,7 +23,10 @@ def without_password(address: str) -> str:
         return address
     shown = _OF_OPTIONS.sub(rf"\g<1>{_HIDDEN}", _OF_USER.sub(rf"\g<1>:{_HIDDEN}@", address))
     if shown != address:
-        _whole[shown] = address
+        place = (
+            address.startswith("--") and address.index("=") + 1
+        )  # a word of a command line: --gallery=postgresql://…
+        _whole[shown[place:]] = address[place:]
     return shown
 
 
