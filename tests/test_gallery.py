@@ -546,7 +546,7 @@ def test_what_is_refused(
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     stripes(0, np.random.default_rng(0)).save(tmp_path / "a.png")
     what = difference({}, [tmp_path])
-    assert [file.name for file in what.fresh] == ["a.png"]
+    assert [each.file.name for each in what.fresh] == ["a.png"]
     status = (tmp_path / "a.png").stat()
     known = {str(tmp_path / "a.png"): f"{status.st_size}-{status.st_mtime_ns}:digest:", "/elsewhere/b.png": "1-2:x:"}
     assert difference(known, [tmp_path]).same == 1

@@ -1,4 +1,4 @@
-"""What every store of a gallery promises, on LanceDB in a folder and on Qdrant in memory; then what each has alone."""
+"""What LanceDB and Qdrant have alone as stores of a gallery; what all stores promise is in contracts/test_stores.py."""
 
 import json
 import multiprocessing
@@ -11,9 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from importlib import import_module
-from itertools import count as numbers
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,147 +20,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy import ndarray
 
 from tammes.errors import UserError
-from tammes.gallery import About, Row, Store, lance, lance_tables, open_gallery, qdrant, rebuild
+from tammes.gallery import lance, lance_tables, open_gallery, qdrant, rebuild
+from tammes.gallery import store as store_module
 from tammes.gallery.duplicates import duplicates
+from tammes.gallery.items import Hit, as_it_was, storable
 from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
-from tammes.gallery.store import FORMAT, Hit, as_it_was, storable
 from tammes.search.neighbours import search
+from tests.contracts.test_stores import ABOUT, AT_ONCE, DIM, filled, row, unit
 
 pytest.importorskip("lancedb")
 pytest.importorskip("qdrant_client")
-
-DIM = 8
-ABOUT = About(model="abc123", run="/runs/one", dim=DIM, roots=("/photos",), created="2026-01-02T03:04:05+00:00")
-AT_ONCE = timedelta(0)
-_NUMBERS = numbers()
-STRANGE = [
-    "it's",
-    '"double" quotes',
-    "back\\slash \\n \\' \\",
-    "100% %20 _ * ?",
-    "a new\nline and\ttab",
-    "spaces  and ; -- '' OR 1=1",
-    "ünïcödé 图片 🦜",
-    "not unicode \udce9\udcff.jpg",
-    "private \ue000 and \ue000dce9",
-    "e\u0301 and \u00e9",
-    "",
-]
-
-
-@pytest.fixture(params=["lance", "qdrant"])
-def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "gallery") if request.param == "lance" else f"qdrant://:memory:/test{next(_NUMBERS)}"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     return str(tmp_path / "gallery")
-
-
-@pytest.fixture
-def store(uri: str) -> Store:
-    return open_gallery(uri, create=ABOUT)
-
-
-def unit(count: int, seed: int = 0, dim: int = DIM) -> ndarray:
-    vectors = np.random.default_rng(seed).standard_normal((count, dim)).astype(np.float32)
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-
-def row(path: str, vector: ndarray, label: str = "", fingerprint: str = "f") -> Row:
-    return Row(path, vector, label, 640, 480, fingerprint, b"\x00\xff" + path.encode(errors="surrogateescape"))
-
-
-def filled(store: Store, vectors: ndarray, labels: Callable[[int], str] = lambda _: "") -> list[Row]:
-    rows = [row(f"{number:05}.jpg", vector, labels(number)) for number, vector in enumerate(vectors)]
-    store.upsert(rows)
-    return rows
-
-
-def same(one: Row, other: Row) -> bool:
-    """Rows hold arrays, which know no plain equality."""
-    return bool((one.vector == other.vector).all()) and replace(one, vector=other.vector).__dict__ == other.__dict__
-
-
-def test_an_empty_gallery_has_nothing(store: Store) -> None:
-    assert store.count() == 0
-    assert store.fingerprints() == {}
-    assert store.labels() == {}
-    assert list(store.rows(10)) == []
-    assert store.search(unit(3), 5) == [[], [], []]
-    assert store.search(unit(40), 5, exact=True) == [[]] * 40
-    assert store.search(np.zeros((0, DIM), np.float32), 5) == []
-    store.upsert([])
-    store.delete([])
-    store.delete(["nothing"])
-    assert store.get([]) == []
-
-
-def test_a_new_row_is_there_whole(store: Store) -> None:
-    rows = filled(store, unit(5), lambda number: "cat" if number % 2 else "")
-    got = store.get(["00003.jpg", "00000.jpg", "00003.jpg"])
-    assert [each.path for each in got] == ["00003.jpg", "00000.jpg", "00003.jpg"]
-    assert same(got[0], rows[3])
-    assert same(got[1], rows[0])
-    assert store.count() == 5
-    assert store.labels() == {"": 3, "cat": 2}
-
-
-def test_a_row_with_the_same_path_takes_the_place_of_the_old(store: Store) -> None:
-    filled(store, unit(4))
-    new = row("00002.jpg", -unit(1, seed=9)[0], "dog", "changed")
-    store.upsert([new, row("more.jpg", unit(1)[0])])
-    assert store.count() == 5
-    assert same(store.get(["00002.jpg"])[0], new)
-    assert store.fingerprints()["00002.jpg"] == "changed"
-    store.upsert([new])
-    assert store.count() == 5
-
-
-def test_deleted_rows_are_gone(store: Store) -> None:
-    filled(store, unit(6))
-    store.delete(["00001.jpg", "00004.jpg", "never there"])
-    assert sorted(store.fingerprints()) == ["00000.jpg", "00002.jpg", "00003.jpg", "00005.jpg"]
-    with pytest.raises(UserError, match=r"has no '00001.jpg', '00004.jpg' \(2 of the paths asked for\)"):
-        store.get(["00000.jpg", "00001.jpg", "00004.jpg"])
-
-
-def test_of_many_missing_paths_a_few_are_named(store: Store) -> None:
-    with pytest.raises(UserError, match=r"'4', … \(9 of the paths asked for\)"):
-        store.get(list("012345678"))
-
-
-def test_all_rows_come_in_batches(store: Store) -> None:
-    rows = {each.path: each for each in filled(store, unit(25))}
-    batches = list(store.rows(10))
-    assert max(map(len, batches)) <= 10
-    every = [each for batch in batches for each in batch]
-    assert sorted(each.path for each in every) == sorted(rows)
-    assert all(same(each, replace(rows[each.path], thumbnail=b"")) for each in every)
-    with_pictures = [each for batch in store.rows(10, thumbnails=True) for each in batch]
-    assert all(same(each, rows[each.path]) for each in with_pictures)
-
-
-def test_strange_names_are_names(store: Store) -> None:
-    rows = [row(path, vector, label=path) for path, vector in zip(STRANGE, unit(len(STRANGE)), strict=True)]
-    store.upsert(rows)
-    store.upsert(rows)
-    assert store.count() == len(STRANGE)
-    assert set(store.fingerprints()) == set(STRANGE)
-    assert store.labels() == dict.fromkeys(STRANGE, 1)
-    assert all(same(one, other) for one, other in zip(store.get(STRANGE), rows, strict=True))
-    for each in rows:
-        assert [hit.path for hit in store.search(each.vector[None], 3, label=each.label)[0]] == [each.path]
-        assert store.search(each.vector[None], 1)[0][0].path == each.path
-        assert store.search(each.vector[None], 1, leave_out=[each.path])[0][0].path != each.path
-    for gone in range(1, len(STRANGE)):
-        store.delete([STRANGE[gone]])
-        assert store.count() == len(STRANGE) - gone
-    assert set(store.fingerprints()) == {STRANGE[0]}
 
 
 @given(st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\ue000")))
@@ -198,59 +72,6 @@ def test_a_name_that_nothing_of_ours_stores_is_refused(folder: str) -> None:
             action()
 
 
-SETS = {
-    "random": unit(300),
-    "clustered": np.repeat(unit(6), 50, axis=0) + np.float32(1e-4) * unit(300, seed=1),
-    "duplicated": np.repeat(unit(5, seed=2), 60, axis=0),
-    # Distances that float32 cannot tell apart, far from the origin.
-    "nearly tied": 3 + 2.0**-20 * np.random.default_rng(3).integers(0, 3, (300, DIM)),
-    "mirrored": np.concatenate([np.roll(unit(1, seed=4)[0], shift)[None] for shift in range(DIM)] * 30),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_exact_search_is_that_of_neighbours(store: Store, name: str) -> None:
-    compare(store, name, queries=5)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_exact_search_for_many_in_one_pass_is_that_of_neighbours(folder: str, name: str) -> None:
-    compare(open_gallery(folder, create=ABOUT), name, queries=40)
-
-
-def compare(store: Store, name: str, queries: int) -> None:
-    vectors = SETS[name].astype(np.float32)[np.random.default_rng(5).permutation(len(SETS[name]))]
-    rows = filled(store, vectors, lambda number: "ab"[number % 2])
-    chosen = np.arange(queries) * 3 % len(vectors)
-    asked = vectors[chosen]
-    for k in (1, 10, 70):
-        truth = search(asked, vectors, k)
-        found = store.search(asked, k)
-        for ids, distances, hits in zip(truth.ids, truth.distances, found, strict=True):
-            assert [hit.path for hit in hits] == [rows[number].path for number in ids]
-            assert [hit.distance for hit in hits] == distances.tolist()
-            assert all(hit.label == rows[number].label for hit, number in zip(hits, ids, strict=True))
-    assert found == store.search(asked, 70, exact=True)
-    own = search(asked, vectors, 10, itself=chosen)
-    without = store.search(asked, 10, leave_out=[rows[number].path for number in chosen])
-    assert [[hit.path for hit in hits] for hits in without] == [[rows[n].path for n in ids] for ids in own.ids]
-    assert own.distances.tolist() == [[hit.distance for hit in hits] for hits in without]
-    of_class = store.search(asked, 10, label="b")
-    truth = search(asked, vectors[1::2], 10)
-    assert [[hit.path for hit in hits] for hits in of_class] == [[rows[2 * n + 1].path for n in i] for i in truth.ids]
-
-
-def test_fewer_rows_than_asked_for_are_all_of_them(store: Store) -> None:
-    rows = filled(store, unit(7), lambda number: "cat" if number < 2 else "dog")
-    for queries in (1, 30):
-        asked = unit(queries, seed=3)
-        assert {len(hits) for hits in store.search(asked, 50)} == {7}
-        assert {len(hits) for hits in store.search(asked, 50, label="cat")} == {2}
-        assert {len(hits) for hits in store.search(asked, 50, label="bird")} == {0}
-        left = store.search(asked, 50, leave_out=[rows[0].path] * (queries - 1) + [None])
-        assert [len(hits) for hits in left] == [6] * (queries - 1) + [7]
-
-
 def test_a_pass_over_blocks_is_one_search_over_all() -> None:
     vectors = np.repeat(unit(30), 5, axis=0)[np.random.default_rng(0).permutation(150)]
     paths = [f"{number:03}" for number in np.random.default_rng(1).permutation(150)]
@@ -268,178 +89,10 @@ def test_recall_takes_what_is_as_near_for_found() -> None:
     assert recall_at_10(found, exact) == 0.75
 
 
-def test_what_a_query_must_be(store: Store) -> None:
-    filled(store, unit(3))
-    with pytest.raises(UserError, match=r"vectors of 8 numbers; the queries have shape \(2, 5\)"):
-        store.search(unit(2, dim=5), 1)
-    with pytest.raises(UserError, match="k must be at least 1, got 0"):
-        store.search(unit(2), 0)
-    with pytest.raises(UserError, match="for each of 2 queries, got 1"):
-        store.search(unit(2), 1, leave_out=["x"])
-    with pytest.raises(UserError, match="queries must be finite numbers"):
-        store.search(np.full((1, DIM), np.nan, np.float32), 1)
-    with pytest.raises(UserError, match="queries must be numbers below 1e\\+15"):
-        store.search(np.full((1, DIM), 1e20, np.float32), 1)
-
-
-def test_what_a_row_must_be(store: Store) -> None:
-    fine = row("fine", unit(1)[0])
-    with pytest.raises(UserError, match="vectors of 8 numbers; that of 'short' has 5"):
-        store.upsert([fine, row("short", unit(1, dim=5)[0])])
-    for wrong in (np.nan, np.inf, 1e16):
-        vector = unit(1)[0].copy()
-        vector[3] = wrong
-        with pytest.raises(UserError, match="must be finite numbers below 1e\\+15: that of 'wrong' is not"):
-            store.upsert([fine, row("wrong", vector)])
-    with pytest.raises(UserError, match="'fine' is among the rows more than once"):
-        store.upsert([fine, row("other", unit(1)[0]), fine])
-    assert store.count() == 0
-
-
-def test_where_there_is_no_gallery_the_error_says_how_to_make_one(uri: str) -> None:
-    with pytest.raises(UserError, match="there is no gallery .*Make it: tammes index RUN FOLDER --gallery "):
-        open_gallery(uri)
-
-
-def test_a_gallery_is_opened_again_as_it_was(uri: str, store: Store) -> None:
-    filled(store, unit(3))
-    again = open_gallery(uri)
-    assert again.about == ABOUT
-    assert again.count() == 3
-    other = open_gallery(uri, create=replace(ABOUT, model="another"))
-    assert other.about == ABOUT
-    assert other.count() == 3
-
-
-def test_what_is_said_of_it_can_be_changed_but_not_what_it_is(uri: str, store: Store) -> None:
-    filled(store, unit(3))
-    store.describe(roots=["/photos/inside", "/not unicode \udce9"], threshold="{}")
-    more = replace(ABOUT, roots=("/photos", "/not unicode \udce9"), threshold="{}")
-    assert store.about == more
-    assert open_gallery(uri).about == more
-    assert open_gallery(uri).count() == 3
-
-
-def test_who_describes_a_gallery_undoes_nothing_that_others_wrote(uri: str, store: Store) -> None:
-    """Each has opened it before any other wrote."""
-    stores = [store, *(open_gallery(uri) for _ in range(3))]
-
-    def describe(number: int) -> None:
-        stores[number].describe(roots=[f"/more/{number}"])
-        stores[number].describe(threshold=f"{number}")
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(describe, range(4)))
-    stores[0].describe(threshold="last")
-    about = open_gallery(uri).about
-    assert sorted(about.roots) == ["/more/0", "/more/1", "/more/2", "/more/3", "/photos"]
-    assert about.threshold == "last"
-
-
-def test_a_gallery_that_was_replaced_is_not_described_again(uri: str, store: Store) -> None:
-    rebuild(uri, replace(ABOUT, roots=("/others",))).swap()
-    store.describe(roots=["/more"])
-    assert open_gallery(uri).about.roots == ("/others",)
-
-
-def test_a_gallery_of_another_format_is_refused(uri: str) -> None:
-    rebuild(uri, replace(ABOUT, format=FORMAT + 1)).swap()
-    with pytest.raises(UserError, match=f"is of format {FORMAT + 1}, and this version reads {FORMAT}.*--rebuild"):
-        open_gallery(uri)
-
-
-def test_what_does_not_say_what_made_it_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(About, "to_json", lambda _: '{"format": 1, "colour": "blue"}')
-    rebuild(uri, ABOUT).swap()
-    with pytest.raises(UserError, match="does not say what made it. Rebuild it"):
-        open_gallery(uri)
-
-
-def test_a_reader_sees_what_is_written_from_its_next_call_on(uri: str, store: Store) -> None:
-    reader = open_gallery(uri)
-    filled(store, unit(20))
-    assert reader.count() == 20
-    store.delete(["00003.jpg"])
-    assert "00003.jpg" not in reader.fingerprints()
-    store.upsert([row("new", -unit(1)[0])])
-    assert reader.search(-unit(1), 1)[0][0].path == "new"
-    store.optimise()
-    assert reader.count() == 20
-
-
-def test_a_rebuild_takes_the_place_in_one_step(uri: str, store: Store) -> None:
-    old = filled(store, unit(10))
-    reader = open_gallery(uri)
-    about = replace(ABOUT, model="new", dim=4)
-    new = rebuild(uri, about)
-    new.upsert([row("only", unit(1, dim=4)[0])])
-    assert open_gallery(uri).about == ABOUT
-    assert open_gallery(uri).count() == reader.count() == 10
-    assert not reader.replaced()
-    new.swap()
-    assert open_gallery(uri).about == about
-    assert open_gallery(uri).count() == new.count() == 1
-    assert reader.replaced()
-    assert not new.replaced()
-    assert reader.about == ABOUT
-    assert reader.search(old[4].vector[None], 1)[0][0].path == old[4].path  # it goes on with what it opened
-    new.upsert([row("two", unit(2, dim=4)[1])])
-    assert open_gallery(uri).count() == 2
-
-
-def test_the_old_gallery_rests_before_it_is_removed(uri: str, store: Store) -> None:
-    filled(store, unit(10))
-    reader = open_gallery(uri)
-    new = rebuild(uri, ABOUT)
-    new.swap()
-    assert new.optimise().removed == ()
-    assert reader.count() == 10
-    assert len(new.optimise(rest=AT_ONCE).removed) == 1
-    assert new.optimise(rest=AT_ONCE).removed == ()
-    for action in (reader.count, lambda: reader.search(unit(1), 1), lambda: list(reader.rows(5))):
-        with pytest.raises(UserError, match=r"was rebuilt since it was opened. Open it again\."):
-            action()
-    assert open_gallery(uri).count() == 0
-
-
-def test_a_rebuild_that_was_abandoned_leaves_the_old_and_is_removed(uri: str, store: Store) -> None:
-    filled(store, unit(10))
-    half = rebuild(uri, replace(ABOUT, model="new"))
-    half.upsert([row("half", unit(1)[0])])
-    assert store.optimise().removed == ()
-    assert half.count() == 1
-    del half
-    again = open_gallery(uri)
-    assert again.about == ABOUT
-    assert len(again.optimise(rest=AT_ONCE).removed) == 1
-    assert again.count() == 10
-    done = rebuild(uri, replace(ABOUT, model="newer"))
-    done.swap()
-    assert open_gallery(uri).about.model == "newer"
-
-
-def test_a_rebuild_where_there_is_nothing_makes_a_gallery(uri: str) -> None:
-    new = rebuild(uri, ABOUT)
-    new.upsert([row("a", unit(1)[0])])
-    assert new.optimise(rest=AT_ONCE).removed == ()
-    with pytest.raises(UserError, match="there is no gallery"):
-        open_gallery(uri)
-    new.swap()
-    assert open_gallery(uri).count() == 1
-
-
-def test_order_may_be_put_again_and_again(store: Store) -> None:
-    for number in range(20):
-        store.upsert([row(f"{number}", unit(1, seed=number)[0]), row("often", unit(1, seed=number)[0])])
-    before = {path: store.get([path])[0] for path in store.fingerprints()}
-    for _ in range(3):
-        order = store.optimise()
-        assert (order.rows, order.indexed, order.recall, order.removed) == (21, False, None, ())
-    assert all(same(store.get([path])[0], each) for path, each in before.items())
-
-
 def test_a_place_of_another_kind_is_refused() -> None:
-    with pytest.raises(UserError, match=r"http://x cannot be a gallery. Give a folder, s3://…, gs://…, az://… or"):
+    with pytest.raises(
+        UserError, match=r"http://x cannot be a gallery. Give a folder, s3://…, gs://…, az://…, postgresql://host"
+    ):
         open_gallery("http://x")
 
 
@@ -626,7 +279,8 @@ def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", ["", "abc"])
-def test_a_strangers_fingerprints_make_no_files_the_same(store: Store, fingerprint: str) -> None:
+def test_a_strangers_fingerprints_make_no_files_the_same(folder: str, fingerprint: str) -> None:
+    store = open_gallery(folder, create=ABOUT)
     store.upsert([row(name, unit(1)[0], fingerprint=fingerprint) for name in "ab"])
     (group,) = duplicates(store, 0.1)
     assert (group.paths, group.identical) == (("a", "b"), False)
@@ -860,7 +514,7 @@ def test_order_frees_the_room_of_what_was_replaced(folder: str) -> None:
 
 
 def test_a_large_gallery_is_searched_by_an_index(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lance, "_QUERIES", 30)
+    monkeypatch.setattr(store_module, "_QUERIES", 30)
     store = open_gallery(folder, create=ABOUT)
     vectors = np.repeat(unit(60, seed=1), 50, axis=0) + np.float32(0.1) * unit(3000, seed=2)
     filled(store, vectors, lambda number: f"class {number % 7}")
@@ -916,14 +570,14 @@ def test_a_gallery_in_object_storage_is_the_same(tmp_path: Path) -> None:
     """A folder by its address: LanceDB goes through the same object store as for s3://."""
     uri = f"file://{tmp_path}/gallery"
     with pytest.raises(UserError, match="there is no gallery file://"):
-        lance.open_folder(uri, None)
-    store = lance.open_folder(uri, ABOUT)
+        lance.open_store(uri, None)
+    store = lance.open_store(uri, ABOUT)
     filled(store, unit(30))
-    assert lance.open_folder(uri, None).count() == 30
+    assert lance.open_store(uri, None).count() == 30
     new = lance.rebuild(uri, replace(ABOUT, model="new"))
     filled(new, unit(4))
     new.swap()
-    assert lance.open_folder(uri, None).about.model == "new"
+    assert lance.open_store(uri, None).about.model == "new"
     assert store.count() == 30
     assert store.replaced()
     assert len(new.optimise(rest=AT_ONCE).removed) == 1
@@ -936,7 +590,7 @@ def test_a_gallery_in_object_storage_is_the_same(tmp_path: Path) -> None:
 
 def test_a_place_in_qdrant_has_a_name() -> None:
     for wrong in ("qdrant://host:6333", "qdrant:///name", "qdrant://host:6333/", "qdrant://h/a/b", "qdrant://h/a--b"):
-        with pytest.raises(UserError, match="write qdrant://host:port/name"):
+        with pytest.raises(UserError, match="write qdrant://host:port/name, or qdrant\\+https"):
             open_gallery(wrong)
 
 
@@ -959,15 +613,15 @@ def test_a_collection_of_someone_else_is_left_alone() -> None:
 
 def test_an_index_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory Qdrant has none; say that it has, and let it miss every second neighbour."""
-    store = open_gallery(f"qdrant://:memory:/test{next(_NUMBERS)}", create=ABOUT)
+    store = open_gallery("qdrant://:memory:/measured", create=ABOUT)
     filled(store, unit(60))
-    monkeypatch.setattr(qdrant.QdrantGallery, "_indexed", lambda _: True)
-    monkeypatch.setattr(qdrant, "_QUERIES", 20)
+    monkeypatch.setattr(qdrant.QdrantGallery, "indexed", lambda _: True)
+    monkeypatch.setattr(store_module, "_QUERIES", 20)
     assert store.optimise().recall == 1.0
 
     def missing(*args: Any, complete: bool) -> list[Hit]:
         hits = ranked(*args, complete=complete)
         return hits if complete else hits[::2]
 
-    monkeypatch.setattr(qdrant, "ranked", missing)
+    monkeypatch.setattr(store_module, "ranked", missing)
     assert store.optimise().recall == 0.5

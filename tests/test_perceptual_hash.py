@@ -14,7 +14,7 @@ from tammes.data.doctor import examine
 from tammes.data.perceptual_hash import ALIKE, CROPS, alike_pairs, hashes, likeness
 from tammes.gallery import About, Row, open_gallery
 from tammes.gallery.duplicates import duplicates
-from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.items import THUMBNAIL
 
 
 def scene(seed: int, size: tuple[int, int] = (200, 150)) -> Image.Image:

@@ -26,7 +26,7 @@ from tammes import UserError
 from tammes.benchmark.plan import read_plan
 from tammes.data import open_dataset, vectors
 from tammes.data.images import _tiff_parts
-from tammes.gallery.store import About
+from tammes.gallery.items import About
 from tammes.io.tensor_files import read_tensors
 from tammes.models.backbones.caffemodel import read_caffemodel
 from tammes.models.embedder import load

@@ -26,8 +26,8 @@ from numpy import ndarray
 from tammes import UserError
 from tammes.cli import main
 from tammes.gallery import About, Row, Store, open_gallery
+from tammes.gallery.items import ITEM_ID, item_id
 from tammes.gallery.lance import LanceGallery
-from tammes.gallery.store import ITEM_ID, item_id
 from tammes.io.environment import bare_environment
 from tammes.serve.embedding import EmbeddingWorker
 from tammes.serve.errors import RequestError

@@ -22,6 +22,7 @@ from tammes.cli.console import check_words
 from tammes.cli.flags import with_flags
 from tammes.cli.train import TrainVectors, options_for
 from tammes.errors import UserError, out_of_memory, unknown_name
+from tammes.io.addresses import without_password
 from tammes.io.console import be_quiet, printable, reword, say, stopped
 from tammes.io.environment import colours
 from tammes.io.files import storage_error
@@ -81,7 +82,7 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; what the user can put right is one line on stderr and exit code 2."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = [without_password(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     given, debug = without_flag(given, DEBUG)
     given, quiet = without_flag(given, QUIET)
     be_quiet(quiet)

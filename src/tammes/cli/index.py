@@ -30,6 +30,10 @@ class Index:
     run twice at once. The class of an image is the first folder on its path below the outermost folder that was
     indexed.
 
+    A table of images, a CSV file with a column `path` or COCO's JSON, is indexed too: the class of an image is in its
+    column `label`, a box in x, y, width and height, and its other columns can be asked for: `tammes search --where`.
+    What a table names no more stays until `--rebuild`.
+
     Vectors of any model are indexed as they are, without a MODEL: a .npz or .parquet file with `vectors` and, if they
     have any, `labels` and `paths` (or `X` and `y`, or a column for each number), or a .npy file. Those with a path
     that the gallery has already take its place. The gallery is then searched by vectors and by its items.
@@ -39,14 +43,15 @@ class Index:
         tammes index resnet50 photos/ --whiten --gallery gallery
         tammes index runs/photos photos/ --gallery gallery
         tammes index runs/photos photos/ more/ --gallery s3://bucket/gallery
+        tammes index runs/photos photos.csv --gallery postgresql://me@host/shop/photos
         tammes index runs/better photos/ --gallery gallery --rebuild
         tammes index vectors.npz --gallery gallery
     """
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL] DATA…")]
-    """A run of images, a model on the hub or a pretrained network, and folders of images, sub-folders included; or
-    files of vectors alone."""
-    gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|qdrant://host:port/name")]
+    """A run of images, a model on the hub or a pretrained network, and folders of images, sub-folders included, or
+    tables of them; or files of vectors alone."""
+    gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|postgresql://…|qdrant://…")]
     """Where the gallery is, or will be."""
     weights: Annotated[str | None, optional("FILE")] = None
     """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
@@ -108,9 +113,13 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
     if not folders:
         raise UserError(f"which images? For example: tammes index {quote(model)} photos/ {gallery}")
     from tammes.data.folder import check_folder
+    from tammes.data.table import is_table, table_lines
 
     for folder in folders:
-        check_folder(folder)
+        if is_table(folder):
+            table_lines(folder, labelled=False)  # says what is wrong with it
+        else:
+            check_folder(folder)
     from tammes.gallery.update import StoppedError, Update, update
     from tammes.gallery.whitening import model_for
     from tammes.training.train import stop_on_signal

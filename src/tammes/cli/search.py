@@ -28,6 +28,7 @@ class Search:
         tammes search gallery photo.jpg
         tammes search gallery a.jpg b.jpg -k 20 --label cats --sheet found.png
         tammes search gallery queries.npz
+        tammes search gallery photo.jpg --where "colour = 'red' and price < 20"
         tammes search gallery --item photos/cats/1.jpg
         cat photo.jpg | tammes search gallery - --json
     """
@@ -44,6 +45,12 @@ class Search:
     """Search with an item of the gallery, by the path of its image or its key: more like this one."""
     label: Annotated[str | None, optional("CLASS")] = None
     """Among images of this class only."""
+    where: Annotated[str | None, optional("CONDITION")] = None
+    """Among items whose columns fit, such as "colour = 'red' and price < 20". Columns come with a table that is
+    indexed; every item has path, label, width and height. Texts stand in single quotes; =, !=, <, <=, >, >=, in, and,
+    or, not and brackets are known."""
+    box: Annotated[str | None, optional("X,Y,WIDTH,HEIGHT")] = None
+    """Search with this part of the image, in pixels from its upper left corner."""
     exact: bool = False
     """Compare with every image, also where there is an approximate index."""
     sheet: Annotated[Path | None, optional("FILE.png")] = None
@@ -63,8 +70,13 @@ def search(config: Search) -> None:
     """Embed, look up, show."""
     check_whole("-k", config.k)
     file = _file_of_vectors(config)
-    from tammes.gallery.queries import check_files, query_images, query_vectors
+    from tammes.gallery.filters import parsed
+    from tammes.gallery.queries import check_files, query_box, query_images, query_vectors
 
+    where = None if config.where is None else parsed(config.where)
+    box = None if config.box is None else query_box(config.box)
+    if box is not None and (file is not None or config.item is not None):
+        raise UserError("--box is a part of an image: leave it out, or search with images.")
     check_files([*config.images, *([] if config.vector is None else [str(config.vector)])])
     sheet = None
     if config.sheet is not None:
@@ -78,14 +90,14 @@ def search(config: Search) -> None:
     images: list[Path | Image.Image] = []
     if config.item is not None:
         names = [_key(gallery, config.item)]
-        found = [gallery.search(item=names[0], k=k, label=config.label, exact=config.exact)]
+        found = [gallery.search(item=names[0], k=k, label=config.label, where=config.where, exact=config.exact)]
     else:
         if file is None:
-            names, images = list(config.images), query_images(config.images)
+            names, images = list(config.images), query_images(config.images, box)
             vectors = gallery.embedder.encode(images)
         else:
             vectors, names = query_vectors(file, gallery.store.about.dim)
-        found = gallery.neighbours(vectors, k, label=config.label, exact=config.exact)
+        found = gallery.neighbours(vectors, k, label=config.label, where=where, exact=config.exact)
     if sheet is not None:
         _draw(sheet, gallery, images, found)
     if config.json:

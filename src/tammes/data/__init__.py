@@ -12,7 +12,7 @@ from tammes.data.inshop import inshop, is_inshop
 from tammes.data.objects import OBJECTS, dataset_of
 from tammes.data.omniglot import is_omniglot, omniglot
 from tammes.data.sop import is_sop, sop
-from tammes.data.table import table
+from tammes.data.table import is_table, table
 from tammes.data.vectors import Vectors, vectors
 from tammes.errors import UserError
 from tammes.io.files import is_vector_file
@@ -70,7 +70,7 @@ def check_data(data: str | None) -> None:
 
 
 def open_dataset(data: str) -> Dataset:
-    """The data set of that name, in that folder or in that CSV file, recognised by what is in it.
+    """The data set of that name, in that folder or table (a CSV file, or COCO's JSON), recognised by what is in it.
 
     Raises:
         UserError: there is none, or something is wrong with it.
@@ -88,7 +88,7 @@ def open_dataset(data: str) -> Dataset:
         raise UserError(
             f"no such folder: {data}. Give the folder that {name} is in; `tammes data {name} --to FOLDER` gets it."
         )
-    if path.suffix.lower() == ".csv" and not path.is_dir():
+    if is_table(path):
         return table(path)
     for recognised, reader in READERS.values():
         if recognised(path):

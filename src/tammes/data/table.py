@@ -1,8 +1,9 @@
-"""A table of images: a CSV file with a line for each, as open-metric-learning has it too."""
+"""A table of images: a CSV file with a line for each, as open-metric-learning has it too, or a JSON file of COCO's."""
 
 import csv
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 from PIL import Image
+from typing_extensions import TypedDict
 
 from tammes.data.dataset import PARTS, TEST, VALIDATION, Dataset
 from tammes.data.files import of_files
@@ -18,6 +20,7 @@ from tammes.data.folder import natural
 from tammes.data.images import open_picture
 from tammes.errors import UserError
 from tammes.io.files import read_text
+from tammes.io.schema import read_json
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
 Value = TypeVar("Value")
@@ -26,6 +29,9 @@ Value = TypeVar("Value")
 _TRUTHS = {"true": True, "1": True, "1.0": True, "yes": True}
 _TRUTHS |= {"false": False, "0": False, "0.0": False, "no": False, "": False}
 _BOX = ("x_1", "y_1", "x_2", "y_2")
+_BOX_BY_SIZE = ("x", "y", "width", "height")
+_KNOWN = {"path", "label", "split", "is_query", "is_gallery", "sequence", *_BOX, *_BOX_BY_SIZE}
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?")  # 007 is a name
 
 
 def table(file: Path) -> Dataset:
@@ -39,14 +45,18 @@ def table(file: Path) -> Dataset:
         sequence                a query does not find images of its own; without an entry an image is in none
         x_1, y_1, x_2, y_2      a box in pixels from the upper left corner, x_2 and y_2 exclusive: only what is in it
                                 is the image. All four or none; one file may hold several images in different boxes.
+        x, y, width, height     the same box by its corner and its size
 
-    All others are left alone. Paths are absolute or below the folder of the CSV file, labels are text as written, and
-    classes come in natural order. Without `split` the classes are halved as those of a folder are.
+    A .json file is one of COCO's: each of its annotations is an image, in its box and of its category.
+
+    All other columns are left alone here; a gallery keeps them. Paths are absolute or below the folder of the CSV file,
+    labels are text as written, and classes come in natural order. Without `split` the classes are halved as those of a
+    folder are.
 
     Raises:
         UserError: the file cannot be read, or a line of it is wrong; it says which.
     """
-    lines = _lines(file)
+    lines = table_lines(file)
     keys = [line.key for line in lines]
     class_names = sorted({line.label for line in lines}, key=natural)
     numbers = {name: number for number, name in enumerate(class_names)}
@@ -83,7 +93,9 @@ def table(file: Path) -> Dataset:
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """An image of a table; `fields` are its columns that mean nothing here."""
+
     key: str
     file: Path
     label: str
@@ -92,27 +104,54 @@ class _Line:
     gallery: bool | None
     sequence: str | None
     box: Box | None
+    fields: Mapping[str, str | float]
 
 
-def _read(lines: Sequence[_Line], index: int) -> Image.Image:
-    line = lines[index]
-    image = open_picture(line.file)
-    if line.box is None:
+def is_table(data: str | Path) -> bool:
+    """Whether it is a table of images by its name."""
+    return Path(data).suffix.lower() in (".csv", ".json") and not Path(data).is_dir()
+
+
+def cropped(image: Image.Image, box: Box | None, name: str, file: Path | str = "the image") -> Image.Image:
+    """What is in the box; all of it without one.
+
+    Args:
+        name: of the part, for the error.
+        file: of the image, for the error.
+    """
+    if box is None:
         return image
-    if line.box[2] > image.width or line.box[3] > image.height:
+    if box[2] > image.width or box[3] > image.height:
         raise UserError(
-            f"cannot cut {line.key} out: {line.file} is {image.width} x {image.height} pixels, its box ends at "
-            f"{line.box[2]}, {line.box[3]}."
+            f"cannot cut {name} out: {file} is {image.width} x {image.height} pixels, its box ends at "
+            f"{box[2]}, {box[3]}."
         )
-    return image.crop(line.box)
+    return image.crop(box)
 
 
-def _lines(file: Path) -> list[_Line]:
-    lines: list[_Line] = []
+def name_in(box: Box | None, name: str) -> str:
+    """What a part of an image is called."""
+    return name if box is None else f"{name} {','.join(str(edge) for edge in box)}"
+
+
+def _read(lines: Sequence[Line], index: int) -> Image.Image:
+    line = lines[index]
+    return cropped(open_picture(line.file), line.box, line.key, line.file)
+
+
+def table_lines(file: Path, *, labelled: bool = True) -> list[Line]:
+    """The images of a table, in its order.
+
+    Args:
+        labelled: whether each must have a class.
+    """
+    lines: list[Line] = []
     seen: dict[tuple[str, Box | None], int] = {}
-    for number, entry in _entries(file):
-        where = f"{file}, line {number}"
-        for column in ("path", "label"):
+    entries = _annotations(file) if file.suffix.lower() == ".json" else _entries(file, labelled)
+    fields = _fields([entry for _, entry in entries])
+    for (number, entry), columns in zip(entries, fields, strict=True):
+        where = f"{file}, {'annotation' if file.suffix.lower() == '.json' else 'line'} {number}"
+        for column in ("path", "label") if labelled else ("path",):
             if not entry[column]:
                 raise UserError(f"{where}: the {column} is empty.")
         place = file.parent / entry["path"]
@@ -120,32 +159,82 @@ def _lines(file: Path) -> list[_Line]:
         first = seen.setdefault((os.path.normpath(place), box), number)
         if first != number:
             raise UserError(f"{where}: {entry['path']} is already in line {first}; every image must come once.")
-        key = entry["path"] if box is None else f"{entry['path']} {','.join(str(edge) for edge in box)}"
         lines.append(
-            _Line(
-                key=key,
+            Line(
+                key=name_in(box, entry["path"]),
                 file=place,
-                label=entry["label"],
+                label=entry.get("label", ""),
                 part=_one_of(PARTS, entry, "split", "train, val, validation, test", where),
                 query=_one_of(_TRUTHS, entry, "is_query", "True, False, 1, 0", where),
                 gallery=_one_of(_TRUTHS, entry, "is_gallery", "True, False, 1, 0", where),
                 sequence=entry.get("sequence"),
                 box=box,
+                fields=columns,
             )
         )
     if not lines:
-        raise UserError(f"{file} names no images: it has a header only.")
+        raise UserError(f"{file} names no images: it has {'a header only' if file.suffix == '.csv' else 'none'}.")
     return lines
 
 
-def _entries(file: Path) -> list[tuple[int, dict[str, str]]]:
+def _fields(entries: Sequence[Mapping[str, str]]) -> list[dict[str, str | float]]:
+    """The columns without a meaning: numbers where all entries are, else texts; empty entries are none."""
+    names = [name for name in (entries[0] if entries else ()) if name and name not in _KNOWN]
+    numbers = {
+        name for name in names if all(_NUMBER.fullmatch(entry[name]) for entry in entries if entry.get(name, ""))
+    }
+    return [
+        {name: float(entry[name]) if name in numbers else entry[name] for name in names if entry.get(name, "")}
+        for entry in entries
+    ]
+
+
+class _CocoImage(TypedDict):
+    id: int | str
+    file_name: str
+
+
+class _CocoCategory(TypedDict):
+    id: int | str
+    name: str
+
+
+class _CocoAnnotation(TypedDict):
+    image_id: int | str
+    category_id: int | str
+    bbox: tuple[float, float, float, float]
+
+
+class _Coco(TypedDict):
+    images: list[_CocoImage]
+    annotations: list[_CocoAnnotation]
+    categories: list[_CocoCategory]
+
+
+def _annotations(file: Path) -> list[tuple[int, dict[str, str]]]:
+    """The annotations of a COCO file as lines of a table, from 1."""
+    coco = read_json(file, _Coco, "Expected a COCO file: images, annotations with a bbox, and categories.")
+    if coco is None:
+        raise UserError(f"no such file: {file}.")
+    files = {each["id"]: each["file_name"] for each in coco["images"]}
+    names = {each["id"]: each["name"] for each in coco["categories"]}
+    entries = []
+    for number, each in enumerate(coco["annotations"], start=1):
+        if each["image_id"] not in files or each["category_id"] not in names:
+            raise UserError(f"{file}, annotation {number}: there is no such image or category.")
+        box = dict(zip(_BOX_BY_SIZE, map(str, each["bbox"]), strict=True))
+        entries.append((number, {"path": files[each["image_id"]], "label": names[each["category_id"]], **box}))
+    return entries
+
+
+def _entries(file: Path, labelled: bool) -> list[tuple[int, dict[str, str]]]:
     """The lines below the header with their numbers, by column, without blanks around what they hold."""
     entries = []
     try:
         with StringIO(read_text(file), newline="") as source:
             reader = csv.reader(source)
             header = [name.strip() for name in next(reader, [])]
-            _check_header(file, header)
+            _check_header(file, header, ("path", "label") if labelled else ("path",))
             before = reader.line_num
             for fields in reader:
                 number, before = before + 1, reader.line_num  # an entry in quotes may go over several lines
@@ -165,9 +254,9 @@ def _entries(file: Path) -> list[tuple[int, dict[str, str]]]:
     return entries
 
 
-def _check_header(file: Path, header: Sequence[str]) -> None:
+def _check_header(file: Path, header: Sequence[str], needed: Sequence[str]) -> None:
     has = f"It has {', '.join(header)}." if header else "It is empty."
-    for column in ("path", "label"):
+    for column in needed:
         if column not in header:
             vectors = f" Vectors are read from .parquet: pandas.read_csv({file.name!r}).to_parquet(FILE)"
             raise UserError(
@@ -191,15 +280,20 @@ def _one_of(known: dict[str, Value], entry: dict[str, str], column: str, expecte
 
 
 def _box(entry: dict[str, str], where: str) -> Box | None:
-    given = [entry.get(column, "") for column in _BOX]
+    by_size = _BOX[0] not in entry and all(column in entry for column in _BOX_BY_SIZE)
+    columns = _BOX_BY_SIZE if by_size else _BOX
+    given = [entry.get(column, "") for column in columns]
     if not any(given):
         return None
     try:
-        left, top, right, bottom = (round(float(edge)) for edge in given)
+        edges = [float(edge) for edge in given]
+        if by_size:
+            edges[2:] = edges[0] + edges[2], edges[1] + edges[3]
+        left, top, right, bottom = map(round, edges)
     except (ValueError, OverflowError):
-        raise UserError(f"{where}: the box {', '.join(given)} is not four numbers ({', '.join(_BOX)}).") from None
+        raise UserError(f"{where}: the box {', '.join(given)} is not four numbers ({', '.join(columns)}).") from None
     if not (0 <= left < right and 0 <= top < bottom):
-        raise UserError(f"{where}: the box {', '.join(given)} is empty or begins outside ({', '.join(_BOX)}).")
+        raise UserError(f"{where}: the box {', '.join(given)} is empty or begins outside ({', '.join(columns)}).")
     return left, top, right, bottom
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from jaxtyping import Float32
 from numpy import ndarray
 
-from tammes.gallery.store import Hit, Store
+from tammes.gallery.items import Hit
+from tammes.gallery.store import Store
 from tammes.gallery.threshold import VOTES, Threshold, in_store, neighbourhoods, votes, with_class
 from tammes.io.console import printable
 

@@ -11,7 +11,8 @@ from PIL import Image
 
 from tammes.data.images import open_small
 from tammes.data.perceptual_hash import ALIKE, CROPS, SMALLEST, hashes, likeness
-from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
+from tammes.gallery.items import THUMBNAIL, Row, content_of
+from tammes.gallery.store import Store
 
 _BATCH = 4096  # queries of one pass over the gallery
 _NEIGHBOURS = 16  # looked at first; more where all of them are near, but not more than ...

@@ -18,7 +18,9 @@ from tammes.errors import UserError, check_distance, check_whole, unknown_name
 from tammes.gallery import Store, open_gallery
 from tammes.gallery.classification import Classification, FolderClassification, SearchResult, classify, classify_hits
 from tammes.gallery.duplicates import Group, duplicates
+from tammes.gallery.filters import OF_EVERY_ITEM, Filter, UnknownColumnError, names_in, parsed
 from tammes.gallery.indexing import vectors_of, whole_path
+from tammes.gallery.items import Hit
 from tammes.gallery.model import (
     RunLike,
     check_model,
@@ -27,9 +29,9 @@ from tammes.gallery.model import (
     recorded_model,
 )
 from tammes.gallery.queries import check_image_files, unit_rows
-from tammes.gallery.store import Hit
 from tammes.gallery.threshold import VOTES, Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
 from tammes.gallery.update import Update, VectorItems, add_files, add_vectors, existing, index_vectors, update
+from tammes.io.addresses import without_password
 from tammes.io.console import printable, progress, working
 from tammes.io.machine import device as device_of
 from tammes.models.embedder import Embedder
@@ -39,7 +41,7 @@ Picture = str | Path | Image.Image
 
 
 class Gallery:
-    """Images, or vectors of any model, that can be searched; kept in a folder, object storage or Qdrant.
+    """Images, or vectors of any model, that can be searched; kept in a folder, object storage, PostgreSQL or Qdrant.
 
         gallery = tammes.Gallery("gallery", tammes.load("runs/photos"))
         gallery.add("photos/")
@@ -49,7 +51,7 @@ class Gallery:
     `tammes index` made. It is opened if it is there, otherwise an empty one is made.
 
     Args:
-        path: a folder, or s3://bucket/name, gs://…, az://…, qdrant://host:port/name.
+        path: a folder, or s3://bucket/name, gs://…, az://…, postgresql://host/database/name, qdrant://host:port/name.
         embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its folder.
             None: what the gallery says it was made by, with its whitening.
         device: where a model that is loaded here runs; auto takes a GPU if there is one.
@@ -67,7 +69,7 @@ class Gallery:
         device: Literal["auto", "cpu"] = "auto",
         create: bool = True,
     ) -> None:
-        self.uri = str(path)
+        self.uri = without_password(str(path))
         self._calibrated: Threshold | None = None
         self._device: Literal["auto", "cpu"] | None = None if isinstance(embedder, Embedder) else device
         there = open_gallery(self.uri) if embedder is None or not create else existing(self.uri)
@@ -112,7 +114,7 @@ class Gallery:
             labels: the class of each; None or an empty text for none.
             overwrite: replace the gallery that is there.
         """
-        array, uri = _array(vectors), str(path)
+        array, uri = _array(vectors), without_password(str(path))
         names = _texts(range(len(array)) if keys is None else keys)
         if not overwrite and existing(uri) is not None:
             raise UserError(
@@ -183,11 +185,13 @@ class Gallery:
     @overload
     def search(
         self, query: Picture | None = None, k: int = 10, *, item: str | None = None, label: str | None = None,
-        exact: bool = False,
+        where: str | None = None, exact: bool = False,
     ) -> SearchResult: ...  # fmt: skip
 
     @overload
-    def search(self, query: Any, k: int = 10, *, label: str | None = None, exact: bool = False) -> Any: ...
+    def search(
+        self, query: Any, k: int = 10, *, label: str | None = None, where: str | None = None, exact: bool = False
+    ) -> Any: ...
 
     def search(
         self,
@@ -196,6 +200,7 @@ class Gallery:
         *,
         item: str | None = None,
         label: str | None = None,
+        where: str | None = None,
         exact: bool = False,
     ) -> Any:
         """The k nearest items, nearest first, and what the query may be by them.
@@ -205,21 +210,24 @@ class Gallery:
                 (queries, dim).
             item: instead of a query, the key of an item of the gallery: more like this one. It does not find itself.
             label: look only at items of this class.
+            where: look only at items whose columns fit, such as "colour = 'red' and price < 20"; see
+                `tammes.gallery.filters`.
             exact: compare with every item, also where there is an approximate index.
 
         Returns:
             A SearchResult, whose `hits` have `path`, `label` and `distance`; for several queries a list of them.
         """
         check_whole("k", k)
+        only = None if where is None else parsed(where)
         if label is not None and label not in (known := self.store.labels()):
             raise unknown_name("label", label, known)
         if (query is None) == (item is None):
             raise UserError("give a query or an item: gallery.search('photo.jpg') or gallery.search(item='a.jpg')")
         if item is not None:
             (row,) = self.store.get([item])
-            return self.neighbours(row.vector[None], k, label=label, exact=exact, leave_out=[item])[0]
+            return self.neighbours(row.vector[None], k, label=label, where=only, exact=exact, leave_out=[item])[0]
         vectors, alone, _ = self._vectors(query)
-        found = self.neighbours(vectors, k, label=label, exact=exact)
+        found = self.neighbours(vectors, k, label=label, where=only, exact=exact)
         return found[0] if alone else found
 
     @overload
@@ -317,11 +325,12 @@ class Gallery:
         k: int,
         *,
         label: str | None = None,
+        where: Filter | None = None,
         exact: bool = False,
         leave_out: Sequence[str | None] | None = None,
     ) -> list[list[Hit]]:
         """The k nearest items of each query; see `Store.search`."""
-        return self.store.search(vectors, k, label=label, exact=exact, leave_out=leave_out)
+        return self.store.search(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
 
     def neighbours(
         self,
@@ -329,20 +338,24 @@ class Gallery:
         k: int,
         *,
         label: str | None = None,
+        where: Filter | None = None,
         exact: bool = False,
         leave_out: Sequence[str | None] | None = None,
     ) -> list[SearchResult]:
         """The k nearest items of each vector, and what it may be.
 
-        One search of the store answers both. Only among the items of one class there are two: what the query may be is
-        decided by its neighbours of all classes.
+        One search of the store answers both. Only among some of the items there are two: what the query may be is
+        decided by its neighbours of all.
 
         Args:
-            label, exact, leave_out: as in `Store.search`.
+            label, where, exact, leave_out: as in `Store.search`.
         """
-        threshold = self.threshold
+        threshold, some_only = self.threshold, label is not None or where is not None
+        if threshold is None or some_only:
+            near = self.nearest(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
+            if where is not None and not any(near):
+                self._check_columns(where)
         if threshold is None:
-            near = self.nearest(vectors, k, label=label, exact=exact, leave_out=leave_out)
             return [SearchResult(hits, None) for hits in near]
         around = neighbourhoods(
             lambda some, number, without: self.nearest(some, number, exact=exact, leave_out=without),
@@ -350,12 +363,17 @@ class Gallery:
             len(self),
             threshold.classes_needed,
             leave_out,
-            k=k if label is None else 0,
+            k=0 if some_only else k,
         )
-        near = [hits[:k] for hits in around]
-        if label is not None:
-            near = self.nearest(vectors, k, label=label, exact=exact, leave_out=leave_out)
+        if not some_only:
+            near = [hits[:k] for hits in around]
         return [SearchResult(hits, classify_hits(those, threshold)) for hits, those in zip(near, around, strict=True)]
+
+    def _check_columns(self, where: Filter) -> None:
+        """Refuse names that no item has: why nothing was found."""
+        known = self.store.field_names() | set(OF_EVERY_ITEM)
+        for name in sorted(names_in(where) - known):
+            raise UnknownColumnError(str(unknown_name("column", name, known)))
 
     def classify_folder(
         self, folder: Path, threshold: Threshold | None = None, *, k: int = VOTES, unknown_rate: float | None = None

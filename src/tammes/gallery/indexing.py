@@ -1,5 +1,6 @@
-"""From folders of images to a gallery: what is new or changed is embedded, what is gone is taken out."""
+"""From folders and tables of images to a gallery: what is new or changed is embedded, what is gone is taken out."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,11 @@ from numpy import ndarray
 
 from tammes.data.folder import images_below
 from tammes.data.images import ROOM, check_shape, open_picture, small
+from tammes.data.table import Box, cropped, is_table, name_in, table_lines
 from tammes.errors import UserError
-from tammes.gallery.store import THUMBNAIL, Row, Store, content_of
+from tammes.gallery.filters import Value
+from tammes.gallery.items import THUMBNAIL, Row, content_of
+from tammes.gallery.store import Store
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
 from tammes.models.embedder import Embedder
@@ -27,17 +31,44 @@ _BATCH = 256  # images that are stored together, and lost together if the progra
 
 
 @dataclass(frozen=True)
+class Source:
+    """An image to index.
+
+    Attributes:
+        path: its key in the gallery: that of the file, with the box if it is a part of the image.
+        label: its class, or empty.
+        fields: further columns of the table that names it.
+    """
+
+    path: str
+    file: Path
+    label: str = ""
+    box: Box | None = None
+    fields: Mapping[str, Value] = field(default_factory=dict)
+
+    def state(self) -> str:
+        """What changes when the file is written, or its columns are; empty for a file that is not there any more."""
+        try:
+            status = self.file.stat()
+        except OSError:
+            return ""
+        columns = json.dumps(sorted(self.fields.items())).encode() if self.fields else b""
+        mark = f"-{blake2b(columns, digest_size=8).hexdigest()}" if columns else ""
+        return f"{status.st_size}-{status.st_mtime_ns}{mark}"
+
+
+@dataclass(frozen=True)
 class Difference:
     """What a gallery and the folders do not have in common.
 
     Attributes:
-        fresh: files that the gallery does not have, or has otherwise; they are embedded if their content differs.
+        fresh: images that the gallery does not have, or has otherwise; they are embedded if their content differs.
         gone: paths that the gallery has and the folders have no more.
         same: how many need nothing.
         emptied: folders of which the gallery has images and that have none any more.
     """
 
-    fresh: list[Path]
+    fresh: list[Source]
     gone: list[str]
     same: int
     emptied: list[Path]
@@ -70,42 +101,58 @@ class Indexed:
 
 def difference(
     known: Mapping[str, str],
-    folders: Sequence[Path],
+    places: Sequence[Path],
     *,
     roots: Sequence[str] = (),
     labelled: bool = True,
     verify: bool = False,
 ) -> Difference:
-    """What has to be done for a gallery to hold what is in the folders. Other folders' images are left alone.
+    """What has to be done for a gallery to hold what is in the folders and tables. Other images are left alone.
 
     Args:
         known: the fingerprint of each path in the gallery.
+        places: folders, and tables: what these name no more stays.
         roots: the folders that the gallery was filled from before: see `label_of`.
-        labelled: whether the folders' names are classes.
+        labelled: whether the folders' names, or the labels of a table, are classes.
         verify: read every file: one may have been replaced by another of the same size and time.
 
     Raises:
         UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
     """
-    given = [whole_path(folder) for folder in folders]
-    files = list(dict.fromkeys(file for root in given for file in images_below(root)))
+    given = [whole_path(place) for place in places]
+    folders = [place for place in given if not is_table(place)]
+    files = list(dict.fromkeys(file for root in folders for file in images_below(root)))
     there = {fspath(file) for file in files}
-    as_labels = _outermost_first(given, roots) if labelled else []
+    as_labels = _outermost_first(folders, roots) if labelled else []
+    sources = {fspath(file): Source(fspath(file), file, label_of(file, as_labels)) for file in files}
+    for place in given:
+        if is_table(place):
+            sources |= {each.path: each for each in _of_table(place, labelled)}
     fresh = [
-        file
-        for file in files
+        each
+        for each in sources.values()
         if verify
-        or (mark := known.get(fspath(file))) is None
-        or (_state(file), label_of(file, as_labels)) != (mark.split(":")[0], _label(mark))
+        or (mark := known.get(each.path)) is None
+        or (each.state(), each.label) != (mark.split(":")[0], _label(mark))
     ]
-    gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in given)]
+    gone = [path for path in known if path not in there and any(Path(path).is_relative_to(root) for root in folders)]
+    gone = [path for path in gone if path not in sources]
     emptied = [
         root
-        for root in given
+        for root in folders
         if any(Path(path).is_relative_to(root) for path in gone)
         and not any(file.is_relative_to(root) for file in files)
     ]
-    return Difference(fresh, gone, len(files) - len(fresh), emptied)
+    return Difference(fresh, gone, len(sources) - len(fresh), emptied)
+
+
+def _of_table(file: Path, labelled: bool) -> list[Source]:
+    lines = table_lines(file, labelled=False)
+    files = [line.file.resolve() for line in lines]
+    return [
+        Source(name_in(line.box, fspath(place)), place, line.label if labelled else "", line.box, line.fields)
+        for line, place in zip(lines, files, strict=True)
+    ]
 
 
 def whole_path(folder: Path) -> Path:
@@ -134,14 +181,18 @@ def _outermost_first(folders: Sequence[Path], roots: Sequence[str]) -> list[Path
     return sorted({*folders, *map(Path, roots)}, key=lambda folder: (len(folder.parts), folder))
 
 
+def sources_of(files: Sequence[Path], roots: Sequence[str], labels: Sequence[str] | None) -> list[Source]:
+    """Single files, with these classes or, without, those of the folders that were indexed before; each once."""
+    names = [label_of(file, _outermost_first([], roots)) for file in files] if labels is None else labels
+    every = (Source(fspath(file), file, label) for file, label in zip(files, names, strict=True))
+    return list({each.path: each for each in every}.values())
+
+
 def index(
     store: Store,
     embedder: Embedder,
-    folders: Sequence[Path],
     what: Difference,
     *,
-    labelled: bool = True,
-    labels: Mapping[str, str] | None = None,
     threads: int = 2,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Indexed]:
@@ -152,24 +203,16 @@ def index(
 
     Args:
         what: from `difference`.
-        labelled: whether the folders' names are classes.
-        labels: the class of each path instead, where the caller says it.
         threads: that read and shrink images while the network works.
         stop: asked after each batch; what is gone is then left for the next time.
     """
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
-    given = [whole_path(folder) for folder in folders]
-    roots = _outermost_first(given, store.about.roots) if labelled else []
     features = ImageFeatures(embedder)
-
-    def label(file: Path) -> str:
-        return label_of(file, roots) if labels is None else labels[fspath(file)]
-
     with ThreadPoolExecutor(threads) as pool:
-        reading = _ahead(pool, what.fresh, lambda file: _read(file, embedder, known), 2 * embedder.at_once + threads)
+        reading = _ahead(pool, what.fresh, lambda each: _read(each, embedder, known), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
-            _store(store, features, batch, label, known, so_far)
+            _store(store, features, batch, known, so_far)
             yield so_far
             if stop():
                 return
@@ -189,10 +232,11 @@ def vectors_of(
     """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
     read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
     with ThreadPoolExecutor(threads) as pool:
-        reading = _ahead(pool, files, lambda file: _read(file, embedder, {}), 2 * embedder.at_once + threads)
+        sources = [Source(fspath(file), file) for file in files]
+        reading = _ahead(pool, sources, lambda each: _read(each, embedder, {}), 2 * embedder.at_once + threads)
         while batch := list(islice(reading, _BATCH)):
             good = [each for each in batch if each.pixels is not None]
-            read += [each.file for each in good]
+            read += [each.source.file for each in good]
             vectors += _vectors(features, good)
             broken += [str(each.broken) for each in batch if each.broken is not None]
             done += len(batch)
@@ -203,9 +247,9 @@ def vectors_of(
 
 @dataclass(frozen=True)
 class _Image:
-    """A file that was looked at: its pixels are None if the gallery has them already, or if it cannot be read."""
+    """An image that was looked at: its pixels are None if the gallery has them already, or if it cannot be read."""
 
-    file: Path
+    source: Source
     fingerprint: str
     pixels: UInt8[ndarray, "channels height width"] | None
     width: int = 0
@@ -216,71 +260,62 @@ class _Image:
     seen: bool = True  # whether its content could be read at all, if not understood
 
 
-def _read(file: Path, embedder: Embedder, known: Mapping[str, str]) -> _Image:
+def _read(source: Source, embedder: Embedder, known: Mapping[str, str]) -> _Image:
+    file = source.file
     try:
-        before = _state(file)
-        with opened(file, IMAGE) as source:
-            content = source.read()
+        before = source.state()
+        with opened(file, IMAGE) as opened_file:
+            content = opened_file.read()
     except UserError as error:
-        return _Image(file, "", None, broken=f"cannot read {file}: {error}", seen=False)
+        return _Image(source, "", None, broken=f"cannot read {file}: {error}", seen=False)
     except OSError as error:
-        return _Image(file, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
-    fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}"
-    if content_of(known.get(fspath(file), "")) == content_of(fingerprint):
-        return _Image(file, fingerprint, None)
+        return _Image(source, "", None, broken=f"cannot read {file}: {error.strerror}.", seen=False)
+    fingerprint = f"{before}:{blake2b(content, digest_size=16).hexdigest()}:{source.label}"
+    if content_of(known.get(source.path, "")) == content_of(fingerprint):
+        return _Image(source, fingerprint, None)
     try:
         with ROOM.for_picture(BytesIO(content)):
             image = open_picture(BytesIO(content), name=fspath(file))
+            image = cropped(image, source.box, source.path, file)
             check_shape(image)
             pixels, key = embedder.prepared_with_key(image)
-            return _Image(file, fingerprint, pixels, *image.size, small(image, THUMBNAIL), key)
+            return _Image(source, fingerprint, pixels, *image.size, small(image, THUMBNAIL), key)
     except (OSError, UserError) as error:
         said = str(error)
-        return _Image(file, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
+        return _Image(source, "", None, broken=said if fspath(file) in said else f"cannot use {file}: {said}")
 
 
 def _store(
-    store: Store,
-    features: ImageFeatures,
-    batch: Sequence[_Image],
-    label: Callable[[Path], str],
-    known: Mapping[str, str],
-    so_far: Indexed,
+    store: Store, features: ImageFeatures, batch: Sequence[_Image], known: Mapping[str, str], so_far: Indexed
 ) -> None:
     """Embed and write a batch; the counts are set when it is safe."""
     fresh = [each for each in batch if each.pixels is not None]
-    touched = [each for each in batch if each.pixels is None and each.broken is None]
+    touched = {each.source.path: each for each in batch if each.pixels is None and each.broken is None}
     rows = [
         Row(
-            path=fspath(each.file),
+            path=each.source.path,
             vector=vector,
-            label=label(each.file),
+            label=each.source.label,
             width=each.width,
             height=each.height,
-            fingerprint=f"{each.fingerprint}:{label(each.file)}",
+            fingerprint=each.fingerprint,
             thumbnail=each.thumbnail,
+            fields=each.source.fields,
         )
         for each, vector in zip(fresh, _vectors(features, fresh), strict=True)
     ]
-    if touched:
-        by_path = {fspath(each.file): each for each in touched}
-        rows += [
-            replace(
-                row,
-                label=(name := label(by_path[row.path].file)),
-                fingerprint=f"{by_path[row.path].fingerprint}:{name}",
-            )
-            for row in store.get(list(by_path))
-        ]
+    for row in store.get(list(touched)) if touched else []:
+        now = touched[row.path]
+        rows.append(replace(row, label=now.source.label, fingerprint=now.fingerprint, fields=now.source.fields))
     if rows:
         store.upsert(rows)
-    new = sum(fspath(each.file) not in known for each in fresh)
+    new = sum(each.source.path not in known for each in fresh)
     so_far.added += new
     so_far.changed += len(fresh) - new
     so_far.touched += len(touched)
-    so_far.relabelled += sum(_label(known[fspath(each.file)]) != label(each.file) for each in touched)
+    so_far.relabelled += sum(_label(known[path]) != each.source.label for path, each in touched.items())
     broken = [each for each in batch if each.broken is not None]
-    stale = [fspath(each.file) for each in broken if each.seen and fspath(each.file) in known]
+    stale = [each.source.path for each in broken if each.seen and each.source.path in known]
     if stale:
         store.delete(stale)  # the gallery has it with a content that is gone
     so_far.broken += [str(each.broken) for each in broken]
@@ -296,26 +331,17 @@ def _vectors(features: ImageFeatures, images: Sequence[_Image]) -> list[ndarray]
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, files: Iterable[Path], read: Callable[[Path], _Image], most: int
+    pool: ThreadPoolExecutor, sources: Iterable[Source], read: Callable[[Source], _Image], most: int
 ) -> Iterator[_Image]:
-    """What is read of the files, in their order, never more than so many in memory."""
-    waiting, rest = [], iter(files)
-    for file in islice(rest, most):
-        waiting.append(pool.submit(read, file))
+    """What is read of the images, in their order, never more than so many in memory."""
+    waiting, rest = [], iter(sources)
+    for source in islice(rest, most):
+        waiting.append(pool.submit(read, source))
     while waiting:
         found = waiting.pop(0).result()
-        for file in islice(rest, 1):
-            waiting.append(pool.submit(read, file))
+        for source in islice(rest, 1):
+            waiting.append(pool.submit(read, source))
         yield found
-
-
-def _state(file: Path) -> str:
-    """What changes when a file is written; empty for one that is not there any more."""
-    try:
-        status = file.stat()
-    except OSError:
-        return ""
-    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _label(fingerprint: str) -> str:

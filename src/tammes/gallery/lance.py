@@ -16,6 +16,9 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
+from tammes.gallery.filters import Filter, In, sql
+from tammes.gallery.items import About, Row, how_to_remake, no_gallery
+from tammes.gallery.lance_columns import facts, fields_of, in_lance, quoted
 from tammes.gallery.lance_tables import (
     ABOUT,
     ATTEMPTS,
@@ -35,42 +38,22 @@ from tammes.gallery.lance_tables import (
     table_names,
     what_is_current,
 )
-from tammes.gallery.ranking import Block, Candidates, nearest, ranked, recall_at_10
-from tammes.gallery.store import (
-    EXACT_UP_TO,
-    REST,
-    About,
-    Hit,
-    OptimiseResult,
-    Row,
-    as_it_was,
-    check_keys,
-    check_queries,
-    check_rows,
-    check_stored,
-    how_to_remake,
-    missing_paths,
-    no_gallery,
-    storable,
-)
+from tammes.gallery.store import COLUMNS, Columns, Store
 
 _INDEX_NAME = re.compile(r"vector-\d{1,18}")
-_TOGETHER = 500  # paths in one condition
 _BLOCK = 1 << 16  # rows of one block in a pass over all
-_PASS_FROM = 16  # queries from which on one pass over all rows is faster than a search for each
 _PROBES, _PROBES_OF_A_CLASS, _REFINE = 50, 400, 4  # parts of the index looked at; candidates compared exactly, times k
 _GROWN = 4  # an index of a gallery that has grown so many times is trained again
 _FEW = 16  # files or versions that are not worth a merge
 _MANY = 256  # writes after which they are merged without being asked: each file makes the next write slower
 _OLD = timedelta(milliseconds=1)  # of versions that are removed; LanceDB warns of 0
 _MOST_DIM = 1 << 20  # numbers of a vector; Arrow has no more than 2^31
-_QUERIES = 200  # drawn to measure the recall of the index
 _TRY_AGAIN = ("conflict", "retry", "not found", "concurrent", "contention")  # others wrote or tidied up meanwhile
 
 T = TypeVar("T")
 
 
-def open_folder(uri: str, create: About | None) -> "LanceGallery":
+def open_store(uri: str, create: About | None) -> "LanceGallery":
     """The gallery that is there, or a new one."""
     if not is_gallery(uri):
         if create is None:
@@ -86,7 +69,11 @@ def rebuild(uri: str, about: About) -> "LanceGallery":
     return LanceGallery(uri, database, new_items(uri, database, about.dim), about)
 
 
-class LanceGallery:
+class MovedError(UserError):
+    """Others have merged the files that were being read."""
+
+
+class LanceGallery(Store):
     """A gallery in LanceDB; see `Store` for what its methods promise.
 
     In a folder, what `upsert` and `delete` did is on the disk when they return: every file they wrote and its name
@@ -97,104 +84,64 @@ class LanceGallery:
     """
 
     def __init__(self, uri: str, database: Any, name: str, about: About) -> None:
-        self.uri, self._database, self._name, self._about = uri, database, name, about
+        super().__init__(uri, about)
+        self._database, self._name = database, name
         self._items = self._do(database.open_table, name)
         self._folder = None if "://" in uri else Path(uri)
         self._synchronised: set[str] = set()
         self._writes = 0
 
-    @property
-    def about(self) -> About:
-        return self._about
-
     def check_columns(self) -> None:
         """Refuse a table that is none of ours: other columns, or vectors of another length than is said of them."""
         found = {field.name: (field.type, field.nullable) for field in self._do(lambda: self._items.schema)}
-        if not 0 < self._about.dim < _MOST_DIM or found != {
-            field.name: (field.type, field.nullable) for field in schema_of(self._about.dim)
-        }:
+        if 0 < self._about.dim < _MOST_DIM:
+            wanted = {field.name: (field.type, field.nullable) for field in schema_of(self._about.dim)}
+            found.setdefault("fields", wanted["fields"])  # of an older version
+        else:
+            wanted = {}
+        if found != wanted:
             raise UserError(
                 f"the gallery {self.uri} does not hold what it says: paths, labels and vectors of {self._about.dim}"
                 f" numbers. {how_to_remake(self.uri)}"
             )
 
-    def upsert(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
+    def write(self, rows: Sequence[Row]) -> None:
         import pyarrow
 
-        vectors = check_rows(rows, self._about.dim)
-        data = pyarrow.table(
-            {
-                "path": [storable(row.path) for row in rows],
-                "vector": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), self._about.dim),
-                "label": [storable(row.label) for row in rows],
-                "width": [row.width for row in rows],
-                "height": [row.height for row in rows],
-                "fingerprint": [storable(row.fingerprint) for row in rows],
-                "thumbnail": [row.thumbnail for row in rows],
-            },
-            schema=schema_of(self._about.dim),
-        )
+        vectors = np.stack([row.vector for row in rows])
+        columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
+        columns["vector"] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), self._about.dim)
+        columns["fields"] = [facts(row.fields) for row in rows]
+        if not self._has_fields():  # of an older version
+            self._do(self._items.add_columns, {"fields": "''"})
+        data = pyarrow.table(columns, schema=schema_of(self._about.dim))
         self._do(_merge, self._items, "path", data)
         self._writes += 1
         if self._writes % _MANY == 0:
             self._merge_files()
         self._synchronise()
 
-    def delete(self, paths: Sequence[str]) -> None:
-        for condition in _among(paths):
-            self._do(self._items.delete, condition)
+    def remove(self, paths: Sequence[str]) -> None:
+        self._do(self._items.delete, sql(In("path", tuple(paths)), in_lance))
         self._synchronise()
 
-    def search(
-        self,
-        vectors: Float32[ndarray, "queries dim"],
-        k: int,
-        *,
-        label: str | None = None,
-        exact: bool = False,
-        leave_out: Sequence[str | None] | None = None,
-    ) -> list[list[Hit]]:
-        queries = check_queries(vectors, self._about.dim, k, leave_out)
-        complete = exact or not self._do(self._items.list_indices)
-        if complete and len(queries) >= _PASS_FROM:
-            return self._do(lambda: nearest(queries, self._blocks(label), k, leave_out))
-        return [
-            ranked(query, self._fetch(query, label, complete), k, own, complete=complete)
-            for query, own in zip(queries, leave_out or [None] * len(queries), strict=True)
-        ]
+    def scan(self, columns: Sequence[str], where: Filter | None = None, batch: int = _BLOCK) -> Iterator[Columns]:
+        def batches() -> Any:
+            there = [name for name in columns if name != "fields" or self._has_fields()]
+            asked = self._items.search().select(there)
+            if where is not None:
+                asked = asked.where(sql(where, in_lance))
+            return iter(asked.to_batches(batch_size=batch))
 
-    def get(self, paths: Sequence[str]) -> list[Row]:
-        found: dict[str, Row] = {}
-        for condition in _among(paths):
-            table = self._do(lambda only=condition: self._items.search().where(only).to_arrow())
-            found |= {row.path: row for row in self._rows(table)}
-        missing = [path for path in paths if path not in found]
-        if missing:
-            raise missing_paths(self.uri, missing)
-        return [found[path] for path in paths]
-
-    def count(self) -> int:
-        return int(self._do(self._items.count_rows))
-
-    def fingerprints(self) -> dict[str, str]:
-        table = self._do(lambda: self._items.search().select(["path", "fingerprint"]).to_arrow())
-        found = dict(zip(self._texts(table, "path"), self._texts(table, "fingerprint"), strict=True))
-        check_keys(found, len(table), self.uri)
-        return found
-
-    def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
-        columns = [name for name in schema_of(self._about.dim).names if thumbnails or name != "thumbnail"]
-        batches = iter(self._do(lambda: self._items.search().select(columns).to_batches(batch_size=batch)))
+        found = self._do(batches)
         while True:
             try:
-                some = next(batches, None)
+                some = next(found, None)
             except BaseException as error:
                 if not of_lance(error):
                     raise
                 if "not found" in str(error).lower() and not self._gone():
-                    raise UserError(
+                    raise MovedError(
                         f"the gallery {self.uri} was put in order by another program while all of it was read. Do it"
                         f" again. If that does not help, a file of it is gone. {how_to_remake(self.uri)}"
                     ) from None
@@ -202,12 +149,38 @@ class LanceGallery:
             if some is None:
                 return
             if len(some):
-                yield self._rows(some)
+                yield self._columns(some)
 
-    def labels(self) -> dict[str, int]:
-        table = self._do(lambda: self._items.search().select(["label"]).to_arrow())
-        counts = table.column("label").value_counts().to_pylist()
-        return {as_it_was(each["values"], self.uri): each["counts"] for each in counts}
+    def nearest(
+        self, query: Float32[ndarray, " dim"], number: int, where: Filter | None, *, exact: bool
+    ) -> tuple[Columns, float]:
+        def rows() -> Any:
+            asked = self._items.search(query, vector_column_name="vector").distance_type("l2").limit(number)
+            asked = asked.select(["path", "label", "vector", "_distance"])
+            if where is not None:
+                asked = asked.where(sql(where, in_lance))
+            if exact:
+                asked = asked.bypass_vector_index()
+            else:
+                asked = asked.nprobes(_PROBES if where is None else _PROBES_OF_A_CLASS).refine_factor(_REFINE)
+            return asked.to_arrow()
+
+        found = self._do(rows)
+        squared = found.column("_distance").to_numpy()
+        return self._columns(found), float(np.sqrt(squared.max(initial=0), dtype=np.float64))
+
+    def count(self) -> int:
+        return int(self._do(self._items.count_rows))
+
+    def whole(self, read: Callable[[], T]) -> T:
+        for attempt in range(ATTEMPTS):
+            try:
+                return read()
+            except MovedError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            _wait(attempt)
+        raise AssertionError("every attempt returns or raises")
 
     def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
         while True:
@@ -219,19 +192,21 @@ class LanceGallery:
             said = said_of(self._name, self._about, current["since"])
             table = self._do(self._database.open_table, ABOUT)
             # Only in the place of what was read: if another program was faster, what it wrote is read first.
-            unchanged = f"said = {_quoted(current['said'])}"
+            unchanged = f"said = {quoted(current['said'])}"
             if self._do(table.update, unchanged, {"said": said}).rows_updated:
                 break
         if self._folder is not None:
             synchronise(self._folder / f"{ABOUT}{ENDING}", set())
 
-    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
+    def indexed(self) -> bool:
+        return bool(self._do(self._items.list_indices))
+
+    def tidy(self, exact_up_to: int, rest: timedelta) -> tuple[str, ...]:
         removed = self._remove_what_is_left(rest)
         self._merge_files()
-        rows = self.count()
-        indexed = self._index(rows, exact_up_to)
+        self._index(self.count(), exact_up_to)
         self._synchronise()
-        return OptimiseResult(rows, indexed, self._recall(rows) if indexed else None, removed)
+        return removed
 
     def version(self) -> str:
         return f"{self._name} {self._do(lambda: self._items.version)}"
@@ -240,7 +215,7 @@ class LanceGallery:
         return bool(what_is_current(self.uri, self._database)["items"] != self._name)
 
     def swap(self) -> None:
-        """Let this gallery take its place; see `Rebuild`."""
+        """Let this gallery take its place; see `Store`."""
         self._synchronise()
         self._point_here(datetime.now(UTC).isoformat())
 
@@ -263,49 +238,18 @@ class LanceGallery:
             return True
         return False
 
-    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Candidates]:
-        def rows(number: int) -> Any:
-            asked = self._items.search(query, vector_column_name="vector").distance_type("l2").limit(number)
-            asked = asked.select(["path", "label", "vector", "_distance"])
-            if label is not None:
-                asked = asked.where(_is_label(label))
-            if complete:
-                asked = asked.bypass_vector_index()
-            else:
-                asked = asked.nprobes(_PROBES if label is None else _PROBES_OF_A_CLASS).refine_factor(_REFINE)
-            return asked.to_arrow()
+    def _has_fields(self) -> bool:
+        return "fields" in self._do(lambda: self._items.schema).names
 
-        def fetch(number: int) -> Candidates:
-            found = self._do(rows, number)
-            squared = found.column("_distance").to_numpy()
-            return Candidates(self._block(found), float(np.sqrt(squared.max(initial=0), dtype=np.float64)))
-
-        return fetch
-
-    def _blocks(self, label: str | None = None) -> Iterator[Block]:
-        """All rows, or those of a class; an error of LanceDB is not caught."""
-        asked = self._items.search().select(["path", "label", "vector"])
-        if label is not None:
-            asked = asked.where(_is_label(label))
-        for batch in asked.to_batches(batch_size=_BLOCK):
-            yield self._block(batch)
-
-    def _block(self, table: Any) -> Block:
-        return Block(self._texts(table, "path"), self._texts(table, "label"), self._vectors(table))
-
-    def _vectors(self, table: Any) -> Float32[ndarray, "rows dim"]:
-        return check_stored(_vectors(table, self._about.dim), self.uri)
-
-    def _texts(self, table: Any, name: str) -> list[str]:
-        return [as_it_was(text, self.uri) for text in table.column(name).to_pylist()]
-
-    def _rows(self, table: Any) -> list[Row]:
-        sizes = (table.column(name).to_pylist() for name in ("width", "height"))
-        asked = "thumbnail" in table.schema.names
-        thumbnails = table.column("thumbnail").to_pylist() if asked else [b""] * len(table)
-        paths, labels, fingerprints = (self._texts(table, name) for name in ("path", "label", "fingerprint"))
-        every = zip(paths, self._vectors(table), labels, *sizes, fingerprints, thumbnails, strict=True)
-        return [Row(*each) for each in every]
+    def _columns(self, table: Any) -> Columns:
+        """A table or a batch of LanceDB's."""
+        names = [name for name in table.schema.names if name in COLUMNS]
+        found = {name: table.column(name).to_pylist() for name in names if name != "vector"}
+        if "vector" in names:
+            found["vector"] = _vectors(table, self._about.dim)
+        if "fields" in names:
+            found["fields"] = [fields_of(text, self.uri) for text in found["fields"]]
+        return found
 
     def _merge_files(self) -> None:
         """Merge small files and remove versions that are no longer the newest, if it is worth it.
@@ -326,7 +270,7 @@ class LanceGallery:
             if "conflict" not in str(error):
                 raise
 
-    def _index(self, rows: int, exact_up_to: int) -> bool:
+    def _index(self, rows: int, exact_up_to: int) -> None:
         """Build the index where it is needed; it is named after how many rows it was trained on."""
         names = [each.name for each in self._do(self._items.list_indices) if _INDEX_NAME.fullmatch(each.name)]
         trained_on = max((int(name.rpartition("-")[2]) for name in names), default=0)
@@ -339,17 +283,8 @@ class LanceGallery:
                 if int(name.rpartition("-")[2]) < rows:
                     with suppress(UserError):  # another program may have been faster
                         self._do(self._items.drop_index, name)
-            return True
-        if any(self._do(self._items.index_stats, name).num_unindexed_rows for name in names):
+        elif any(self._do(self._items.index_stats, name).num_unindexed_rows for name in names):
             self._do(lambda: self._items.optimize(cleanup_older_than=timedelta(days=7)))  # takes in rows that are new
-        return bool(names)
-
-    def _recall(self, rows: int) -> float:
-        drawn = np.random.default_rng(0).choice(rows, min(rows, _QUERIES), replace=False)
-        table = self._do(lambda: self._items.take_offsets(sorted(drawn.tolist())).select(["path", "vector"]).to_arrow())
-        vectors, paths = self._vectors(table), self._texts(table, "path")
-        answers = [self.search(vectors, 10, exact=exact, leave_out=paths) for exact in (False, True)]
-        return recall_at_10(*answers)
 
     def _remove_what_is_left(self, rest: timedelta) -> tuple[str, ...]:
         """Tables of items that nothing points to and nobody has written to for a while."""
@@ -392,7 +327,7 @@ class LanceGallery:
                 again = any(word in str(error).lower() for word in _TRY_AGAIN)
                 if not again or attempt == ATTEMPTS - 1 or self._gone():
                     raise self._wrong(error) from None
-            time.sleep(random.uniform(0.005, 0.02) * 1.5**attempt)
+            _wait(attempt)
         raise AssertionError("every attempt returns or raises")
 
     def _wrong(self, error: BaseException) -> UserError:
@@ -433,15 +368,5 @@ def _vectors(table: Any, dim: int) -> Float32[ndarray, "rows dim"]:
     return np.concatenate(parts) if parts else np.zeros((0, dim), dtype=np.float32)
 
 
-def _is_label(label: str) -> str:
-    return f"label = {_quoted(label)}"
-
-
-def _among(paths: Sequence[str]) -> Iterator[str]:
-    for start in range(0, len(paths), _TOGETHER):
-        yield f"path IN ({', '.join(map(_quoted, paths[start : start + _TOGETHER]))})"
-
-
-def _quoted(text: str) -> str:
-    """A text in SQL, where only the quote itself needs care."""
-    return "'" + storable(text).replace("'", "''") + "'"
+def _wait(attempt: int) -> None:
+    time.sleep(random.uniform(0.005, 0.02) * 1.5**attempt)

@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any
 
 from tammes.errors import UserError
-from tammes.gallery.store import About, how_to_remake
+from tammes.gallery.items import About, how_to_remake
 from tammes.io.files import check_no_links, errors_name, fsync
 
 ABOUT, ITEMS, ENDING = "about", "items-", ".lance"
@@ -131,6 +131,7 @@ def schema_of(dim: int) -> Any:
             pyarrow.field("height", pyarrow.int32(), nullable=False),
             pyarrow.field("fingerprint", pyarrow.string(), nullable=False),
             pyarrow.field("thumbnail", pyarrow.binary(), nullable=False),
+            pyarrow.field("fields", pyarrow.string(), nullable=False),
         ]
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from tammes.errors import UserError, shown
-from tammes.gallery.store import About, Kind
+from tammes.gallery.items import About, Kind
 from tammes.io.files import opened
 from tammes.io.hub import ADDRESS
 from tammes.models.backbones.module import OWN

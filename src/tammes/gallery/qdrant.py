@@ -7,9 +7,9 @@ A rebuild fills another collection; moving the alias puts it in the place of the
 """
 
 import json
-import time
+import re
+import warnings
 from base64 import b64decode, b64encode
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -18,46 +18,29 @@ from importlib import import_module
 from secrets import token_hex
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from uuid import UUID, uuid5
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from tammes.errors import UserError
-from tammes.gallery.ranking import Block, Candidates, ranked, recall_at_10
-from tammes.gallery.store import (
-    EXACT_UP_TO,
-    REST,
-    About,
-    Hit,
-    OptimiseResult,
-    Row,
-    as_it_was,
-    check_keys,
-    check_queries,
-    check_rows,
-    check_stored,
-    how_to_remake,
-    missing_paths,
-    no_gallery,
-    storable,
-)
+from tammes.gallery.filters import NUMBERS, OF_EVERY_ITEM, TEXTS, Filter, In, Order, translated
+from tammes.gallery.items import About, Row, as_it_was, how_to_remake, item_id, no_gallery, storable
+from tammes.gallery.store import Columns, Store
+from tammes.io.environment import qdrant_api_key
 
-_PATHS = UUID("6f0c2f5e-6d0b-4c9e-9d5e-3a8c1f7b2e64")  # a point is named after its path; this keeps the names ours
 _BETWEEN = "--"
 _ROOT, _THRESHOLD = "tammes-root-", "tammes-threshold"  # keys of a collection's metadata
 _STAMP = "%Y%m%dT%H%M%SZ"
 _BUILDING = 168  # times as long a rebuild that was not finished may still be under way: an hour makes a week
 _TOGETHER = 256  # points in one request
 _PAGE = 4096  # points of one answer where only a few words of each are read
-_QUERIES = 200  # drawn to measure the recall of the index
 _TIMEOUT = 60  # seconds
 
 T = TypeVar("T")
 
 
-def open_collection(uri: str, create: About | None) -> "QdrantGallery":
+def open_store(uri: str, create: About | None) -> "QdrantGallery":
     """The gallery that is there, or a new one."""
     location, name = _location_and_name(uri)
     client = _client(location)
@@ -70,7 +53,7 @@ def open_collection(uri: str, create: About | None) -> "QdrantGallery":
         new = rebuild(uri, create)
         if _do(uri, lambda: _current(client, name)) is None:
             new.swap()
-        return open_collection(uri, None)
+        return open_store(uri, None)
     said = _do(uri, lambda: _metadata(client, current))
     if "about" not in said:
         raise UserError(f"{uri} is not a gallery: Qdrant has a collection of that name. Choose another name.")
@@ -91,92 +74,80 @@ def rebuild(uri: str, about: About) -> "QdrantGallery":
     return QdrantGallery(uri, client, name, collection, about)
 
 
-class QdrantGallery:
+class QdrantGallery(Store):
     """A gallery in Qdrant; see `Store` for what its methods promise.
 
     A write returns when the server has it in its log and shows it to readers; some hundred rows go in one request, and
     each is whole or not there. Qdrant builds its index by itself, from its own limits on; `exact_up_to` is its affair.
+    What others write while all rows are read may be among them or not.
     """
 
     def __init__(self, uri: str, client: Any, name: str, collection: str, about: About) -> None:
-        self.uri, self._client, self._name, self._collection, self._about = uri, client, name, collection, about
+        super().__init__(uri, about)
+        self._client, self._name, self._collection = client, name, collection
 
-    @property
-    def about(self) -> About:
-        return self._about
-
-    def upsert(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        vectors = check_rows(rows, self._about.dim)
+    def write(self, rows: Sequence[Row]) -> None:
         points = [
             _models().PointStruct(
                 id=_id(row.path),
-                vector=vector.tolist(),
+                vector=row.vector.tolist(),
                 payload={
-                    "path": storable(row.path),
-                    "label": storable(row.label),
+                    "path": row.path,
+                    "label": row.label,
                     "width": row.width,
                     "height": row.height,
-                    "fingerprint": storable(row.fingerprint),
+                    "fingerprint": row.fingerprint,
                     "thumbnail": b64encode(row.thumbnail).decode(),
+                    "fields": {_key(name): value for name, value in row.fields.items()},
                 },
             )
-            for row, vector in zip(rows, vectors, strict=True)
+            for row in rows
         ]
         for part in _some(points):
             self._do(self._client.upsert, self._collection, part)
 
-    def delete(self, paths: Sequence[str]) -> None:
+    def remove(self, paths: Sequence[str]) -> None:
         for part in _some([_id(path) for path in paths]):
             self._do(self._client.delete, self._collection, part)
 
-    def search(
-        self,
-        vectors: Float32[ndarray, "queries dim"],
-        k: int,
-        *,
-        label: str | None = None,
-        exact: bool = False,
-        leave_out: Sequence[str | None] | None = None,
-    ) -> list[list[Hit]]:
-        queries = check_queries(vectors, self._about.dim, k, leave_out)
-        complete = exact or not self._indexed()
-        return [
-            ranked(query, self._fetch(query, label, complete), k, own, complete=complete)
-            for query, own in zip(queries, leave_out or [None] * len(queries), strict=True)
-        ]
+    def scan(self, columns: Sequence[str], where: Filter | None = None, batch: int = _PAGE) -> Iterator[Columns]:
+        """In the order of the ids, a page after the other."""
+        only, place = None if where is None else _filter(where), None
+        read = partial(
+            self._client.scroll,
+            self._collection,
+            scroll_filter=only,
+            limit=min(batch, _PAGE),
+            with_payload=[name for name in columns if name != "vector"],
+            with_vectors="vector" in columns,
+        )
+        while True:
+            points, place = self._do(partial(read, offset=place))
+            if points:
+                yield self._columns(points, columns)
+            if place is None:
+                return
 
-    def get(self, paths: Sequence[str]) -> list[Row]:
-        found: dict[str, Row] = {}
-        for part in _some([_id(path) for path in paths]):
-            whole = partial(self._client.retrieve, with_payload=True, with_vectors=True)
-            points = self._do(whole, self._collection, part)
-            found |= {row.path: row for row in self._rows(points)}
-        missing = [path for path in paths if path not in found]
-        if missing:
-            raise missing_paths(self.uri, missing)
-        return [found[path] for path in paths]
+    def nearest(
+        self, query: Float32[ndarray, " dim"], number: int, where: Filter | None, *, exact: bool
+    ) -> tuple[Columns, float]:
+        local = _location_and_name(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
+        points = self._do(
+            lambda: self._client.query_points(
+                self._collection,
+                query=query.tolist(),
+                limit=number,
+                query_filter=None if where is None else _filter(where),
+                search_params=None if local else _models().SearchParams(exact=exact),
+                with_payload=["path", "label"],
+                with_vectors=True,
+            )
+        ).points
+        reach = max((float(point.score) for point in points), default=0.0)
+        return self._columns(points, ("path", "label", "vector")), reach
 
     def count(self) -> int:
         return int(self._do(lambda: self._client.count(self._collection, exact=True)).count)
-
-    def fingerprints(self) -> dict[str, str]:
-        pages = self._pages(_PAGE, ["path", "fingerprint"])
-        every = [point.payload for page in pages for point in page]
-        found = {self._text(each, "path"): self._text(each, "fingerprint") for each in every}
-        check_keys(found, len(every), self.uri)
-        return found
-
-    def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
-        """All rows, some at a time; what others write meanwhile may be among them or not."""
-        wanted = ["path", "label", "width", "height", "fingerprint", *(["thumbnail"] if thumbnails else [])]
-        for page in self._pages(batch, wanted, vectors=True):
-            yield self._rows(page)
-
-    def labels(self) -> dict[str, int]:
-        pages = self._pages(_PAGE, ["label"])
-        return dict(Counter(self._text(point.payload, "label") for page in pages for point in page))
 
     def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
         # Each root and the threshold have a key of their own: the server merges keys, so that none is lost.
@@ -186,21 +157,22 @@ class QdrantGallery:
         self._do(lambda: self._client.update_collection(self._collection, metadata=said))
         self._about = _about(self.uri, self._do(lambda: _metadata(self._client, self._collection)))
 
-    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:  # noqa: ARG002
-        """Remove what is left of rebuilds and measure the index: the rest the server does by itself."""
-        removed, rows = self._remove_what_is_left(rest), self.count()
-        indexed = self._indexed()
-        return OptimiseResult(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
+    def indexed(self) -> bool:
+        return bool(self._do(lambda: self._client.get_collection(self._collection)).indexed_vectors_count)
+
+    def tidy(self, exact_up_to: int, rest: timedelta) -> tuple[str, ...]:  # noqa: ARG002
+        """Remove what is left of rebuilds: the rest the server does by itself."""
+        return self._remove_what_is_left(rest)
 
     def version(self) -> str:
         """Qdrant counts no versions: besides the number of rows, every half minute makes another."""
-        return f"{self._collection} {self.count()} {int(time.time()) // 30}"
+        return f"{self._collection} {super().version()}"
 
     def replaced(self) -> bool:
         return bool(self._do(lambda: _current(self._client, self._name)) != self._collection)
 
     def swap(self) -> None:
-        """Let this gallery take its place; see `Rebuild`."""
+        """Let this gallery take its place; see `Store`."""
         models = _models()
         self._write_metadata(datetime.now(UTC).isoformat())
         there = models.CreateAlias(collection_name=self._collection, alias_name=self._name)
@@ -214,85 +186,17 @@ class QdrantGallery:
         said = {"tammes": json.dumps({"about": self._about.to_json(), "since": since})}
         self._do(lambda: self._client.update_collection(self._collection, metadata=said))
 
-    def _fetch(self, query: Float32[ndarray, " dim"], label: str | None, complete: bool) -> Callable[[int], Candidates]:
-        models = _models()
-        only = None
-        if label is not None:
-            match = models.MatchValue(value=storable(label))
-            only = models.Filter(must=[models.FieldCondition(key="label", match=match)])
-        local = _location_and_name(self.uri)[0] == ":memory:"  # which is always exact, and warns of options
-        options = None if local else models.SearchParams(exact=complete)
-
-        def fetch(number: int) -> Candidates:
-            points = self._do(
-                lambda: self._client.query_points(
-                    self._collection,
-                    query=query.tolist(),
-                    limit=number,
-                    query_filter=only,
-                    search_params=options,
-                    with_payload=["path", "label"],
-                    with_vectors=True,
-                )
-            ).points
-            block = Block(
-                [self._text(point.payload, "path") for point in points],
-                [self._text(point.payload, "label") for point in points],
-                self._vectors(points),
-            )
-            return Candidates(block, max((float(point.score) for point in points), default=0.0))
-
-        return fetch
-
-    def _rows(self, points: Sequence[Any]) -> list[Row]:
-        return [
-            Row(
-                path=self._text(point.payload, "path"),
-                vector=vector,
-                label=self._text(point.payload, "label"),
-                width=int(point.payload["width"]),
-                height=int(point.payload["height"]),
-                fingerprint=self._text(point.payload, "fingerprint"),
-                thumbnail=b64decode(point.payload.get("thumbnail", "")),
-            )
-            for point, vector in zip(points, self._vectors(points), strict=True)
-        ]
-
-    def _text(self, payload: Mapping[str, Any], name: str) -> str:
-        return as_it_was(payload[name], self.uri)
-
-    def _vectors(self, points: Sequence[Any]) -> Float32[ndarray, "points dim"]:
-        vectors = np.array([point.vector for point in points], dtype=np.float32)
-        return check_stored(vectors.reshape(len(points), self._about.dim), self.uri)
-
-    def _pages(self, size: int, words: Sequence[str], *, vectors: bool = False) -> Iterator[list[Any]]:
-        """All points, some at a time, in the order of their ids."""
-        place = None
-        while True:
-            page = partial(self._client.scroll, self._collection, limit=size, with_payload=list(words))
-            points, place = self._do(partial(page, offset=place, with_vectors=vectors))
-            if points:
-                yield points
-            if place is None:
-                return
-
-    def _indexed(self) -> bool:
-        return bool(self._do(lambda: self._client.get_collection(self._collection)).indexed_vectors_count)
-
-    def _recall(self) -> float:
-        models = _models()
-        points = self._do(
-            lambda: self._client.query_points(
-                self._collection,
-                query=models.SampleQuery(sample=models.Sample.RANDOM),
-                limit=_QUERIES,
-                with_payload=["path"],
-                with_vectors=True,
-            )
-        ).points
-        vectors, paths = self._vectors(points), [self._text(point.payload, "path") for point in points]
-        answers = [self.search(vectors, 10, exact=exact, leave_out=paths) for exact in (False, True)]
-        return recall_at_10(*answers)
+    def _columns(self, points: Sequence[Any], columns: Sequence[str]) -> Columns:
+        found: dict[str, Any] = {
+            name: [point.payload.get(name) for point in points] for name in columns if name != "vector"
+        }
+        if "vector" in columns:
+            found["vector"] = np.array([point.vector for point in points], np.float32).reshape(-1, self._about.dim)
+        if "thumbnail" in columns:
+            found["thumbnail"] = [b64decode(each) for each in found["thumbnail"]]
+        if "fields" in columns:  # galleries of older versions have none
+            found["fields"] = [{_name(key): value for key, value in (each or {}).items()} for each in found["fields"]]
+        return found
 
     def _remove_what_is_left(self, rest: timedelta) -> tuple[str, ...]:
         """Collections of this gallery that the alias does not point to, after a while."""
@@ -347,20 +251,26 @@ def _do(uri: str, action: Callable[..., T], *arguments: Any) -> T:
 
 
 def _location_and_name(uri: str) -> tuple[str, str]:
-    """Where Qdrant is, and the name of the gallery."""
-    location, _, name = uri.removeprefix("qdrant://").rpartition("/")
+    """The address of Qdrant, or :memory:, and the name of the gallery."""
+    scheme, _, rest = uri.partition("://")
+    location, _, name = rest.rpartition("/")
     if not location or not name or _BETWEEN in name or not _is_server(location):
         raise UserError(
-            f"{uri} cannot be a gallery: write qdrant://host:port/name, the name without slashes or {_BETWEEN!r}."
+            f"{uri} cannot be a gallery: write qdrant://host:port/name, or qdrant+https://…, the name without slashes"
+            f" or {_BETWEEN!r}."
         )
-    return location, name
+    if location == ":memory:":
+        return location, name
+    return f"{'https' if scheme == 'qdrant+https' else 'http'}://{location}", name
 
 
 def _is_server(location: str) -> bool:
-    """Whether it can be a host, with or without a port."""
+    """Whether it can be a host, with or without a port; a key or a password does not belong there."""
     try:
         found = urlsplit(f"http://{location}")
-        return location == ":memory:" or (found.netloc == location and found.hostname is not None and found.port != 0)
+        return location == ":memory:" or (
+            found.netloc == location and found.hostname is not None and found.port != 0 and "@" not in location
+        )
     except ValueError:  # a port that is not a number, or too large
         return False
 
@@ -381,7 +291,16 @@ def _client(location: str) -> Any:
     """One for each server: what is in memory is found again by the same name."""
     if location == ":memory:":
         return _qdrant().QdrantClient(":memory:")
-    return _qdrant().QdrantClient(url=f"http://{location}", timeout=_TIMEOUT, check_compatibility=False)
+    address, key = urlsplit(location), qdrant_api_key()
+    if key and address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise UserError(
+            f"QDRANT_API_KEY is set, and {address.netloc} would get it unencrypted. Write qdrant+https://…, or unset"
+            " it if the server needs none."
+        )
+    with warnings.catch_warnings():  # to this machine a key may go unencrypted
+        warnings.filterwarnings("ignore", message="Api key is used with an insecure connection")
+        port = 443 if address.scheme == "https" else 6333  # where the address has none
+        return _qdrant().QdrantClient(url=location, port=port, api_key=key, timeout=_TIMEOUT, check_compatibility=False)
 
 
 def _current(client: Any, name: str) -> str | None:
@@ -409,8 +328,47 @@ def _key_of(root: str) -> str:
     return f"{_ROOT}{sha256(root.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
-def _id(path: str) -> str:
-    return str(uuid5(_PATHS, storable(path)))
+def _id(path: str) -> int:
+    """The id of an item, as a number."""
+    return int(item_id(as_it_was(path, "")), 16)
+
+
+def _key(name: str) -> str:
+    """The name of a column as a key that needs no quotes in a path of keys."""
+    return name if re.fullmatch("[A-Za-z0-9_]+", name) else f"-{name.encode().hex()}"
+
+
+def _name(key: str) -> str:
+    return bytes.fromhex(key[1:]).decode() if key.startswith("-") else key
+
+
+def _filter(where: Filter) -> Any:
+    """The tree as Qdrant has it: values are values there, not parts of a text."""
+    models = _models()
+
+    def leaf(part: In | Order) -> Any:
+        key = part.name if part.name in OF_EVERY_ITEM else f"fields.{_key(part.name)}"
+        names = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
+        if isinstance(part, Order):
+            order = models.FieldCondition(key=key, range=models.Range(**{names[part.sign]: part.value}))
+            return models.Filter(must=[order]) if part.name not in TEXTS else nothing
+        texts = [each for each in part.values if isinstance(each, str)]
+        numbers = [each for each in part.values if not isinstance(each, str)]
+        if part.name == "path":
+            return models.Filter(must=[models.HasIdCondition(has_id=[_id(path) for path in texts])])
+        conditions = [models.FieldCondition(key=key, range=models.Range(gte=each, lte=each)) for each in numbers]
+        if texts and part.name not in NUMBERS:
+            conditions.append(models.FieldCondition(key=key, match=models.MatchAny(any=texts)))
+        return models.Filter(should=conditions) if conditions else nothing
+
+    nothing = models.Filter(must=[models.HasIdCondition(has_id=[])])
+    return translated(
+        where,
+        leaf,
+        every=lambda parts: models.Filter(must=list(parts)),
+        some=lambda parts: models.Filter(should=list(parts)),
+        inverse=lambda part: models.Filter(must_not=[part]),
+    )
 
 
 def _some(items: Sequence[T]) -> Iterator[list[T]]:

@@ -11,8 +11,9 @@ from numpy import ndarray
 from PIL import Image
 
 from tammes.data.images import in_mode, open_picture
+from tammes.data.table import Box, cropped, name_in
 from tammes.data.vectors import vectors
-from tammes.errors import UserError
+from tammes.errors import UserError, shown
 from tammes.io.limits import IMAGE, check_limit
 
 
@@ -37,9 +38,33 @@ def check_image_files(files: Sequence[Path]) -> Sequence[Path]:
     return files
 
 
-def query_images(names: Sequence[str]) -> list[Path | Image.Image]:
-    """The files of these names, to be read when they are needed; - is the image on standard input, read at once."""
-    return [open_picture(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names]
+def query_images(names: Sequence[str], box: Box | None = None) -> list[Path | Image.Image]:
+    """The files of these names, to be read when they are needed; - is the image on standard input, read at once.
+
+    Args:
+        box: the part of each that is meant.
+    """
+    found: list[Path | Image.Image] = [
+        open_picture(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names
+    ]
+    if box is None:
+        return found
+    opened = [open_picture(each) if isinstance(each, Path) else each for each in found]
+    return [cropped(image, box, name_in(box, name), name) for image, name in zip(opened, names, strict=True)]
+
+
+def query_box(text: str) -> Box:
+    """A box of x, y, width, height, as it is typed."""
+    try:
+        x, y, width, height = (round(float(each)) for each in text.split(","))
+        if x < 0 or y < 0 or width < 1 or height < 1:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"`box` must be x,y,width,height in pixels from the upper left corner, got {shown(text)}. For example:"
+            " `box='10,20,100,80'`"
+        ) from None
+    return x, y, x + width, y + height
 
 
 def _standard_input() -> BytesIO:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from tammes.gallery.store import Hit
+from tammes.gallery.items import Hit
 from tammes.search.neighbours import NeighbourSearch
 
 _UNDERFLOW = 1e-17  # squares of differences so small vanish in float32

@@ -1,159 +1,66 @@
-"""What a gallery holds and what can be asked of it: plain data, and the protocol that all other code knows."""
+"""What can be asked of a gallery, and the six methods that a store must have for it.
 
-import json
-import os
-import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+A store keeps rows (`items.Row`) by their path, which is the one identity of an item; where a database wants a number
+instead, it is that of `item_id`. To write another store, inherit from `Store` and give it
+
+    write(rows)          add rows, or put them in the place of those with the same path
+    remove(paths)        take rows out
+    scan(columns, …)     read some columns of all rows, or of those that fit a filter
+    nearest(query, …)    the rows that are nearest to a vector
+    count()              how many rows
+    describe(…)          add to what is said of the gallery
+
+`Store` makes everything else of them: exact ranking in float64, search for many at once, filters by class, checks of
+what is stored and what comes back, and names that no database can hold. A store that can be rebuilt beside the old one
+has `swap` and `replaced`, one with an index `indexed` and `tidy` too. `register` makes it known by its scheme;
+`examples/custom_store.py` is one, and tests/test_gallery_stores.py asks all stores the same.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from hashlib import blake2b
-from pathlib import PurePath
-from typing import Literal, Protocol, get_args, runtime_checkable
+from time import time
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from tammes.errors import UserError, shown
-from tammes.io.schema import checked
-from tammes.models.origin import Network
-from tammes.search.validation import checked_vectors
+from tammes.errors import UserError
+from tammes.gallery.filters import Filter, In, both, mapped
+from tammes.gallery.items import (
+    About,
+    Hit,
+    OptimiseResult,
+    Row,
+    as_it_was,
+    check_keys,
+    check_queries,
+    check_rows,
+    check_stored,
+    missing_paths,
+    storable,
+)
+from tammes.gallery.ranking import Block, Candidates, nearest, ranked, recall_at_10
 
-Kind = Literal["run", "pretrained", "module", "vectors"]
-
-FORMAT = 1  # of what is stored
 EXACT_UP_TO = 100_000  # rows; a search that compares with each of so many takes about a tenth of a second
 REST = timedelta(hours=1)  # what was replaced, or was never finished, stays so long for those who still use it
-THUMBNAIL = 160  # the longer side of a thumbnail, in pixels
-ITEM_ID = "^[0-9a-f]{16}$"  # what `item_id` returns, as a regular expression
+COLUMNS = ("path", "vector", "label", "width", "height", "fingerprint", "thumbnail", "fields")  # of a row
 
-_LARGEST = 1e15  # the stores square in float32
-_ESCAPE = "\ue000"  # a character for private use; should it be in a name, it is escaped as well
-_SHOWN = 5  # missing paths that are named
+_FOUND = ("path", "label", "vector")  # what a search reads
+_BLOCK = 1 << 16  # rows of one block in a pass over all
+_TOGETHER = 500  # paths in one question
+_PASS_FROM = 16  # queries from which on one pass over all rows is faster than a search for each
+_QUERIES = 200  # drawn to measure the recall of an index
 
-
-@dataclass(frozen=True)
-class Row:
-    """An image of a gallery.
-
-    Attributes:
-        path: the key; no other row has it. Clients of a server know the row by its `id` instead.
-        label: its class, empty where it has none.
-        width, height: of the image, in pixels.
-        fingerprint: what changes when the file does.
-        thumbnail: the image in small, as a WebP file; empty where it was not asked for.
-    """
-
-    path: str
-    vector: Float32[ndarray, " dim"]
-    label: str
-    width: int
-    height: int
-    fingerprint: str
-    thumbnail: bytes
-
-    @property
-    def id(self) -> str:
-        return item_id(self.path)
+Columns = Mapping[str, Any]
+"""Some rows by column: a list, and of `vector` an array of (rows, dim)."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Hit:
-    """A row that was found; the distance is Euclidean."""
-
-    path: str
-    label: str
-    distance: float
-
-    @property
-    def id(self) -> str:
-        return item_id(self.path)
-
-
-@dataclass(frozen=True)
-class About:
-    """What made a gallery.
-
-    Attributes:
-        model: a digest of the model; vectors of another cannot be compared with these.
-        run: the folder of the run it comes from; empty if it comes from none.
-        roots: the folders that were indexed.
-        created: when, as ISO text.
-        threshold: what `gallery.threshold` calibrated, as JSON text; empty if it did not.
-        kind: what the model is: a run; a pretrained network; a module that only its own program has; or unknown, as
-            the gallery was made of vectors. Galleries of older versions are of runs.
-        network: the pretrained network, or the module.
-    """
-
-    model: str
-    run: str
-    dim: int
-    roots: tuple[str, ...]
-    created: str
-    format: int = FORMAT
-    threshold: str = ""
-    kind: Kind = "run"
-    network: Network | None = None
-
-    def changed(self, roots: Sequence[str], threshold: str | None) -> "About":
-        """With more roots, but for those inside a root that is known, and another threshold; see `Store.describe`."""
-        known = list(self.roots)
-        for root in roots:
-            if not any(PurePath(root).is_relative_to(each) for each in known):
-                known.append(root)
-        return replace(self, roots=tuple(known), threshold=self.threshold if threshold is None else threshold)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str, where: str) -> "About":
-        """What `to_json` wrote, or an error if another version of Tammes wrote it."""
-        try:
-            said = json.loads(text)
-            given = said["format"]
-            if given != FORMAT:
-                raise UserError(
-                    f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
-                    f" tammes that made it, or rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
-                )
-            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
-            if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
-                raise TypeError
-            kind, network = said.get("kind", "run"), said.get("network")
-            places = (*said["roots"], *([said["run"]] if kind == "run" or said["run"] else []))
-            if kind not in get_args(Kind) or not all(map(_may_be_a_path, places)):
-                raise ValueError
-            if network is not None or kind in ("pretrained", "module"):
-                network = Network(**checked(network, Network, f"the gallery {where}", how_to_remake(where)))
-                if network.weights and not _may_be_a_path(network.weights):
-                    raise ValueError
-            return cls(**{**said, "roots": tuple(said["roots"]), "kind": kind, "network": network})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"the gallery {where} does not say what made it. {how_to_remake(where)}") from None
-
-
-@dataclass(frozen=True)
-class OptimiseResult:
-    """What a gallery is like after it was put in order.
-
-    Attributes:
-        rows: how many it has.
-        indexed: whether searches go through an approximate index.
-        recall: of that index: the share of the true ten nearest that it finds, on rows drawn at random.
-        removed: what was left of rebuilds, replaced or abandoned, and is gone now.
-    """
-
-    rows: int
-    indexed: bool
-    recall: float | None
-    removed: tuple[str, ...]
-
-
-@runtime_checkable
-class Store(Protocol):
+class Store(ABC):
     """A gallery that is open. Who writes and who reads may be several, in several processes.
 
     An open gallery sees what others write to it from its next call on. Where another gallery takes its place (`swap`),
@@ -161,17 +68,97 @@ class Store(Protocol):
     `replaced` says so.
     """
 
-    @property
-    def about(self) -> About: ...
+    def __init__(self, uri: str, about: About) -> None:
+        self.uri, self._about = uri, about
 
-    def upsert(self, rows: Sequence[Row]) -> None:
-        """Add rows, or put them in the place of those with the same path.
+    @property
+    def about(self) -> About:
+        return self._about
+
+    # What a store does itself. Texts are `storable` when they come here.
+
+    @abstractmethod
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows, or put them in the place of those with the same path; no path is twice among them.
 
         Readers see a row as it was or as it is, never without. When this returns, the rows outlast a crash.
         """
 
+    @abstractmethod
+    def remove(self, paths: Sequence[str]) -> None:
+        """Take rows out; paths that are not there are no error."""
+
+    @abstractmethod
+    def scan(self, columns: Sequence[str], where: Filter | None = None, batch: int = _BLOCK) -> Iterator[Columns]:
+        """These columns of all rows, as they are when the first is taken, no more than `batch` at a time.
+
+        Args:
+            columns: some of `COLUMNS`.
+            where: only of rows that fit; see `filters.fits`.
+        """
+
+    @abstractmethod
+    def nearest(
+        self, query: Float32[ndarray, " dim"], number: int, where: Filter | None, *, exact: bool
+    ) -> tuple[Columns, float]:
+        """Path, label and vector of the rows that the store finds nearest, and how far it computes the last of them.
+
+        Args:
+            where: only among rows that fit.
+            exact: compare with every row, also where there is an index. Distances may be rounded.
+        """
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
+        """Add roots to what is said of the gallery, and replace the threshold where one is given (`About.changed`).
+
+        Of several programs that do so at once none undoes what another has written: it is one step of the store. A
+        gallery that was replaced, or has not taken its place yet, changes in memory only.
+        """
+
+    # What not every store has.
+
+    def swap(self) -> None:
+        """Let a gallery that was built beside another take its place, in one step: who opens the gallery before finds
+        the old one, after it the new one."""
+        raise UserError(f"the gallery {self.uri} cannot be rebuilt beside the old one: choose another `gallery`.")
+
+    def replaced(self) -> bool:
+        """Whether another gallery has taken the place of this one since it was opened."""
+        return False
+
+    def indexed(self) -> bool:
+        """Whether searches go through an approximate index."""
+        return False
+
+    def tidy(self, exact_up_to: int, rest: timedelta) -> tuple[str, ...]:  # noqa: ARG002
+        """Put in order what many writes have left; what was removed. See `optimise`."""
+        return ()
+
+    def version(self) -> str:
+        """A text that changes when rows do; it may change now and then without."""
+        return f"{self.count()} {int(time()) // 30}"
+
+    def whole(self, read: Callable[[], T]) -> T:
+        """What is read, again from the start where others have moved it meanwhile."""
+        return read()
+
+    # What follows.
+
+    def upsert(self, rows: Sequence[Row]) -> None:
+        """Add rows, or put them in the place of those with the same path; they are checked first."""
+        if rows:
+            vectors = check_rows(rows, self._about.dim)
+            self.write([_storable(row, vector) for row, vector in zip(rows, vectors, strict=True)])
+
     def delete(self, paths: Sequence[str]) -> None:
         """Take rows out; paths that are not there are no error."""
+        for start in range(0, len(paths), _TOGETHER):
+            self.remove([storable(path) for path in paths[start : start + _TOGETHER]])
 
     def search(
         self,
@@ -179,6 +166,7 @@ class Store(Protocol):
         k: int,
         *,
         label: str | None = None,
+        where: Filter | None = None,
         exact: bool = False,
         leave_out: Sequence[str | None] | None = None,
     ) -> list[list[Hit]]:
@@ -189,30 +177,57 @@ class Store(Protocol):
 
         Args:
             label: look only at rows of this class.
+            where: look only at rows that fit.
             exact: compare with every row, also where there is an index.
             leave_out: for each query a path that it does not find, such as its own, or None.
         """
+        queries = check_queries(vectors, self._about.dim, k, leave_out)
+        asked = both(None if label is None else In("label", (label,)), where)
+        only = None if asked is None else mapped(asked, storable)
+        complete = exact or not self.indexed()
+        if complete and len(queries) >= _PASS_FROM:
+            return self.whole(lambda: nearest(queries, map(self._block, self.scan(_FOUND, only)), k, leave_out))
+
+        def fetch(query: Float32[ndarray, " dim"], number: int) -> Candidates:
+            found, reach = self.nearest(query, number, only, exact=complete)
+            return Candidates(self._block(found), reach)
+
+        return [
+            ranked(query, lambda number, query=query: fetch(query, number), k, own, complete=complete)  # type: ignore[misc]
+            for query, own in zip(queries, leave_out or [None] * len(queries), strict=True)
+        ]
 
     def get(self, paths: Sequence[str]) -> list[Row]:
         """These rows whole, in this order; an error names those that are not there."""
-
-    def count(self) -> int: ...
+        found = {row.path: row for row in self._among(paths, COLUMNS)}
+        missing = [path for path in paths if path not in found]
+        if missing:
+            raise missing_paths(self.uri, missing)
+        return [found[path] for path in paths]
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every path; nothing else is read."""
+        parts = self.whole(lambda: list(self.scan(("path", "fingerprint"))))
+        pairs = [pair for part in parts for pair in zip(part["path"], part["fingerprint"], strict=True)]
+        found = {self._text(path): self._text(fingerprint) for path, fingerprint in pairs}
+        check_keys(found, len(pairs), self.uri)
+        return found
 
     def rows(self, batch: int, *, thumbnails: bool = False) -> Iterator[list[Row]]:
         """All rows, as they are when the first is taken, some at a time."""
+        wanted = tuple(name for name in COLUMNS if thumbnails or name != "thumbnail")
+        for part in self.scan(wanted, batch=batch):
+            yield self._rows(part)
 
     def labels(self) -> dict[str, int]:
         """How many rows each class has; those without one are under the empty text."""
+        parts = self.whole(lambda: list(self.scan(("label",))))
+        return {self._text(name): n for name, n in Counter(name for part in parts for name in part["label"]).items()}
 
-    def describe(self, *, roots: Sequence[str] = (), threshold: str | None = None) -> None:
-        """Add roots to what is said of the gallery, and replace the threshold where one is given.
-
-        Of several programs that do so at once none undoes what another has written: it is one step of the store. A
-        gallery that was replaced, or has not taken its place yet, changes in memory only.
-        """
+    def field_names(self) -> set[str]:
+        """The further columns that rows have; all are read for it."""
+        parts = self.whole(lambda: list(self.scan(("fields",))))
+        return {self._text(name) for part in parts for fields in part["fields"] for name in fields}
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         """Put in order what many writes have left, and measure the index.
@@ -223,146 +238,53 @@ class Store(Protocol):
         Args:
             rest: how long replaced and abandoned rebuilds are kept.
         """
+        removed = self.tidy(exact_up_to, rest)
+        rows, indexed = self.count(), self.indexed()
+        return OptimiseResult(rows, indexed, self._recall() if indexed and rows > 1 else None, removed)
 
-    def version(self) -> str:
-        """A text that changes when rows do; it may change now and then without."""
+    def _recall(self) -> float:
+        paths = list(self.fingerprints())
+        drawn = np.random.default_rng(0).choice(len(paths), min(len(paths), _QUERIES), replace=False)
+        rows = list(self._among([paths[number] for number in drawn], ("path", "vector")))
+        vectors, own = np.stack([row.vector for row in rows]), [row.path for row in rows]
+        answers = [self.search(vectors, 10, exact=exact, leave_out=own) for exact in (False, True)]
+        return recall_at_10(*answers)
 
-    def replaced(self) -> bool:
-        """Whether another gallery has taken the place of this one since it was opened."""
+    def _among(self, paths: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
+        for start in range(0, len(paths), _TOGETHER):
+            only = In("path", tuple(map(storable, paths[start : start + _TOGETHER])))
+            for part in self.whole(lambda only=only: list(self.scan(columns, only))):  # type: ignore[misc]
+                yield from self._rows(part)
 
+    def _rows(self, part: Columns) -> list[Row]:
+        """Rows with these columns; what was not asked for is empty."""
+        empty = {"label": "", "width": 0, "height": 0, "fingerprint": "", "thumbnail": b"", "fields": {}}
+        columns = [part.get(name, [empty.get(name)] * len(part["path"])) for name in COLUMNS if name != "vector"]
+        vectors = self._vectors(part)
+        return [
+            Row(
+                self._text(path), vector, self._text(label), int(width), int(height), self._text(fingerprint),
+                bytes(thumbnail), {self._text(name): self._text(value) for name, value in fields.items()},
+            )
+            for vector, path, label, width, height, fingerprint, thumbnail, fields in zip(
+                vectors, *columns, strict=True
+            )
+        ]  # fmt: skip
 
-@runtime_checkable
-class Rebuild(Store, Protocol):
-    """A gallery that is built beside the one that is there. Until `swap`, nobody else sees it."""
+    def _block(self, part: Columns) -> Block:
+        return Block(list(map(self._text, part["path"])), list(map(self._text, part["label"])), self._vectors(part))
 
-    def swap(self) -> None:
-        """Let it take its place, in one step: who opens the gallery before finds the old one, after it the new one."""
+    def _vectors(self, part: Columns) -> Float32[ndarray, "rows dim"]:
+        vectors = np.asarray(part["vector"], dtype=np.float32).reshape(len(part["path"]), self._about.dim)
+        return check_stored(vectors, self.uri)
 
-
-def item_id(path: str) -> str:
-    """The id of the item at a path: the one name of an item in searches, the JSON API and the pages of a server.
-
-    It follows from the path alone, so it stays when the gallery is rebuilt, and says nothing about where the file is.
-
-    >>> item_id("/photos/cats/1.jpg")
-    '9df559bc55b80447'
-    """
-    return blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def _may_be_a_path(text: str) -> bool:
-    """Whether it can be the name of a file or folder at all, there or not."""
-    try:
-        return bool(text) and "\0" not in text and bool(os.fsencode(text))
-    except UnicodeEncodeError:  # half a character that stands for no byte
-        return False
-
-
-def no_gallery(where: str) -> UserError:
-    return UserError(f"there is no gallery {where}. Make it: tammes index RUN FOLDER --gallery {where}")
-
-
-def how_to_remake(where: str) -> str:
-    return f"Rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
-
-
-def missing_paths(where: str, missing: Sequence[str]) -> UserError:
-    named = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
-    return UserError(f"the gallery {where} has no {named} ({len(missing)} of the paths asked for).")
+    def _text(self, stored: T) -> T:
+        return as_it_was(stored, self.uri) if isinstance(stored, str) else stored  # type: ignore[return-value]
 
 
-def check_keys(paths: Collection[str], rows: int, where: str) -> None:
-    """Refuse a gallery in which several rows have the same path: the key of one row.
-
-    Args:
-        paths: those of all rows, each once.
-    """
-    if len(paths) < rows:
-        raise UserError(
-            f"the gallery {where} holds {rows:,} images with {len(paths):,} paths: each must have its own."
-            f" {how_to_remake(where)}"
-        )
-
-
-def storable(text: str) -> str:
-    r"""The text without what a store cannot hold: halves of characters, which stand for bytes of a file's name that
-    are not valid unicode. `as_it_was` undoes it.
-
-    >>> ascii(storable("caf\udce9")), ascii(storable("café"))
-    ("'caf\\ue000dce9'", "'caf\\xe9'")
-    """
-    if text.isascii():
-        return text
-    return re.sub(f"[\ud800-\udfff{_ESCAPE}]", lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
-
-
-def as_it_was(stored: str, where: str) -> str:
-    r"""The text that `storable` was given.
-
-    Args:
-        where: the gallery that it is stored in.
-
-    Raises:
-        UserError: `storable` has not written this: what it was would not be found again by its name.
-
-    >>> ascii(as_it_was(storable("caf\udce9"), "gallery"))
-    "'caf\\udce9'"
-    """
-    if _ESCAPE not in stored:
-        return stored
-    text = re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
-    if storable(text) != stored:
-        raise UserError(f"the gallery {where} holds a name that is not valid: {shown(stored)}. {how_to_remake(where)}")
-    return text
-
-
-def content_of(fingerprint: str) -> str | None:
-    """What a fingerprint tells of a file's content, the same for the same content; None where it tells nothing."""
-    return fingerprint.split(":")[1] if ":" in fingerprint else None
-
-
-def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
-    """The vectors of rows that may be stored together, or an error that says what is wrong with one."""
-    twice = {row.path for row in rows}
-    if len(twice) < len(rows):
-        seen: set[str] = set()
-        again = next(row.path for row in rows if row.path in seen or seen.add(row.path))  # type: ignore[func-returns-value]
-        raise UserError(f"{again!r} is among the rows more than once: a path is the key of one row.")
-    for row in rows:
-        if row.vector.shape != (dim,):
-            raise UserError(f"the gallery holds vectors of {dim} numbers; that of {row.path!r} has {row.vector.size}.")
-    vectors = np.stack([row.vector for row in rows]).astype(np.float32, copy=False)
-    with np.errstate(invalid="ignore"):
-        fine = (np.abs(vectors) < _LARGEST).all(axis=1)
-    if not fine.all():
-        wrong = rows[int(np.argmin(fine))].path
-        raise UserError(f"vectors must be finite numbers below {_LARGEST:g}: that of {wrong!r} is not.")
-    return vectors
-
-
-def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[ndarray, "rows dim"]:
-    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are untrusted or
-    damaged."""
-    if vectors.size and not max(-vectors.min(), vectors.max()) < _LARGEST:  # nor is NaN
-        raise UserError(
-            f"the gallery {where} holds vectors that are not finite numbers below {_LARGEST:g}. {how_to_remake(where)}"
-        )
-    return vectors
-
-
-def check_queries(
-    vectors: ndarray, dim: int, k: int, leave_out: Sequence[str | None] | None
-) -> Float32[ndarray, "queries dim"]:
-    """The vectors to ask with, or an error that says what is wrong with them."""
-    if k < 1:
-        raise UserError(f"k must be at least 1, got {k}.")
-    if leave_out is not None and len(leave_out) != len(vectors):
-        raise UserError(f"leave_out must have a path or None for each of {len(vectors)} queries, got {len(leave_out)}.")
-    if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise UserError(f"the gallery holds vectors of {dim} numbers; the queries have shape {vectors.shape}.")
-    if not len(vectors):
-        return np.zeros((0, dim), dtype=np.float32)
-    checked = checked_vectors(vectors, "queries").astype(np.float32, copy=False)
-    if np.abs(checked).max() >= _LARGEST:
-        raise UserError(f"queries must be numbers below {_LARGEST:g}.")
-    return checked
+def _storable(row: Row, vector: Float32[ndarray, " dim"]) -> Row:
+    fields = {
+        storable(name): storable(value) if isinstance(value, str) else value for name, value in row.fields.items()
+    }
+    texts = {"path": storable(row.path), "label": storable(row.label), "fingerprint": storable(row.fingerprint)}
+    return replace(row, vector=vector, fields=fields, **texts)  # type: ignore[arg-type]

@@ -22,8 +22,9 @@ from jaxtyping import Bool, Float32, Float64
 from numpy import ndarray
 
 from tammes.errors import UserError
+from tammes.gallery.items import Hit, Row
 from tammes.gallery.ranking import Block, nearest
-from tammes.gallery.store import Hit, Row, Store
+from tammes.gallery.store import Store
 from tammes.io.schema import parsed
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tammes.data.table import is_table
 from tammes.errors import UserError
 from tammes.io.console import say
 from tammes.io.environment import config_folder
@@ -45,7 +46,8 @@ def trusted_roots(uri: str, roots: Sequence[str]) -> list[Path]:
     if "://" not in uri:
         trusted.append(Path(uri).resolve())  # what lies in the gallery itself came with it
     resolved = [Path(root).resolve() for root in roots]
-    return [root for root in resolved if any(root.is_relative_to(each) for each in trusted)]
+    found = [root for root in resolved if any(root.is_relative_to(each) for each in trusted)]
+    return [root.parent if is_table(root) else root for root in found]  # beside a table are its images
 
 
 def _key(uri: str) -> str:

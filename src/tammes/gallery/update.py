@@ -16,6 +16,7 @@ from typing import Any, Literal
 from numpy import ndarray
 
 from tammes.data.folder import images_below
+from tammes.data.table import is_table
 from tammes.data.vectors import vectors
 from tammes.errors import UserError
 from tammes.gallery import OptimiseResult, Row, Store, indexing, open_gallery, rebuild
@@ -71,6 +72,7 @@ class Update:
     Attributes:
         uri: where the gallery is, or will be.
         model: what embeds.
+        folders: of images; tables of images too.
         rebuild: make the gallery again from these folders alone, by this model.
         labelled: whether the names of sub-folders are classes.
         empty_folders: whether images may go because a folder has none left, or because a rebuild leaves it out.
@@ -129,10 +131,9 @@ def add_files(store: Store, model: Model, files: Sequence[Path], labels: Sequenc
     whole = [file.resolve() for file in files]
     started = perf_counter()
     done = Indexed(total=len(whole))
-    of = None if labels is None else {str(file): label for file, label in zip(whole, labels, strict=True)}
-    difference = indexing.Difference(list(dict.fromkeys(whole)), [], 0, [])
+    difference = indexing.Difference(indexing.sources_of(whole, store.about.roots, labels), [], 0, [])
     with progress("embedding") as on_progress:
-        for done in indexing.index(store, model.build(), [], difference, labels=of, threads=cpu_count() or 1):
+        for done in indexing.index(store, model.build(), difference, threads=cpu_count() or 1):
             on_progress(done.done, done.total)
     return _finished(store, model, done, perf_counter() - started)
 
@@ -278,7 +279,9 @@ def _check_images(what: Update) -> None:
     """Refuse folders that would make a gallery without images."""
     if "://" in what.uri or Path(what.uri).exists():
         return  # what is wrong with a folder is said before a gallery is changed
-    if not any([images_below(whole_path(folder)) for folder in what.folders]):  # noqa: C419 - look at all of them
+    tables = [folder for folder in what.folders if is_table(folder)]
+    folders = [folder for folder in what.folders if folder not in tables]
+    if not any([images_below(whole_path(folder)) for folder in folders]) and not tables:  # noqa: C419 - look at all
         raise UserError(f"no images in {', '.join(map(str, what.folders))}.")
 
 
@@ -300,6 +303,8 @@ def _check_left_out(what: Update, before: Store) -> None:
             f" {'them' if len(left) > 1 else 'it'} too, or add `empty_folders=True` if that is meant."
         )
     others = [path for path in before.fingerprints() if not any(Path(path).is_relative_to(each) for each in folders)]
+    named = {each.path for each in indexing.difference({}, [each for each in folders if is_table(each)]).fresh}
+    others = [path for path in others if path not in named]
     if others and not left and not what.empty_folders:
         raise UserError(
             f"{what.uri} also has {len(others):,} items that are in none of these folders, such as {others[0]!r}: a"
@@ -336,9 +341,7 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     trust(what.uri, [*roots, *(store.about.roots if what.trust_roots else ())], only=what.rebuild)
     started, done = perf_counter(), Indexed(total=len(difference.fresh), same=difference.same)
     with stopping() as stop, progress("embedding") as on_progress:
-        for done in indexing.index(
-            store, embedder, folders, difference, labelled=labelled, threads=cpu_count() or 1, stop=stop
-        ):
+        for done in indexing.index(store, embedder, difference, threads=cpu_count() or 1, stop=stop):
             on_progress(done.done, done.total)
         stopped = stop()
     if stopped and (done.done < done.total or done.removed < len(difference.gone)):

@@ -29,6 +29,11 @@ def data_folder() -> Path | None:
     return Path(given) if given else None
 
 
+def qdrant_api_key() -> str | None:
+    """The key of a Qdrant server, if the environment variable QDRANT_API_KEY has one."""
+    return os.environ.get("QDRANT_API_KEY") or None
+
+
 def raised_limit(variable: str) -> float | None:
     """What a variable sets a limit to, if it is set; see `io/limits.py`."""
     given = os.environ.get(variable)

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from tammes.data.images import in_mode, open_small
-from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.items import THUMBNAIL
 from tammes.io.files import write_atomically
 from tammes.report.retrievals import BLUE, GREEN, RED
 from tammes.report.thumbnails import square

@@ -13,8 +13,8 @@ from tammes.data.images import open_small
 from tammes.data.vectors import vectors
 from tammes.errors import UserError, check_seed
 from tammes.gallery import Row, Store, open_gallery
+from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.model import describe_model
-from tammes.gallery.store import THUMBNAIL
 from tammes.io.console import working
 from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from tammes import __version__
 from tammes.errors import unknown_name
-from tammes.gallery.store import ITEM_ID
+from tammes.gallery.items import ITEM_ID
 from tammes.serve.errors import CODES, RequestError, validation_message
 from tammes.serve.gallery import ServedGallery, unit_vector
 from tammes.serve.models import (
@@ -43,6 +43,10 @@ _FOR_EVER = "private, max-age=31536000, immutable"  # of an address that changes
 Model = TypeVar("Model", bound=BaseModel)
 K = Annotated[int, Query(ge=1, le=200, description="How many neighbours.")]
 Label = Annotated[str | None, Query(description="Among images of this class only.", max_length=1000)]
+Where = Annotated[
+    str | None,
+    Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000),
+]
 Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Offset = Annotated[int, Query(ge=0, le=10**9)]
@@ -210,25 +214,31 @@ def _images(api: APIRouter, state: ServerState) -> None:
 
 
 def _search(api: APIRouter, state: ServerState) -> None:
-    @api.get("/api/items/{item}/neighbours", tags=["search"], responses=_errors(404))
-    async def by_item(item: ItemId, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+    @api.get("/api/items/{item}/neighbours", tags=["search"], responses=_errors(400, 404))
+    async def by_item(
+        item: ItemId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
+    ) -> SearchModel:
         """Search by an image of the gallery: the nearest others."""
         gallery = state.gallery
         known = gallery.rows.item(item)
         vector = await asyncio.to_thread(gallery.vector, item)
-        answer = await state.search(gallery, vector, k, label, leave_out=item, exact=exact)
+        answer = await state.search(gallery, vector, k, label, leave_out=item, exact=exact, where=where)
         query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
         return _search_model(query, answer)
 
-    async def by_upload(gallery: ServedGallery, upload: Upload, k: int, label: str | None, exact: bool) -> SearchModel:
+    async def by_upload(
+        gallery: ServedGallery, upload: Upload, k: int, label: str | None, exact: bool, where: str | None
+    ) -> SearchModel:
         query = QueryModel(kind="picture", id=upload.id, width=upload.width, height=upload.height)
-        return _search_model(query, await state.search(gallery, upload.vector, k, label, exact=exact))
+        return _search_model(query, await state.search(gallery, upload.vector, k, label, exact=exact, where=where))
 
     @api.post("/api/search", tags=["search"], responses=_errors(400, 404, 408, 415), openapi_extra=_UPLOAD)
-    async def by_picture(request: Request, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+    async def by_picture(
+        request: Request, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
+    ) -> SearchModel:
         """Search by an image. It is kept in memory for a while under the id of the answer, and never on disk."""
         gallery = state.gallery
-        return await by_upload(gallery, await state.receive_upload(request, gallery), k, label, exact)
+        return await by_upload(gallery, await state.receive_upload(request, gallery), k, label, exact, where)
 
     @api.post("/api/search/vector", tags=["search"], responses=_errors(404, 408), openapi_extra=_VECTOR)
     async def by_vector(request: Request) -> SearchModel:
@@ -237,14 +247,16 @@ def _search(api: APIRouter, state: ServerState) -> None:
         dim = gallery.store.about.dim
         asked = await read_json(request, VectorModel, _A_NUMBER * dim + _OTHERS)
         vector = unit_vector(asked.vector, dim)
-        answer = await state.search(gallery, vector, asked.k, asked.label, exact=asked.exact)
+        answer = await state.search(gallery, vector, asked.k, asked.label, exact=asked.exact, where=asked.where)
         return _search_model(QueryModel(kind="vector"), answer)
 
-    @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=_errors(404))
-    async def by_kept_picture(picture: UploadId, k: K = 8, label: Label = None, exact: Exact = False) -> SearchModel:
+    @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=_errors(400, 404))
+    async def by_kept_picture(
+        picture: UploadId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
+    ) -> SearchModel:
         """Search again by an image that was searched with a short while ago."""
         gallery = state.gallery
-        return await by_upload(gallery, state.upload(picture, gallery), k, label, exact)
+        return await by_upload(gallery, state.upload(picture, gallery), k, label, exact, where)
 
     @api.get(
         "/api/pictures/{picture}/thumbnail",

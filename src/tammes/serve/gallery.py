@@ -14,8 +14,9 @@ from numpy import ndarray
 from tammes.data.images import open_small
 from tammes.errors import UserError
 from tammes.gallery import Hit, Row, open_gallery
+from tammes.gallery.filters import Filter
 from tammes.gallery.gallery import Gallery
-from tammes.gallery.store import THUMBNAIL
+from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.trust import trusted_roots
 from tammes.serve.decoding import Preprocessing
 from tammes.serve.embedding import EmbeddingWorker
@@ -81,13 +82,14 @@ class ServedGallery(Gallery):
         k: int,
         *,
         label: str | None = None,
+        where: Filter | None = None,
         exact: bool = False,
         leave_out: Sequence[str | None] | None = None,
     ) -> list[list[Hit]]:
-        """From memory where all vectors are there, else from the store."""
+        """From memory where all vectors are there, else from the store; filters are the store's."""
         rows = self.rows
-        if not rows.complete:
-            return self.store.search(vectors, k, label=label, exact=exact, leave_out=leave_out)
+        if not rows.complete or where is not None:
+            return self.store.search(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
         without = leave_out or [None] * len(vectors)
         return [
             rows.search(vector, k, label=label, leave_out=path) for vector, path in zip(vectors, without, strict=True)

@@ -65,6 +65,7 @@ class VectorModel(BaseModel):
     )
     k: int = Field(8, ge=1, le=200)
     label: str | None = Field(None, description="Among images of this class only.", max_length=1000)
+    where: str | None = Field(None, description="Among images whose columns fit.", max_length=1000)
     exact: bool = Field(False, description="Compare with every image, also where there is an index.")
 
 

@@ -16,8 +16,9 @@ from numpy import ndarray
 
 from tammes.data.folder import natural
 from tammes.gallery import Hit, Store
+from tammes.gallery.items import item_id
 from tammes.gallery.ranking import Block, Candidates, ranked
-from tammes.gallery.store import EXACT_UP_TO, item_id
+from tammes.gallery.store import EXACT_UP_TO
 from tammes.serve.errors import RequestError
 from tammes.serve.models import Item
 

@@ -15,7 +15,9 @@ from jaxtyping import Float32
 from numpy import ndarray
 from starlette.requests import Request
 
+from tammes.errors import UserError
 from tammes.gallery.classification import Classification
+from tammes.gallery.filters import Filter, UnknownColumnError, parsed
 from tammes.serve.decoding import DecoderPool
 from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
@@ -167,6 +169,7 @@ class ServerState:
         *,
         leave_out: str | None = None,
         exact: bool = False,
+        where: str | None = None,
     ) -> Answer:
         """The nearest items to a vector; items that were added since the rows were read are not among them.
 
@@ -174,6 +177,7 @@ class ServerState:
             gallery: whose model made the vector.
             label: a class, by its name as it is shown.
             leave_out: the id of an item that is not to be found: the one that is searched with.
+            where: a condition on the columns of items; see `tammes.gallery.filters`.
         """
         rows = gallery.rows
         search = partial(
@@ -183,10 +187,14 @@ class ServerState:
             label=None if label is None else rows.real_label(label),
             leave_out=[None if leave_out is None else rows.path(leave_out)],
             exact=exact,
+            where=_filter(where),
         )
         with self.telemetry.search_seconds.time():
-            threads = self._searching if rows.complete else None
-            (result,) = await asyncio.get_running_loop().run_in_executor(threads, search)
+            threads = self._searching if rows.complete and where is None else None
+            try:
+                (result,) = await asyncio.get_running_loop().run_in_executor(threads, search)
+            except UnknownColumnError as error:
+                raise RequestError(400, str(error)) from None
         found = [
             Neighbour(**dict(rows.item(hit.id)), distance=hit.distance, within_threshold=result.within(hit))
             for hit in result.hits
@@ -228,3 +236,10 @@ class UploadSlots:
             _, number = self._clients.pop(client)
             if number > 1:
                 self._clients[client] = own, number - 1
+
+
+def _filter(where: str | None) -> Filter | None:
+    try:
+        return None if where is None else parsed(where)
+    except UserError as error:
+        raise RequestError(400, str(error)) from None

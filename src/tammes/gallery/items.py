@@ -1,0 +1,295 @@
+"""What a gallery holds, as plain data, and what may be stored."""
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from math import isfinite
+from pathlib import PurePath
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from tammes.errors import UserError, shown
+from tammes.gallery.filters import OF_EVERY_ITEM, Value
+from tammes.io.schema import checked
+from tammes.models.origin import Network
+from tammes.search.validation import checked_vectors
+
+Kind = Literal["run", "pretrained", "module", "vectors"]
+
+FORMAT = 1  # of what is stored
+THUMBNAIL = 160  # the longer side of a thumbnail, in pixels
+ITEM_ID = "^[0-9a-f]{16}$"  # what `item_id` returns, as a regular expression
+
+_LARGEST = 1e15  # the stores square in float32
+_ESCAPE = "\ue000"  # a character for private use; should it be in a name, it is escaped as well
+_SHOWN = 5  # missing paths that are named
+_LONGEST_NAME = 200  # characters of a column's name
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image of a gallery.
+
+    Attributes:
+        path: the key; no other row has it. Clients of a server know the row by its `id` instead.
+        label: its class, empty where it has none.
+        width, height: of the image, in pixels.
+        fingerprint: what changes when the file does.
+        thumbnail: the image in small, as a WebP file; empty where it was not asked for.
+        fields: further columns by their names, each a text or a number: what filters ask for.
+    """
+
+    path: str
+    vector: Float32[ndarray, " dim"]
+    label: str
+    width: int
+    height: int
+    fingerprint: str
+    thumbnail: bytes
+    fields: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return item_id(self.path)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found; the distance is Euclidean."""
+
+    path: str
+    label: str
+    distance: float
+
+    @property
+    def id(self) -> str:
+        return item_id(self.path)
+
+
+@dataclass(frozen=True)
+class About:
+    """What made a gallery.
+
+    Attributes:
+        model: a digest of the model; vectors of another cannot be compared with these.
+        run: the folder of the run it comes from; empty if it comes from none.
+        roots: the folders that were indexed.
+        created: when, as ISO text.
+        threshold: what `gallery.threshold` calibrated, as JSON text; empty if it did not.
+        kind: what the model is: a run; a pretrained network; a module that only its own program has; or unknown, as
+            the gallery was made of vectors. Galleries of older versions are of runs.
+        network: the pretrained network, or the module.
+    """
+
+    model: str
+    run: str
+    dim: int
+    roots: tuple[str, ...]
+    created: str
+    format: int = FORMAT
+    threshold: str = ""
+    kind: Kind = "run"
+    network: Network | None = None
+
+    def changed(self, roots: Sequence[str], threshold: str | None) -> "About":
+        """With more roots, but for those inside a root that is known, and another threshold; see `Store.describe`."""
+        known = list(self.roots)
+        for root in roots:
+            if not any(PurePath(root).is_relative_to(each) for each in known):
+                known.append(root)
+        return replace(self, roots=tuple(known), threshold=self.threshold if threshold is None else threshold)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "About":
+        """What `to_json` wrote, or an error if another version of Tammes wrote it."""
+        try:
+            said = json.loads(text)
+            given = said["format"]
+            if given != FORMAT:
+                raise UserError(
+                    f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
+                    f" tammes that made it, or rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
+                )
+            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
+            if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
+                raise TypeError
+            kind, network = said.get("kind", "run"), said.get("network")
+            places = (*said["roots"], *([said["run"]] if kind == "run" or said["run"] else []))
+            if kind not in get_args(Kind) or not all(map(_may_be_a_path, places)):
+                raise ValueError
+            if network is not None or kind in ("pretrained", "module"):
+                network = Network(**checked(network, Network, f"the gallery {where}", how_to_remake(where)))
+                if network.weights and not _may_be_a_path(network.weights):
+                    raise ValueError
+            return cls(**{**said, "roots": tuple(said["roots"]), "kind": kind, "network": network})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"the gallery {where} does not say what made it. {how_to_remake(where)}") from None
+
+
+@dataclass(frozen=True)
+class OptimiseResult:
+    """What a gallery is like after it was put in order.
+
+    Attributes:
+        rows: how many it has.
+        indexed: whether searches go through an approximate index.
+        recall: of that index: the share of the true ten nearest that it finds, on rows drawn at random.
+        removed: what was left of rebuilds, replaced or abandoned, and is gone now.
+    """
+
+    rows: int
+    indexed: bool
+    recall: float | None
+    removed: tuple[str, ...]
+
+
+def item_id(path: str) -> str:
+    """The id of the item at a path: the one name of an item in searches, the JSON API and the pages of a server.
+
+    It follows from the path alone, so it stays when the gallery is rebuilt, and says nothing about where the file is.
+
+    >>> item_id("/photos/cats/1.jpg")
+    '9df559bc55b80447'
+    """
+    return blake2b(path.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def _may_be_a_path(text: str) -> bool:
+    """Whether it can be the name of a file or folder at all, there or not."""
+    try:
+        return bool(text) and "\0" not in text and bool(os.fsencode(text))
+    except UnicodeEncodeError:  # half a character that stands for no byte
+        return False
+
+
+def no_gallery(where: str) -> UserError:
+    return UserError(f"there is no gallery {where}. Make it: tammes index RUN FOLDER --gallery {where}")
+
+
+def how_to_remake(where: str) -> str:
+    return f"Rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
+
+
+def missing_paths(where: str, missing: Sequence[str]) -> UserError:
+    named = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+    return UserError(f"the gallery {where} has no {named} ({len(missing)} of the paths asked for).")
+
+
+def check_keys(paths: Collection[str], rows: int, where: str) -> None:
+    """Refuse a gallery in which several rows have the same path: the key of one row.
+
+    Args:
+        paths: those of all rows, each once.
+    """
+    if len(paths) < rows:
+        raise UserError(
+            f"the gallery {where} holds {rows:,} images with {len(paths):,} paths: each must have its own."
+            f" {how_to_remake(where)}"
+        )
+
+
+def storable(text: str) -> str:
+    r"""The text without what a store cannot hold: halves of characters, which stand for bytes of a file's name that
+    are not valid unicode, and zero bytes. `as_it_was` undoes it.
+
+    >>> ascii(storable("caf\udce9")), ascii(storable("café"))
+    ("'caf\\ue000dce9'", "'caf\\xe9'")
+    """
+    if text.isascii() and "\0" not in text:
+        return text
+    return re.sub(f"[\0\ud800-\udfff{_ESCAPE}]", lambda found: f"{_ESCAPE}{ord(found[0]):04x}", text)
+
+
+def as_it_was(stored: str, where: str) -> str:
+    r"""The text that `storable` was given.
+
+    Args:
+        where: the gallery that it is stored in.
+
+    Raises:
+        UserError: `storable` has not written this: what it was would not be found again by its name.
+
+    >>> ascii(as_it_was(storable("caf\udce9"), "gallery"))
+    "'caf\\udce9'"
+    """
+    if _ESCAPE not in stored:
+        return stored
+    text = re.sub(f"{_ESCAPE}([0-9a-f]{{4}})", lambda found: chr(int(found[1], 16)), stored)
+    if storable(text) != stored:
+        raise UserError(f"the gallery {where} holds a name that is not valid: {shown(stored)}. {how_to_remake(where)}")
+    return text
+
+
+def content_of(fingerprint: str) -> str | None:
+    """What a fingerprint tells of a file's content, the same for the same content; None where it tells nothing."""
+    return fingerprint.split(":")[1] if ":" in fingerprint else None
+
+
+def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
+    """The vectors of rows that may be stored together, or an error that says what is wrong with one."""
+    twice = {row.path for row in rows}
+    if len(twice) < len(rows):
+        seen: set[str] = set()
+        again = next(row.path for row in rows if row.path in seen or seen.add(row.path))  # type: ignore[func-returns-value]
+        raise UserError(f"{again!r} is among the rows more than once: a path is the key of one row.")
+    for row in rows:
+        if row.vector.shape != (dim,):
+            raise UserError(f"the gallery holds vectors of {dim} numbers; that of {row.path!r} has {row.vector.size}.")
+        _check_fields(row)
+    vectors = np.stack([row.vector for row in rows]).astype(np.float32, copy=False)
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(vectors) < _LARGEST).all(axis=1)
+    if not fine.all():
+        wrong = rows[int(np.argmin(fine))].path
+        raise UserError(f"vectors must be finite numbers below {_LARGEST:g}: that of {wrong!r} is not.")
+    return vectors
+
+
+def _check_fields(row: Row) -> None:
+    for name, value in row.fields.items():
+        if not name or len(name) > _LONGEST_NAME or name in OF_EVERY_ITEM:
+            raise UserError(
+                f"{row.path!r} has a column {shown(name)}: a name has 1 to {_LONGEST_NAME} characters and is none of"
+                f" {', '.join(OF_EVERY_ITEM)}."
+            )
+        if not isinstance(value, str) and (isinstance(value, bool) or not isfinite(value)):
+            raise UserError(f"the column {name!r} of {row.path!r} must be a text or a finite number, got {value!r}.")
+
+
+def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[ndarray, "rows dim"]:
+    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are untrusted or
+    damaged."""
+    if vectors.size and not max(-vectors.min(), vectors.max()) < _LARGEST:  # nor is NaN
+        raise UserError(
+            f"the gallery {where} holds vectors that are not finite numbers below {_LARGEST:g}. {how_to_remake(where)}"
+        )
+    return vectors
+
+
+def check_queries(
+    vectors: ndarray, dim: int, k: int, leave_out: Sequence[str | None] | None
+) -> Float32[ndarray, "queries dim"]:
+    """The vectors to ask with, or an error that says what is wrong with them."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, got {k}.")
+    if leave_out is not None and len(leave_out) != len(vectors):
+        raise UserError(f"leave_out must have a path or None for each of {len(vectors)} queries, got {len(leave_out)}.")
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise UserError(f"the gallery holds vectors of {dim} numbers; the queries have shape {vectors.shape}.")
+    if not len(vectors):
+        return np.zeros((0, dim), dtype=np.float32)
+    checked = checked_vectors(vectors, "queries").astype(np.float32, copy=False)
+    if np.abs(checked).max() >= _LARGEST:
+        raise UserError(f"queries must be numbers below {_LARGEST:g}.")
+    return checked

@@ -1,0 +1,35 @@
+"""Addresses with a password in them: it is taken out as soon as one is given, and known to this process only.
+
+What is printed, logged or stored is the address without it. `with_password` is for who connects.
+"""
+
+import re
+
+_HIDDEN = "***"
+_OF_USER = re.compile(
+    r"^((?:--[\w-]+=)?[a-z][a-z+]*://[^:/@?]*):.*@"
+)  # to the last @: a password may have some that are not escaped
+_OF_OPTIONS = re.compile(r"([?&]password=)[^&]*")
+_whole: dict[str, str] = {}
+
+
+def without_password(address: str) -> str:
+    """The address as it may be shown.
+
+    >>> without_password("postgresql://me:secret@host/photos")
+    'postgresql://me:***@host/photos'
+    """
+    if "://" not in address:
+        return address
+    shown = _OF_OPTIONS.sub(rf"\g<1>{_HIDDEN}", _OF_USER.sub(rf"\g<1>:{_HIDDEN}@", address))
+    if shown != address:
+        place = (
+            address.startswith("--") and address.index("=") + 1
+        )  # a word of a command line: --gallery=postgresql://…
+        _whole[shown[place:]] = address[place:]
+    return shown
+
+
+def with_password(address: str) -> str:
+    """The address that `without_password` was given."""
+    return _whole.get(address, address)

@@ -1,0 +1,200 @@
+"""PostgreSQL as a gallery: crashes of the server and of a writer, several writers, the index, and passwords."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count as numbers
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tammes.cli import main
+from tammes.errors import UserError
+from tammes.gallery import open_gallery, rebuild
+from tammes.gallery import store as store_module
+from tammes.gallery.filters import parsed
+from tammes.gallery.gallery import Gallery
+from tammes.gallery.ranking import recall_at_10
+from tammes.io.addresses import with_password, without_password
+from tests.contracts.test_stores import ABOUT, filled, row, unit
+from tests.test_gallery_stores import check_written, written_by
+
+pytestmark = pytest.mark.xdist_group("postgres")
+_NUMBERS = numbers()
+
+
+@pytest.fixture
+def uri(postgres: Any) -> str:
+    return str(postgres.address(f"own{next(_NUMBERS)}"))
+
+
+def test_two_may_write_at_once(uri: str) -> None:
+    """Both make it, write the same rows and rows of their own, and put it in order while the other still writes."""
+    with ThreadPoolExecutor(2) as pool:
+        for written in [pool.submit(written_by, number, uri) for number in (0, 1)]:
+            written.result()
+    check_written(uri)
+
+
+@pytest.mark.slow
+def test_several_programs_may_write_at_once_and_one_may_be_killed(uri: str) -> None:
+    """Its rows are there or not; those of the others all are, and none twice."""
+    spawn = multiprocessing.get_context("spawn")
+    programs = [spawn.Process(target=written_by, args=(number, uri)) for number in range(3)]
+    for program in programs:
+        program.start()
+    store = open_gallery(uri, create=ABOUT)
+    while store.count() < 40:
+        assert programs[2].is_alive()
+        time.sleep(0.05)
+    assert programs[2].pid is not None
+    os.kill(programs[2].pid, signal.SIGKILL)
+    for program in programs:
+        program.join(300)
+    assert [program.exitcode for program in programs] == [0, 0, -signal.SIGKILL]
+    written_by(2, uri)  # and it does its work again
+    paths = [each.path for batch in store.rows(1000) for each in batch]
+    assert len(paths) == len(set(paths)) == store.count() == 100 + 3 * 90
+
+
+def test_what_was_written_outlasts_a_crash_of_the_server(postgres: Any, uri: str) -> None:
+    """It is killed while rows are written; whoever has the gallery open goes on when it is back."""
+    store, safe, failed = open_gallery(uri, create=ABOUT), 0, 0
+    crash = threading.Timer(0.5, postgres.kill)
+    crash.start()
+    while not failed:
+        assert safe < 2000, "the server was not killed while rows were written"
+        rows = [row(f"{number}", unit(1)[0]) for number in range(10 * safe, 10 * safe + 10)]
+        try:
+            store.upsert(rows)
+            safe += 1
+        except UserError:  # whether these rows were stored nobody knows: they are written again
+            failed += 1
+    crash.join()
+    postgres.start()
+    store.upsert(rows)
+    assert store.count() == 10 * (safe + 1)
+    assert set(open_gallery(uri).fingerprints()) == {f"{number}" for number in range(10 * (safe + 1))}
+
+
+def test_the_index_finds_what_an_exact_search_does(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_QUERIES", 20)
+    store = open_gallery(uri, create=ABOUT)
+    vectors = np.repeat(unit(40, seed=1), 25, axis=0) + np.float32(0.1) * unit(1000, seed=2)
+    filled(store, vectors, lambda number: f"class {number % 7}")
+    assert not store.optimise(exact_up_to=1000).indexed
+    order = store.optimise(exact_up_to=999)
+    assert order.indexed
+    assert order.recall is not None
+    assert order.recall > 0.95
+    for how in (
+        {},
+        {"label": "class 3"},
+        {"where": parsed("label in ('class 1', 'class 2') and not path = '00008.jpg'")},
+    ):
+        exact = store.search(vectors[:10], 10, exact=True, **how)  # type: ignore[arg-type]
+        assert recall_at_10(store.search(vectors[:10], 10, **how), exact) > 0.95  # type: ignore[arg-type]
+        assert {len(hits) for hits in store.search(vectors[:10], 200, **how)} == {
+            len(hits) for hits in store.search(vectors[:1], 200, exact=True, **how)
+        }  # type: ignore[arg-type]
+    store.upsert([row("new", -vectors[0])])
+    assert store.search(-vectors[:1], 1)[0][0].path == "new"
+
+
+def test_a_vector_too_long_for_an_index_is_searched_without(uri: str) -> None:
+    from dataclasses import replace
+
+    store = open_gallery(uri, create=replace(ABOUT, dim=2001))
+    store.upsert([row(f"{number}", vector) for number, vector in enumerate(unit(5, dim=2001))])
+    assert not store.optimise(exact_up_to=1).indexed
+    assert store.search(unit(5, dim=2001)[2:3], 1)[0][0].path == "2"
+
+
+def test_versions_change_with_rows(uri: str) -> None:
+    store = open_gallery(uri, create=ABOUT)
+    seen = [store.version()]
+    for action in (
+        lambda: filled(store, unit(3)),
+        lambda: store.delete(["00001.jpg"]),
+        lambda: rebuild(uri, ABOUT).swap(),
+    ):
+        assert open_gallery(uri).version() == seen[-1]
+        action()
+        seen.append(open_gallery(uri).version())
+    assert len(set(seen)) == 4
+
+
+def test_galleries_of_one_database_know_nothing_of_each_other(postgres: Any) -> None:
+    one, other = (open_gallery(postgres.address(name), create=ABOUT) for name in ("it's%201", "other"))
+    filled(one, unit(3))
+    assert (one.count(), other.count()) == (3, 0)
+    assert open_gallery(postgres.address("it's%201")).count() == 3
+
+
+def test_a_reader_keeps_the_rows_as_they_were_when_it_began(uri: str) -> None:
+    store = open_gallery(uri, create=ABOUT)
+    filled(store, unit(50))
+    reading = store.rows(10)
+    first = next(reading)
+    store.delete([f"{number:05}.jpg" for number in range(50)])
+    assert len(first) + sum(map(len, reading)) == 50
+    assert store.count() == 0
+
+
+# Passwords
+
+SECRET = "s3cr@t/p:w"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://me:{SECRET}@127.0.0.1:1/photos",
+        "postgresql://me:s3cr%40t%2Fp%3Aw@127.0.0.1:1/photos",
+        "postgresql://127.0.0.1:1/photos?user=me&password=s3cr%40t",
+        f"postgresql://me:{SECRET}@[::1/photos",
+        f"mysql://me:{SECRET}@host/photos",
+    ],
+)
+@pytest.mark.parametrize("equals", [False, True])
+def test_a_password_is_never_shown(
+    address: str, equals: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg", reason="psycopg, the client of PostgreSQL, is not installed")
+    (tmp_path / "vectors.npy").write_bytes(b"")
+    np.save(tmp_path / "vectors.npy", unit(3))
+    monkeypatch.chdir(tmp_path)
+    gallery = [f"--gallery={address}"] if equals else ["--gallery", address]
+    for command in (
+        ["index", "vectors.npy", *gallery, "--debug"],
+        ["search", address, "vectors.npy", "--debug"],
+        ["duplicates", address],
+        ["index", "vectors.npy", *gallery, "--unknown-flag", "1"],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(command)
+        assert stopped.value.code == 2
+    with pytest.raises(UserError) as raised:
+        Gallery(address)
+    said = "".join(capfd.readouterr()) + str(raised.value)
+    assert "me" in said
+    assert not any(part in said for part in ("s3cr", "t/p", "p:w", "%2Fp"))
+
+
+def test_an_address_is_found_again_by_what_is_shown_of_it(postgres: Any) -> None:
+    address = postgres.address("hidden").replace("postgres@", "postgres:s3cret@")
+    gallery = Gallery.from_vectors(address, unit(3), keys=["a", "b", "c"])
+    assert "s3cret" not in gallery.uri + repr(gallery)
+    assert with_password(gallery.uri) == address
+    assert Gallery(without_password(address)).search(item="a", k=1)[0].path in ("b", "c")
+
+
+def test_a_server_that_does_not_answer_is_said_not_to() -> None:
+    pytest.importorskip("psycopg", reason="psycopg, the client of PostgreSQL, is not installed")
+    with pytest.raises(UserError, match=r"no PostgreSQL answers at postgresql://127.0.0.1:1/x: .*[Rr]efused"):
+        open_gallery("postgresql://127.0.0.1:1/x")
