@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import tammes
 from tammes import UserError
 from tammes.cli import main
+from tammes.gallery.model import recorded_classes
 from tammes.models.backbones import backbone
 from tammes.models.feature_cache import Frozen
 from tammes.models.pooling import GEM_POWER, GeM, MeanMaxPool
@@ -189,6 +190,8 @@ def test_a_gallery_keeps_its_whitening_and_needs_no_option_for_it(
     assert kept.network is not None
     assert kept.network.whitening
     assert kept.dim == 11  # 12 images span no more
+    seen = [folder.name for folder in first]
+    assert tammes.Gallery(gallery).trained_on == recorded_classes(kept) == seen  # a threshold on them is a guess
     more = json.loads(run("index", "resnet18", photos, "--gallery", gallery, *network))
     assert more["added"] == 4 + 12  # under another path
     assert tammes.Gallery(gallery).store.about.network == kept.network
@@ -206,6 +209,8 @@ def test_a_whitening_of_labels_and_one_without_are_two(photos: Path, weights: Pa
     assert not of_classes.new_layers()[0].bias.any()
     assert flat.new_layers()[0].bias.any()  # seen from the mean
     assert flat.config.dim == 3
+    assert of_classes.origin.classes() == [f"class {number}" for number in range(4)]  # type: ignore[union-attr]
+    assert flat.origin.classes() == []  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_whitened_is_refused(

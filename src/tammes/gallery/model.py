@@ -58,8 +58,10 @@ class Model:
 
     @property
     def trained_on(self) -> list[str]:
-        """The names of the classes that it was trained on."""
-        return [] if self.run is None else trained_on(self.run)
+        """The names of the classes that it was trained on, or whitened within."""
+        if self.run is not None:
+            return trained_on(self.run)
+        return [] if self.network is None else self.network.classes()
 
     def describe(self) -> str:
         return describe_model(self.kind, "" if self.run is None else str(self.run.folder), self.network)
@@ -151,8 +153,8 @@ def with_its_whitening(model: Model, about: About) -> Model:
     kept, own = about.network, model.network
     if kept is None or own is None or not kept.whitening:
         return model
-    same = replace(kept, whitening="", weights=own.weights) == own
-    return _of_embedder(with_whitening(model.build(), kept.whitening)) if same else model
+    same = replace(kept, whitening="", whitened_within="", weights=own.weights) == own
+    return _of_embedder(with_whitening(model.build(), kept.whitening, kept.whitened_within)) if same else model
 
 
 def model_of_vectors() -> Model:
@@ -209,6 +211,8 @@ def trained_on(run: RunFolder) -> list[str]:
 
 def recorded_classes(about: About) -> list[str]:
     """The names of the classes that the model of a gallery was trained on, if its run is still there."""
+    if about.network is not None:
+        return about.network.classes()
     return trained_on(RunFolder(Path(about.run))) if about.run and is_run(Path(about.run)) else []
 
 

@@ -1,5 +1,6 @@
 """Where the weights of an Embedder come from, so that it can be built again. Imports no torch."""
 
+import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ class Network:
         pool: how its last map becomes a vector.
         form: which form of the network, of those that have several.
         whitening: the layer on top of it, weights and bias, as `models.whitening` writes it; empty without one.
+        whitened_within: the names of the classes that it was found within, as JSON; empty if it was found without.
     """
 
     name: str
@@ -31,6 +33,15 @@ class Network:
     pool: str = "published"
     form: str | None = None
     whitening: str = ""
+    whitened_within: str = ""
+
+    def classes(self) -> list[str]:
+        """The names of the classes whose labels decided its vectors."""
+        try:
+            found = json.loads(self.whitened_within or "[]")
+        except ValueError:  # a gallery may be untrusted
+            return []
+        return [str(each) for each in found] if isinstance(found, list) else []
 
 
 def file_digest(file: Path) -> str:

@@ -1,5 +1,6 @@
 """Networks without training as embedders: images are compared by the features of the backbone."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -71,15 +72,17 @@ def whitened(embedder: Embedder, files: Sequence[Path], labels: Sequence[str]) -
     """A pretrained network with its features whitened, as these images have them; kept with its origin.
 
     Args:
-        labels: the class of each; where they are not two or more, it is whitened without.
+        labels: the class of each, empty for none. Where there are not two or more it is whitened without, otherwise
+            images of no class are left out.
 
     Raises:
         UserError: fewer than two images can be read.
     """
-    step = -(-len(files) // MOST_WHITENED)
     features, rows, codes = ImageFeatures(embedder), [], []
     numbers = {name: number for number, name in enumerate(sorted(set(labels)))}
-    chosen = list(zip(files, labels, strict=True))[:: max(1, step)]
+    few = len(set(labels) - {""}) < 2
+    chosen = [each for each in zip(files, labels, strict=True) if few or each[1]]
+    chosen = chosen[:: max(1, -(-len(chosen) // MOST_WHITENED))]
     with progress("whitening") as on_progress:
         for start in range(0, len(chosen), embedder.at_once):
             read = []
@@ -92,14 +95,17 @@ def whitened(embedder: Embedder, files: Sequence[Path], labels: Sequence[str]) -
             on_progress(min(start + embedder.at_once, len(chosen)), len(chosen))
     if len(codes) < 2:
         raise UserError(f"`whiten` needs two images or more that can be read, and there are {len(codes)}.")
-    found = embedder.closed_form(torch.cat(rows), torch.tensor(codes) if len(set(codes)) > 1 else None, dim=DIM)
+    seen = set(codes)
+    labelled = not few and len(seen) > 1
+    found = embedder.closed_form(torch.cat(rows), torch.tensor(codes) if labelled else None, dim=DIM)
     layer = torch.cat([found.penultimate.weight, found.penultimate.bias[:, None]], dim=1)  # type: ignore[list-item,index]
     text = whitening_to_text((layer / layer.abs().max()).detach().cpu().numpy())  # its scale means nothing
-    return with_whitening(embedder, text)
+    within = json.dumps([name for name, number in numbers.items() if number in seen]) if labelled else ""
+    return with_whitening(embedder, text, within)
 
 
-def with_whitening(embedder: Embedder, text: str) -> Embedder:
-    """A pretrained network with a whitening that was found before.
+def with_whitening(embedder: Embedder, text: str, within: str = "") -> Embedder:
+    """A pretrained network with a whitening that was found before, within these classes: as `Network` has them.
 
     Raises:
         UserError: it is not one of this network.
@@ -108,7 +114,8 @@ def with_whitening(embedder: Embedder, text: str) -> Embedder:
     if layer is None:
         raise UserError(f"the whitening is not one of {embedder.config.backbone}: it is damaged. Make it again.")
     found = embedder.with_layer(torch.from_numpy(layer[:, :-1].copy()), torch.from_numpy(layer[:, -1].copy()))
-    found.origin = replace(embedder.origin, whitening=text) if isinstance(embedder.origin, Network) else None
+    if isinstance(embedder.origin, Network):
+        found.origin = replace(embedder.origin, whitening=text, whitened_within=within)
     return found
 
 
@@ -116,7 +123,8 @@ def _of_folder(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
     """The images of a folder, and the class of each."""
     found = flat(folder)
     assert found.files is not None
-    return found.files, [found.class_names[label] for label in found.labels.tolist()]
+    names = ["" if name == "." else name for name in found.class_names]
+    return found.files, [names[label] for label in found.labels.tolist()]
 
 
 def rebuilt(network: Network, file: Path) -> Embedder:
@@ -134,7 +142,7 @@ def rebuilt(network: Network, file: Path) -> Embedder:
     weights = network.weights if published else file
     form, size = network.form, network.size or None
     found = pretrained(network.name, weights=weights, pool=network.pool, form=form, size=size)  # type: ignore[arg-type]
-    return with_whitening(found, network.whitening) if network.whitening else found
+    return with_whitening(found, network.whitening, network.whitened_within) if network.whitening else found
 
 
 def load_model(model: str | Path, **how: Any) -> Embedder:
