@@ -4,7 +4,6 @@
 views of each image are kept in half precision in a memory-mapped file, which every later run of any loss uses again.
 """
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from json import dumps
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import IO
+from typing import IO, Unpack
 
 import numpy as np
 import torch
@@ -24,9 +23,9 @@ from torch import Tensor, nn
 
 from tammes.data.batches import Batches, batches
 from tammes.data.image_cache import Decoded
-from tammes.data.samplers import Sampler, Turn, turns
+from tammes.data.samplers import Sampling, Turn, turns
 from tammes.errors import UserError
-from tammes.io.cache import check_room, no_room
+from tammes.io.cache import check_room, writing
 from tammes.io.environment import cache_folder
 from tammes.io.files import PARTIAL, folder_inside, fsync, lock, new_partial, open_inside
 from tammes.io.machine import images_at_once
@@ -185,7 +184,7 @@ def activations(
     rows = max(1, views) * len(indices)
     num_bytes = rows * prod(shape) * 2
     partial = file.with_suffix(PARTIAL)
-    try:
+    with writing(file.parent, _WHAT):
         folder_inside(file.parent)
         with _alone(partial) as sink:
             if not file.exists():
@@ -204,13 +203,6 @@ def activations(
                 Path(sink.name).replace(file)
             else:
                 Path(sink.name).unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise no_room(file.parent, None, _WHAT) from error
-        raise UserError(
-            f"cannot write {_WHAT} to {file.parent}: {error.strerror}. "
-            "Set TAMMES_CACHE to a folder that can be written."
-        ) from error
     return Activations(file, np.load(file, mmap_mode="r"), indices)
 
 
@@ -260,29 +252,17 @@ def activation_batches(
     stored: Activations,
     indices: Int64[ndarray, " chosen"],
     labels: Int64[ndarray, " chosen"],
-    *,
-    batch_size: int,
-    train: bool,
-    sampler: Sampler = "shuffled",
-    images_per_class: int = 4,
-    seed: int = 0,
-    epoch: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    order: Int64[ndarray, " shown"] | None = None,
+    **sampling: Unpack[Sampling],
 ) -> Batches:
-    """One epoch of batches of activations, as `loading.batches` has them of images.
+    """One epoch of batches of activations, as `data.batches` has them of images.
 
     Each image goes through its views in turn, an epoch each, from one that the seed decides.
     """
+    seed, epoch = sampling.get("seed", 0), sampling.get("epoch", 0)
     first = np.random.default_rng([seed, 1]).integers(stored.views, size=len(indices))
-    turned = turns(
-        labels, batch_size=batch_size, train=train, sampler=sampler, images_per_class=images_per_class, seed=seed,
-        epoch=epoch, rank=rank, world_size=world_size, order=order,
-    )  # fmt: skip
 
     def inputs(turn: Turn) -> Float16[Tensor, "batch ..."]:
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-    return Batches(turned, indices, labels, inputs, ahead=stored.values.ndim > 3)
+    return Batches(turns(labels, **sampling), indices, labels, inputs, ahead=stored.values.ndim > 3)
