@@ -95,7 +95,7 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         ('layers = ["first"]\n' + SHORTEST, "layers must be 'penultimate' or 'last', got 'first'."),
         ('paper = "cup"\n' + SHORTEST, "unknown table of the paper 'cup'. Did you mean 'cub'?"),
         (SHORTEST + "push = \"far\"\n", "method 'one': push must be a number, got 'far'."),
-        (SHORTEST + "mirrored = true\n", "one': 'mirrored' is no option of tammes train. Did you mean 'mirror'?"),
+        (SHORTEST + "mirrored = true\n", "one': 'mirrored' is not an option of tammes train. Did you mean 'mirror'?"),
         (SHORTEST + "epochs = 3\n", "method 'one': epochs must be the same for all: put it in [train]."),
         (SHORTEST + "seed = 3\n", "method 'one' does not take seed: it belongs in seeds, at the top of the file."),
         (SHORTEST + "batch-size = 1\nbatch_size = 2\n", "given twice, with - and with _"),
@@ -125,12 +125,12 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
             "cannot be of margin: it is given",
         ),
         (SHORTEST + 'loss = "lifted"\nmargin = "wide"\n', "method 'one': margin of lifted structure must be a finite"),
-        (SHORTEST + 'loss = "lifted"\ncolour = 1\n', "'colour' is no option of tammes train."),
+        (SHORTEST + 'loss = "lifted"\ncolour = 1\n', "'colour' is not an option of tammes train."),
         (
             SHORTEST + 'loss = "lifted"\nloss-options = ["margin=1"]\n',
             "does not take loss-options: it belongs in the method by their own names, such as margin = 0.2.",
         ),
-        (SHORTEST + "search = { pull = [1] }\n[search]\nlr = [1]\n", "'pull' is no option of tammes train"),
+        (SHORTEST + "search = { pull = [1] }\n[search]\nlr = [1]\n", "'pull' is not an option of tammes train"),
         ('layers = ["last"]\n' + SHORTEST + "class-layer = false\n", "without a class layer there is no layer 'last'"),
     ],
 )  # fmt: skip

@@ -465,7 +465,7 @@ def test_every_option_is_for_vectors_or_refused() -> None:
             ["--loss", "triplet"],
             "--loss triplet is for images. For vectors there are discriminative, hard-discriminative",
         ),
-        (["--loss-options", "pull=1"], "'pull' is no option of discriminative. Its options: weighting, push, "),
+        (["--loss-options", "pull=1"], "'pull' is not an option of discriminative. Its options: weighting, push, "),
         (["--centroids", "simplx"], "unknown kind of centroids 'simplx'. Did you mean 'simplex'?"),
         (["--temperature", "0.5"], "--temperature is for --loss hard-discriminative, not for disc"),
         (["--loss", "softmax", "--push", "0.1"], "--push is for --loss discriminative or hard-discriminative, not"),

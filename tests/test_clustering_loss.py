@@ -22,7 +22,8 @@ def test_value_of_eight_points_that_are_not_on_the_sphere(passes: int, expected:
 
 
 def test_value_and_gradient_equal_those_of_the_slow_search() -> None:
-    for seed in range(150):
+    zeros, refinements = 0, 0
+    for seed in range(45):
         points, labels = random_problem(seed)
         gamma, passes = [0.0, 0.3, 1.0, 30.0, 1e4][seed % 5], [0, 1, 5][seed // 5 % 3]
         slow = SlowClustering(unit(points), labels, gamma)
@@ -34,10 +35,14 @@ def test_value_and_gradient_equal_those_of_the_slow_search() -> None:
         gradients = [torch.autograd.grad(value, embeddings)[0] for value in (ours, theirs)]
         if theirs.item() > 1e-9:  # at 0 the hinge has a corner
             torch.testing.assert_close(*gradients)
+        zeros += theirs.item() == 0
+        refinements += passes > 0 and abs(slow.value(slow.search(0)) - slow.value(medoids)) > 1e-6
+    assert zeros > 2, "some are 0, and refinement changes some: the problems are of every kind"
+    assert refinements > 2
 
 
 def test_ties_go_to_the_first_image_as_in_the_slow_search() -> None:
-    for seed in range(300):
+    for seed in range(60):
         points, labels = tied_problem(seed)
         gamma = [1.0, 30.0, 1e4][seed % 3]
         slow = SlowClustering(unit(points), labels, gamma)
@@ -45,18 +50,7 @@ def test_ties_go_to_the_first_image_as_in_the_slow_search() -> None:
         assert value == pytest.approx(slow.value(slow.search(5)), rel=1e-9, abs=1e-9), seed
 
 
-def test_the_problems_are_of_every_kind() -> None:
-    """So that the test above says something: refinement changes values, some are zero, most are not."""
-    values = []
-    for seed in range(150):
-        points, labels = random_problem(seed)
-        slow = SlowClustering(unit(points), labels, 1.0)
-        values.append([slow.value(slow.search(passes)) for passes in (0, 1)])
-    assert sum(abs(greedy - refined) > 1e-6 for greedy, refined in values) >= 10
-    assert 10 <= sum(refined == 0 for _, refined in values) <= 75
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_larger_batches_equal_the_slow_search(seed: int) -> None:
     embeddings = torch.randn(24, 6, generator=seeded(seed), dtype=torch.float64)
     labels = torch.randint(8, (24,), generator=seeded(seed + 100))
@@ -67,7 +61,7 @@ def test_larger_batches_equal_the_slow_search(seed: int) -> None:
 
 
 def test_the_slow_nmi_is_that_of_scikit_learn() -> None:
-    for seed in range(20):
+    for seed in range(5):
         a, b = (torch.randint(4, (15,), generator=seeded(seed + shift)).tolist() for shift in (0, 1000))
         expected = normalized_mutual_info_score(a, b, average_method="geometric")
         assert geometric_nmi(a, b) == pytest.approx(expected, abs=1e-12)
@@ -85,7 +79,7 @@ def test_a_batch_with_one_clustering_only_is_exactly_zero_and_has_a_gradient(lab
 
 def test_classes_that_are_points_apart_are_exactly_zero() -> None:
     loss = ClusteringLoss()
-    for seed in range(30):
+    for seed in range(5):
         labels = torch.randint(7, (20,), generator=seeded(seed))
         assert loss(torch.eye(7)[labels], labels).item() == loss.minimum == 0
 

@@ -91,7 +91,7 @@ TRAIN = [
     ("--init-from nowhere", "no trained model in {here}/nowhere: embedder.json is missing. Train one: "),
     ("--weights nowhere.pt", "no weights file {here}/nowhere.pt. --weights is imagenet, none, or a file."),
     ("--centroids simplx", "unknown kind of centroids 'simplx'. Did you mean 'simplex'? Known: codes, kerdock, "),
-    ("--loss-options margn=1", "'margn' is no option of discriminative. Its options: weighting, push, chunk_classes, "),
+    ("--loss-options margn=1", "'margn' is not an option of discriminative. Its options: weighting, push, "),
     ("--loss triplet --loss-options margin=nan", "margin of triplet must be a finite number, got 'nan'."),
     ("--loss pml:TripletMarginLoss --loss-options margin=inf", "margin of TripletMarginLoss must be a finite number, "),
     ("--hidden 8", "--hidden is for vectors, and this is not a .npz or .parquet file: leave it out."),

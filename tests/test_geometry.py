@@ -183,5 +183,5 @@ def test_unit_centroids_of_half_precision_are_unit_centroids(dtype: torch.dtype)
     assert found is not None
     assert found.dtype == torch.float32
     torch.testing.assert_close(torch.linalg.vector_norm(found, dim=1), torch.ones(20))
-    with pytest.raises(UserError, match="centroids must have unit length; that of class 0 has length 1.0"):
+    with pytest.raises(UserError, match="centroids must have unit norm; that of class 0 has norm 1.0"):
         checked_centroids(given * 1.05)

@@ -298,7 +298,8 @@ def test_a_cache_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     folder = tmp_path / "file" / "images"
     assert refused(lambda: decode(pictures(9), mode="L", size=8, cache=tmp_path / "file")) == (
-        f"cannot write decoded images to {folder}: Not a directory. Set TAMMES_CACHE to a folder that can be written."
+        f"cannot write the decoded images to {folder}: Not a directory."
+        " Set TAMMES_CACHE to a folder that can be written."
     )
 
 

@@ -56,8 +56,8 @@ def test_options_are_typed_as_the_loss_has_them() -> None:
     ("given", "message"),
     [
         (["margin"], "an option of a loss is NAME=VALUE, such as margin=0.2, got 'margin'."),
-        (["colour=red"], "'colour' is no option of the made one. Its options: margin, form, hard, every."),
-        (["num_classes=3"], "'num_classes' is no option of the made one."),
+        (["colour=red"], "'colour' is not an option of the made one. Its options: margin, form, hard, every."),
+        (["num_classes=3"], "'num_classes' is not an option of the made one."),
         (["margin=wide"], "margin of the made one must be a finite number, got 'wide'."),
         (["form=three"], "form of the made one must be one or two, got 'three'."),
         (["hard=1"], "hard of the made one must be True or False, got '1'."),
@@ -270,7 +270,7 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
     ("given", "message"),
     [
         (["--loss", "triplt"], "unknown loss 'triplt'. Did you mean 'triplet'"),
-        (["--loss", "lifted", "--loss-options", "margn=1"], "'margn' is no option of"),
+        (["--loss", "lifted", "--loss-options", "margn=1"], "'margn' is not an option of"),
         (
             ["--loss", "lifted", "--centroid-dim", "3"],
             "--loss lifted is computed on the embedding, without a class layer",

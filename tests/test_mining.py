@@ -126,7 +126,7 @@ def test_no_pairs_in_order_where_no_class_has_two(labels: list[int]) -> None:
     assert first.shape == second.shape == (0,)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_pairs_in_order_equal_a_walk_through_the_batch(seed: int) -> None:
     _, labels = problem([5, 4, 1, 7, 2], seed=seed)
     first, second = pairs_in_order(labels)

@@ -461,7 +461,7 @@ def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
     ("method", "message"),
     [
         ('loss = "pml:ArcFce"', "method 'theirs': unknown loss 'pml:ArcFce'. Did you mean 'pml:ArcFaceLoss'?"),
-        ('loss = "pml:ArcFaceLoss"\nmarign = 1', "'marign' is no option of tammes train."),
+        ('loss = "pml:ArcFaceLoss"\nmarign = 1', "'marign' is not an option of tammes train."),
         ('loss = "pml:ArcFaceLoss"\nmargin = "x"', "margin of ArcFaceLoss must be a finite number, got 'x'."),
         ('loss = "pml:ArcFaceLoss"\nminer-options = ["a=1"]', "method 'theirs': miner-options are those of a miner"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = ["a=1"]', "unknown option of HDCMiner 'a'"),

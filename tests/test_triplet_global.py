@@ -35,7 +35,7 @@ def test_value_of_six_points_over_all_their_triplets() -> None:
 
 
 @pytest.mark.parametrize("options", [(0.01, 0.8, 0.4, 1.0), (0.5, 2.0, 1.0, 0.0), (0.1, 0.1, 0.05, 3.0)])
-@pytest.mark.parametrize("seed", [seed for seed in range(12) if all_triplets(random_problem(seed)[1]) and seed % 3])
+@pytest.mark.parametrize("seed", [seed for seed in range(7) if all_triplets(random_problem(seed)[1]) and seed % 3])
 def test_value_and_gradient_equal_the_equation(seed: int, options: tuple[float, float, float, float]) -> None:
     points, labels = random_problem(seed)
     margin, weight, gap, gamma = options

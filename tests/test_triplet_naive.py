@@ -35,7 +35,7 @@ def test_it_is_the_mean_over_the_triplets_one_by_one() -> None:
     torch.testing.assert_close(NaiveTripletLoss()(TOY, TOY_LABELS), expected)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_discriminative_loss_bounds_it(seed: int) -> None:
     """Three times the mean of the bound, for classes of equal size."""
     labels = torch.arange(4).repeat_interleave(3)

@@ -35,7 +35,7 @@ from tammes.training.run_folder import RunFolder
 from tests.configs import config_of
 from tests.test_architecture import ROOT
 
-FEW = settings(max_examples=60)
+FEW = settings(max_examples=20)
 
 
 @cache
@@ -106,7 +106,7 @@ def test_any_bytes_are_refused_by_name(name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(examples()))
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.data())
 def test_damaged_files_are_understood_or_refused_by_name(name: str, data: st.DataObject) -> None:
     content = bytearray(examples()[name])
@@ -168,7 +168,7 @@ def toml_of(value: Any) -> str:
     return "0" if value is None else json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["title", "data", "presets", "seeds", "layers", "paper", "train", "search", "method"]), plain_values
 )
@@ -181,7 +181,7 @@ def test_plans_of_any_values(key: str, value: Any) -> None:
 SOUND = config_of().saved()
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.sampled_from([*SOUND, "other"]), plain_values)
 def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "options"

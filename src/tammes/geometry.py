@@ -30,7 +30,7 @@ def full_precision(points: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-    """The points scaled to unit length; one no longer than `NO_LENGTH` has no direction and becomes zero."""
+    """The points, normalised; one no longer than `NO_LENGTH` has no direction and becomes zero."""
     points = full_precision(points)
     lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)  # (rows, 1)
     scale = torch.where(lengths <= NO_LENGTH, 0.0, 1 / lengths.clamp_min(NO_LENGTH))
@@ -38,10 +38,10 @@ def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
     return points * torch.where(lengths.isinf(), float("nan"), scale)
 
 
-def shortening(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows 1"] | None:
+def scale_down(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows 1"] | None:
     """A power of two to multiply points by whose squares would overflow, and 1 for the others; None: there are none.
 
-    Only the direction of a point counts to a loss of unit points, so that it may be shortened first.
+    Only the direction of a point counts to a loss of unit points, so that it may be scaled down first.
     """
     least, most = torch.aminmax(points.detach())
     half = 64 if points.dtype == torch.float32 else 512  # the exponent from which a square overflows
@@ -210,7 +210,7 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
             f"centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
             f" got {centroids.dtype} of shape {tuple(centroids.shape)}."
         )
-    # Half precision cannot come closer to unit length than its own rounding; here they are kept in float32.
+    # Half precision cannot come closer to unit norm than its own rounding; here they are kept in float32.
     rounding = max(1e-4, torch.finfo(centroids.dtype).eps)
     centroids = full_precision(centroids.detach())
     lengths = torch.linalg.vector_norm(centroids, dim=1)  # (classes,)
@@ -218,7 +218,7 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
     if len(wrong):
         row = int(wrong[0])
         raise UserError(
-            f"centroids must have unit length; that of class {row} has length {lengths[row].item():.6g}"
+            f"centroids must have unit norm; that of class {row} has norm {lengths[row].item():.6g}"
             f" ({len(wrong)} of {num_classes} are off). Use torch.nn.functional.normalize(centroids)."
         )
     twin = first_duplicate(centroids)

@@ -181,11 +181,11 @@ def test_a_label_out_of_range_is_named(loss: nn.Module, label: int) -> None:
         (CORNERS[:1], "^a loss against centroids needs at least 2 classes, got 1.$"),
         (
             torch.cat([CORNERS[:2], 2 * CORNERS[2:]]),
-            r"^centroids must have unit length; that of class 2 has length 2 \(2 of 4 are off\). Use torch.nn",
+            r"^centroids must have unit norm; that of class 2 has norm 2 \(2 of 4 are off\). Use torch.nn",
         ),
         (
             torch.full((3, 2), float("nan")),
-            r"^centroids must have unit length; that of class 0 has length nan \(3 of 3 are off\).",
+            r"^centroids must have unit norm; that of class 0 has norm nan \(3 of 3 are off\).",
         ),
         (
             CORNERS[[0, 1, 2, 1]],

@@ -409,7 +409,7 @@ class _Reader:
                 near = get_close_matches(name, self.kinds, n=1)
                 hint = f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""
                 raise UserError(
-                    f"{self.file}: {where}: {key!r} is no option of tammes train.{hint} See `tammes train --help`."
+                    f"{self.file}: {where}: {key!r} is not an option of tammes train.{hint} See `tammes train --help`."
                 )
             if name in found:
                 raise UserError(f"{self.file}: {where}: {key!r} is given twice, with - and with _.")

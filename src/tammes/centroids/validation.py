@@ -1,4 +1,4 @@
-"""What every generator asks of its sizes."""
+"""Validation of the sizes that every generator takes."""
 
 import torch
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from threading import Event, Thread
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tammes.data.image_cache import Decoded
-from tammes.data.samplers import Sampler, Turn, turns
+from tammes.data.samplers import Sampling, Turn, turns
 from tammes.data.transforms import Transform, centre_crops, crop_each, crop_stack, random_crops, transform_each
 from tammes.errors import UserError
 
@@ -29,21 +29,12 @@ def batches(
     indices: Int64[ndarray, " chosen"],
     labels: Int64[ndarray, " chosen"],
     *,
-    batch_size: int,
     crop: int | tuple[int, int] | None = None,
-    train: bool,
-    sampler: Sampler = "shuffled",
-    images_per_class: int = 4,
     mirror: bool = True,
     padding: int = 0,
-    seed: int = 0,
-    epoch: int = 0,
-    drop_last: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    order: Int64[ndarray, " shown"] | None = None,
     transform: Transform | None = None,
     workers: int = 0,
+    **sampling: Unpack[Sampling],
 ) -> "Batches":
     """One epoch of batches: iterable, any number of times, and with a length.
 
@@ -70,19 +61,8 @@ def batches(
         transform: what takes the place of crops and mirrors.
         workers: processes that transform; 0: the one that asks for the batches.
     """
-    turned = turns(
-        labels,
-        batch_size=batch_size,
-        train=train,
-        sampler=sampler,
-        images_per_class=images_per_class,
-        seed=seed,
-        epoch=epoch,
-        drop_last=drop_last,
-        rank=rank,
-        world_size=world_size,
-        order=order,
-    )
+    turned = turns(labels, **sampling)
+    train, seed, epoch = sampling["train"], sampling.get("seed", 0), sampling.get("epoch", 0)
     if np.isin(indices, decoded.bad).any():
         raise ValueError("indices hold images that could not be read: see Decoded.without_bad")
     if transform is not None:

@@ -1,6 +1,5 @@
 """Every image of a data set, decoded and resized once into a memory-mapped file of the cache."""
 
-import errno
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from tammes.data.dataset import Dataset
 from tammes.data.images import ROOM, Mode, in_mode, resized, resized_size
 from tammes.data.parallel import in_order
 from tammes.errors import UserError
-from tammes.io.cache import check_room, no_room
+from tammes.io.cache import check_room, writing
 from tammes.io.environment import cache_folder
 from tammes.io.files import folder_inside, fsync, new_partial, remove_partial
 
@@ -216,7 +215,7 @@ def _num_bytes(image: UInt8[ndarray, "channels height width"] | str) -> int:
 def _build(
     dataset: Dataset, form: _Form, file: Path, on_progress: Callable[[int, int], None] | None, threads: int
 ) -> Decoded:
-    try:
+    with writing(file.parent, _WHAT):
         folder_inside(file.parent)
         remove_partial(file.parent)
         _check_room(dataset, form, file.parent)
@@ -242,13 +241,6 @@ def _build(
             finally:
                 with suppress(OSError):
                     Path(sink.name).unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise no_room(file.parent, None, _WHAT) from error
-        raise UserError(
-            f"cannot write decoded images to {file.parent}: {error.strerror}. "
-            "Set TAMMES_CACHE to a folder that can be written."
-        ) from error
     assert decoded is not None, "what was just written can be read"
     return decoded
 

@@ -1,7 +1,7 @@
 """Which images make up each batch of an epoch."""
 
 from collections import deque
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Required, TypedDict, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -17,6 +17,21 @@ class Turn(NamedTuple):
 
     positions: Int64[ndarray, " batch"]
     repeats: Int64[ndarray, " batch"]
+
+
+class Sampling(TypedDict, total=False):
+    """What `turns` takes, for functions that hand it on."""
+
+    batch_size: Required[int]
+    train: Required[bool]
+    sampler: Sampler
+    images_per_class: int
+    seed: int
+    epoch: int
+    drop_last: bool
+    rank: int
+    world_size: int
+    order: Int64[ndarray, " shown"] | None
 
 
 def turns(
@@ -44,7 +59,27 @@ def turns(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} processes")
-    found = _of_all(labels, batch_size, train, sampler, images_per_class, seed, epoch, drop_last, order)
+    if len(labels) == 0:
+        raise UserError("no images to make batches of.")
+    if batch_size < 1:
+        raise UserError(f"`batch_size={batch_size}` is not a number of images from 1 up.")
+    random = np.random.default_rng([seed, epoch])
+    if order is not None:
+        if len(order) and order.max() >= len(labels):
+            raise UserError(f"triplets were mined from other images: there is no image {order.max()} of {len(labels)}.")
+        found = of_triplets(order, batch_size)
+    elif not train or sampler == "ordered":
+        found = cut(np.arange(len(labels)), None, batch_size, drop_last)
+    elif sampler == "shuffled":
+        found = cut(random.permutation(len(labels)), None, batch_size, drop_last)
+    elif sampler == "balanced":
+        found = cut(*balanced(labels, random), batch_size, drop_last)
+    elif sampler == "pk":
+        if drop_last:
+            raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
+        found = by_class(labels, batch_size, images_per_class, random)
+    else:
+        raise unknown_name("sampler", sampler, get_args(Sampler))
     return [share(turn, rank, world_size) for turn in found] if train else found[rank::world_size]
 
 
@@ -65,39 +100,6 @@ def share(turn: Turn, rank: int, world_size: int) -> Turn:
     start = rank * each + min(rank, more)
     own = slice(start, start + each + (rank < more))
     return Turn(turn.positions[own], turn.repeats[own])
-
-
-def _of_all(
-    labels: Int64[ndarray, " chosen"],
-    batch_size: int,
-    train: bool,
-    sampler: Sampler,
-    images_per_class: int,
-    seed: int,
-    epoch: int,
-    drop_last: bool,
-    order: Int64[ndarray, " shown"] | None,
-) -> list[Turn]:
-    if len(labels) == 0:
-        raise UserError("no images to make batches of.")
-    if batch_size < 1:
-        raise UserError(f"`batch_size={batch_size}` is not a number of images from 1 up.")
-    if order is not None:
-        if len(order) and order.max() >= len(labels):
-            raise UserError(f"triplets were mined from other images: there is no image {order.max()} of {len(labels)}.")
-        return of_triplets(order, batch_size)
-    random = np.random.default_rng([seed, epoch])
-    if not train or sampler == "ordered":
-        return cut(np.arange(len(labels)), None, batch_size, drop_last)
-    if sampler == "shuffled":
-        return cut(random.permutation(len(labels)), None, batch_size, drop_last)
-    if sampler == "balanced":
-        return cut(*balanced(labels, random), batch_size, drop_last)
-    if sampler == "pk":
-        if drop_last:
-            raise ValueError("drop_last means nothing with the sampler 'pk': none of its batches is the last")
-        return by_class(labels, batch_size, images_per_class, random)
-    raise unknown_name("sampler", sampler, ("shuffled", "ordered", "balanced", "pk"))
 
 
 def balanced(

@@ -1,9 +1,11 @@
 """The cache: what takes long to make and can be made again: decoded images, activations, the drawn glyphs, maps of
 galleries."""
 
+import errno
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +69,19 @@ def check_room(folder: Path, needed: int, what: str) -> None:
     """Refuse before the work begins what would fail when the disk is full."""
     if shutil.disk_usage(folder).free < needed:
         raise no_room(folder, needed, what)
+
+
+@contextmanager
+def writing(folder: Path, what: str) -> Iterator[None]:
+    """Turn a failure to write into the cache into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise no_room(folder, None, what) from error
+        raise UserError(
+            f"cannot write {what} to {folder}: {error.strerror}. Set TAMMES_CACHE to a folder that can be written."
+        ) from error
 
 
 def no_room(folder: Path, needed: int | None, what: str) -> UserError:

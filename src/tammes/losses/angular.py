@@ -19,7 +19,7 @@ _LEAST, _MOST = 1.0, 80.0  # degrees: an angle in radians is below, and above th
 
 
 class AngularLoss(nn.Module):
-    """The angular loss of Wang et al. (ICCV 2017), as a mean over the pairs, of embeddings scaled to unit length.
+    """The angular loss of Wang et al. (ICCV 2017), as a mean over the pairs, of normalised embeddings.
 
     In the triangle of an anchor a, a positive p and a negative n the angle at n shall be at most alpha:
 

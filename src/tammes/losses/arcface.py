@@ -26,12 +26,12 @@ class ArcFaceLoss(nn.Module):
     and both are functions of the distance d = |x - p_y|, which is exact for small angles: cos θ = 1 - d² / 2 and
     sin θ = d cos(θ / 2). An embedding on its own proxy is at the best place and is not moved by it.
 
-    The scale is 64, the paper's and the usual one; with 30, also common, images that are told well enough go on being
+    The scale is 64, the paper's and the usual one; with 30, also common, images that are classified well enough are
     pulled for longer.
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         margin: the angle, in radians; 0 is the normalised softmax.
         scale: of the cosines (s).
 

@@ -16,7 +16,7 @@ from tammes.losses.method import Method
 class CenterLoss(FullPrecisionBuffers):
     """Softmax with the centre loss (Wen et al., ECCV 2016), as a mean over the batch.
 
-    For an embedding x of class y, as the network gives it, not scaled to unit length; a linear classifier of its own;
+    For an embedding x of class y, as the network gives it, not normalised; a linear classifier of its own;
     and one centre c per class:
 
         -log softmax(W x + b)_y  +  weight * |x - c_y|² / 2
@@ -34,7 +34,7 @@ class CenterLoss(FullPrecisionBuffers):
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         weight: of the centre term.
         alpha: how far a centre moves in one step, in (0, 1].
     """

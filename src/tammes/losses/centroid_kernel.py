@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from tammes.geometry import CLOSE, COINCIDE, NO_LENGTH, check_range, chunks, refuse_second_derivative, shortening
+from tammes.geometry import CLOSE, COINCIDE, NO_LENGTH, check_range, chunks, refuse_second_derivative, scale_down
 
 _BLOCK = 1 << 18  # pairs at a time
 _FAR = float("inf")  # as a squared distance: r = 0
@@ -45,7 +45,7 @@ def centroid_loss(
 
         pull_weights_y |x - c_y|  -  push * push_weights_y * (sum over m != y of class_weights_m |x - c_m|)
 
-    where x is an embedding scaled to unit norm and weights that are None are 1.
+    where x is a normalised embedding and weights that are None are 1.
 
     Args:
         centroids: unit rows; None for one-hot ones, of which there are as many as coordinates.
@@ -80,7 +80,7 @@ def _value_and_gradient(
         norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)  # (batch, 1)
         shortest, longest = torch.aminmax(norm)
         if longest.item() == float("inf"):  # squares that overflow must not pass for a loss without a gradient
-            factor = shortening(embeddings)
+            factor = scale_down(embeddings)
             embeddings = embeddings if factor is None else embeddings * factor
             norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
             norm = torch.where(norm.isinf(), float("nan"), norm)

@@ -1,4 +1,4 @@
-"""The clustering loss: the true classes against the clustering that tempts most."""
+"""The clustering loss: the true classes against the clustering that violates the margin most."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ _UNIT = 1e-9
 class ClusteringLoss(nn.Module):
     """Structured prediction of a clustering by facility location (Oh Song et al., CVPR 2017).
 
-    For embeddings scaled to unit length and a set S of images of the batch, the medoids, as many as there are classes:
+    For normalised embeddings and a set S of images of the batch, the medoids, as many as there are classes:
 
         F(S) = - sum over images i of the distance to the nearest medoid
         F~   = the same with the best medoid of each class, each image to that of its class
@@ -63,7 +63,7 @@ class ClusteringLoss(nn.Module):
 def clustering_loss(
     points: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], gamma: float, passes: int
 ) -> Float[Tensor, ""]:
-    """The loss of points as they are, not scaled to unit length."""
+    """The loss of points as they are, not normalised."""
     apart = distances(points, points)  # (batch, batch)
     if not apart.isfinite().all():  # nothing to search in: NaN stays NaN
         return apart.sum()

@@ -30,7 +30,7 @@ class ContrastiveLoss(nn.Module):
     "squared" is that of Hadsell, Chopra and LeCun (2006). "hinge" is that of Simo-Serra et al. (2015), who also leave
     out the easy pairs: with `hardest` below 1 only that part of the positive pairs and of the negative pairs counts,
     those of the largest loss; their mining ratio r is 1 / hardest. "exponential" is that of Chopra, Hadsell and LeCun
-    (2005), whose Q, a bound on d, is the margin here; that its embeddings are scaled to unit length is ours, for there
+    (2005), whose Q, a bound on d, is the margin here; that its embeddings are normalised is ours, for there
     is no bound without it.
 
     Hard pairs are also those with a wrong label: begin with `hardest=1`, and do not go below 1/8, the best that

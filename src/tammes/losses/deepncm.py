@@ -20,7 +20,7 @@ _EVERY, _DECAY = 100, 0.9
 class DeepNCMLoss(FullPrecisionBuffers):
     """Deep nearest class mean (Guerriero, Caputo and Mensink, 2018), as a mean over the batch.
 
-    For an embedding x of class y, as the network gives it, not scaled to unit length, and one mean u per class:
+    For an embedding x of class y, as the network gives it, not normalised, and one mean u per class:
 
         -log softmax(-|x - u|²)_y
 
@@ -39,7 +39,7 @@ class DeepNCMLoss(FullPrecisionBuffers):
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         form: how the means move.
         every: for condensation: after how many calls.
         decay: for decay: what is kept of the old mean, in [0, 1).

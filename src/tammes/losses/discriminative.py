@@ -19,7 +19,7 @@ Weighting = Literal["none", "balanced", "triplet"]
 class DiscriminativeLoss(FixedCentroids):
     """Linear-time upper bound on the triplet loss (Do et al., CVPR 2019, equation 8), as a mean over the batch.
 
-    For an embedding x, scaled to unit length, of class y, and unit centroids c that never move:
+    For a normalised embedding x of class y and unit centroids c that never move:
 
         |x - c_y|  -  push * (mean over m != y of |x - c_m|)
 
@@ -46,7 +46,7 @@ class DiscriminativeLoss(FixedCentroids):
         push: the weight β of the repelling term, in [0, 1).
         chunk_classes: how many classes to compute at a time, which bounds the memory to (batch, chunk_classes); by
             default as many as fit the cache.
-        sample_classes: repel from this many random classes, drawn anew in each call and shared by the batch, instead
+        sample_classes: repel from this many random classes, drawn again in each call and shared by the batch, instead
             of all: an unbiased estimate of the loss and its gradient at a cost that does not depend on the number of
             classes.
 

@@ -17,7 +17,7 @@ from tammes.geometry import (
     distances_to_axes,
     full_precision,
     normalise,
-    shortening,
+    scale_down,
     some_rows,
 )
 
@@ -79,7 +79,7 @@ class FixedCentroids(FullPrecisionBuffers):
     def distances(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Distances of the embeddings, normalised, to the centroids."""
         embeddings = full_precision(embeddings)
-        factor = shortening(embeddings)
+        factor = scale_down(embeddings)
         unit = normalise(embeddings if factor is None else embeddings * factor)
         return distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids)
 

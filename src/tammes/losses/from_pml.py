@@ -34,7 +34,7 @@ REFUSED = {
     "BaseLossWrapper": _A_PART.format(kind="losses"),
     "EmbeddingRegularizerMixin": _A_PART.format(kind="losses"),
     "WeightRegularizerMixin": _A_PART.format(kind="losses"),
-    "CrossBatchMemory": f"{_AROUND}, and its place in its memory is not in its state, so that a run could not go on",
+    "CrossBatchMemory": f"{_AROUND}, and its place in its memory is not in its state, so no run could resume",
     "MultipleLosses": _AROUND,
     "SelfSupervisedLoss": f"{_AROUND}, and compares two views of each image",
     "VICRegLoss": "it compares two views of each image, and takes no labels",
@@ -47,10 +47,10 @@ REFUSED = {
     " and its histogram is not in its state",
     "HistogramLoss": "it fails where two images of a batch have the same embedding. Use `loss='histogram'`",
     "BaseMiner": _A_PART.format(kind="miners"),
-    "EmbeddingsAlreadyPackagedAsTriplets": "a batch here is no list of triplets",
+    "EmbeddingsAlreadyPackagedAsTriplets": "a batch here is not a list of triplets",
 }
 _TAKES_NO_MINER = {"P2SGradLoss", "PNPLoss", "RankedListLoss"}
-# Their logits are multiplied by the length of an embedding; all others scale embeddings to unit length, and so do we.
+# Their logits are multiplied by the norm of an embedding; all others normalise embeddings, and so do we.
 _OF_ANY_LENGTH = {"LargeMarginSoftmaxLoss", "SphereFaceLoss"}
 # What follows from the data.
 _FILLED: dict[str, Takes] = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}

@@ -1,4 +1,4 @@
-"""The hard discriminative loss: the nearest wrong class counts most, still in linear time."""
+"""The hard discriminative loss: hard negatives by fixed centroids, in linear time."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from tammes.losses.method import Method
 class HardDiscriminativeLoss(FixedCentroids):
     """Upper bound on the hardest-negative triplet loss by fixed centroids, as a mean over the batch.
 
-    For an embedding x, scaled to unit length, of class y, and unit centroids c that never move:
+    For a normalised embedding x of class y and unit centroids c that never move:
 
         f = |x - c_y|  -  push * softmin over m != y of |x - c_m|
         softmin of d = -temperature * log(sum of exp(-d / temperature)), which is never above the smallest d

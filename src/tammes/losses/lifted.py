@@ -17,7 +17,7 @@ class LiftedStructureLoss(nn.Module):
         J_ij = |x_i - x_j| + log( sum over k of exp(margin - |x_i - x_k|)  +  sum over k of exp(margin - |x_j - x_k|) )
         loss = mean over pairs of  max(0, J_ij)² / 2
 
-    The embeddings are taken as they are, not scaled to unit length: so were the authors'. The log-sum-exp is a smooth
+    The embeddings are taken as they are, not normalised: so were the authors'. The log-sum-exp is a smooth
     bound of the hardest negative of the two. A batch of a single class has no negatives, and the loss is 0.
 
     Args:

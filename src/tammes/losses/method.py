@@ -1,4 +1,4 @@
-"""What a method is beside its equation: declared by each loss in its own file, served by whoever trains."""
+"""The declaration of a method: what a loss needs of the training beside its equation, in the file of each loss."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -121,7 +121,7 @@ class Method:
                 raise UserError(f"an option of a loss is NAME=VALUE, such as margin=0.2, got {text!r}.")
             if name not in self.options:
                 known = ", ".join(self.defaults) or "none"
-                raise UserError(f"{name!r} is no option of {self.title}. Its options: {known}.")
+                raise UserError(f"{name!r} is not an option of {self.title}. Its options: {known}.")
             if name in found:
                 raise UserError(f"the option {name} is given twice.")
             try:

@@ -13,7 +13,7 @@ TIED = 64  # units in the last place: a product of matrices rounds two equal squ
 
 
 def positives(labels: Integer[Tensor, " batch"]) -> Bool[Tensor, "batch batch"]:
-    """Which pairs are two images of one class; an image and itself are no pair. Of unordered pairs, `.triu()`."""
+    """Which pairs are two images of one class; an image and itself are not a pair. Of unordered pairs, `.triu()`."""
     same = labels[:, None] == labels  # (batch, batch)
     return same.fill_diagonal_(False)
 
@@ -72,7 +72,7 @@ def pairs_in_order(labels: Integer[Tensor, " batch"]) -> tuple[Int[Tensor, " pai
     return first[by_first], second[by_first]
 
 
-# A point of another class that lies this near is the same picture under another label: as a negative it would stand
+# A point of another class that lies this near is the same image under another label: as a negative it would stand
 # where the anchor stands, and move nothing.
 TWIN = 1e-3
 _PAIRS_AT_ONCE = 1 << 22  # distances in one block: 32 MB of float64
@@ -105,7 +105,7 @@ def smart_triplets(
     The candidates of an anchor are its positives, the farthest first, and the `neighbours` nearest images of other
     classes, the nearest first; those equally far are in the order of the set. Of each list one is drawn uniformly from
     the first max(1, ceil((1 - hardness) * its length)): 1 takes the hardest, 0 any. The search is exact. Images of
-    other classes within `TWIN` of the anchor are no candidates, unless all on the list are.
+    other classes within `TWIN` of the anchor are not candidates, unless all on the list are.
     """
     classes = _Classes(labels)
     draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64)

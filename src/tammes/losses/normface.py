@@ -29,7 +29,7 @@ _MARGINS = {"contrastive": 1.0, "triplet": 0.8}
 class NormFaceLoss(nn.Module):
     """Softmax and two margin losses on unit embeddings and unit proxies (Wang et al., 2017), as a mean over the batch.
 
-    For an embedding x of class y and one learned proxy p per class, all scaled to unit length:
+    For an embedding x of class y and one learned proxy p per class, all normalised:
 
         softmax      -log softmax(s cos(x, p))_y
         contrastive  |x - p_y|²  +  sum over m != y of [margin - |x - p_m|²]+
@@ -44,7 +44,7 @@ class NormFaceLoss(nn.Module):
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         form: which of the three.
         temperature: for softmax: a fixed 1 / s.
         scale: for softmax without a temperature: the first value of s.

@@ -1,4 +1,4 @@
-"""The N-pair loss: one pair of each class, its other image told from those of all other classes."""
+"""The N-pair loss: one pair of each class, against the pairs of all other classes."""
 
 from typing import Literal, get_args
 
@@ -24,7 +24,7 @@ class NPairLoss(nn.Module):
         softmax       log(1 + sum over j of exp(s_ij - s_ii))
         one-vs-one    sum over j of log(1 + exp(s_ij - s_ii))
 
-    plus penalty / 4 * (mean of |a|² + mean of |p|²), for the embeddings are not scaled to unit length (the convention
+    plus penalty / 4 * (mean of |a|² + mean of |p|²), for the embeddings are not normalised (the convention
     of TensorFlow's implementation, whose 0.002 is the default). With two images of each class this is the paper's form.
     An image without a partner, the last of an odd number, takes no part.
 

@@ -15,7 +15,7 @@ class PrototypicalLoss(nn.Module):
 
     Of each class in the batch the first `shot` images, in the order of the batch, are the support and the others are
     queries. With a prototype r per class, the mean of its support, and a query x of class y, as the network gives them,
-    not scaled to unit length:
+    not normalised:
 
         -log softmax(-|x - r|²)_y
 

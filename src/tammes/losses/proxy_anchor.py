@@ -26,7 +26,7 @@ class ProxyAnchorLoss(nn.Module):
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         scale: of the cosines (α).
         margin: how far the cosines shall be above it for the own proxy, and below minus it for the others (δ).
 

@@ -15,7 +15,7 @@ from tammes.losses.method import Method
 class ProxyNCALoss(nn.Module):
     """Proxy-NCA (Movshovitz-Attias et al., ICCV 2017), as a mean over the batch.
 
-    For an embedding x of class y and one learned proxy p per class, all scaled to unit length and then by `scale`:
+    For an embedding x of class y and one learned proxy p per class, all normalised and then multiplied by `scale`:
 
         |x - p_y|²  +  log of the sum over m != y of exp(-|x - p_m|²)
 
@@ -25,7 +25,7 @@ class ProxyNCALoss(nn.Module):
 
     Args:
         num_classes: how many there are.
-        dim: length of an embedding.
+        dim: of an embedding.
         include_positive: count the own proxy in the sum.
         scale: of both embedding and proxy, so that squared distances are up to 4 scale². With 1, the paper's, the
             softmax of many classes stays flat; 3 is a common choice.

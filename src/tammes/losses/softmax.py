@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear classifier: the usual way to train a network, and the rival in every table."""
+"""Cross-entropy of a linear classifier: the usual way to train a network, and the baseline in every table."""
 
 import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
@@ -13,7 +13,7 @@ class SoftmaxLoss(nn.Module):
     """-log softmax(outputs)_y, as a mean over the batch.
 
     The outputs are those of a linear layer with one output per class and a bias, which is the Embedder's class layer;
-    unlike everywhere else they are not scaled to unit length. The paper's row "SoftMax" is this, and images are
+    unlike everywhere else they are not normalised. The paper's row "SoftMax" is this, and images are
     compared by the layer below.
 
     Args:

@@ -19,7 +19,7 @@ _MARGINS: dict[Form, float] = {"plain": 0.0, "margin": 0.2, "ratio": 0.01}
 class TripletLoss(nn.Module):
     """The triplet loss as a mean over all triplets of a batch: anchor and positive of one class, a negative of another.
 
-    With the distances d_ap of anchor and positive and d_an of anchor and negative, of embeddings scaled to unit length:
+    With the distances d_ap of anchor and positive and d_an of anchor and negative, of normalised embeddings:
 
         plain     d_ap - d_an                               equation 2 of Do et al. (2019): no margin, no hinge
         margin    [d_ap² - d_an² + margin]+                 FaceNet (Schroff et al., 2015); or without the squares

@@ -1,4 +1,4 @@
-"""The triplet loss with the global loss: also the spread of the distances of a whole batch is made small."""
+"""The triplet loss with the global loss, which also makes the variance of the distances of a batch small."""
 
 import torch
 from jaxtyping import Float, Integer
@@ -14,7 +14,7 @@ from tammes.losses.triplet import TripletLoss
 class TripletGlobalLoss(nn.Module):
     """The triplet loss (ratio form) plus the global loss of Kumar et al. (CVPR 2016), over all triplets of a batch.
 
-    For embeddings scaled to unit length, d⁺ = |x_a - x_p|² / 4 and d⁻ = |x_a - x_n|² / 4 of the triplets, which are in
+    For normalised embeddings, d⁺ = |x_a - x_p|² / 4 and d⁻ = |x_a - x_n|² / 4 of the triplets, which are in
     [0, 1], and [t]+ = max(0, t):
 
         gamma * mean of [1 - d_an² / (d_ap² + margin)]+  +  var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+

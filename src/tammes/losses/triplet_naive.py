@@ -10,7 +10,7 @@ from tammes.losses.triplet import TripletLoss
 class NaiveTripletLoss(nn.Module):
     """L_t of Do et al. (2019), equations 1 and 2, as a mean over all triplets of a batch: no margin, no mining.
 
-    For an anchor a, a positive p of its class and a negative n of another, of outputs x scaled to unit length:
+    For an anchor a, a positive p of its class and a negative n of another, of normalised outputs x:
 
         |x_a - x_p| - |x_a - x_n|
 

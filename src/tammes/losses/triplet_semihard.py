@@ -12,7 +12,7 @@ from tammes.losses.mining import checked_margin, mean_or_zero, semihard_negative
 class TripletSemihardLoss(nn.Module):
     """The triplet loss of semi-hard negatives (FaceNet), as a mean over all ordered pairs of anchor and positive.
 
-    For an anchor a, a positive p and the negative n that is chosen for the two, of embeddings scaled to unit length:
+    For an anchor a, a positive p and the negative n that is chosen for the two, of normalised embeddings:
 
         [|x_a - x_p|² - |x_a - x_n|² + margin]+,   [t]+ = max(0, t)
 

@@ -1,4 +1,4 @@
-"""How good an embedding is: Recall@K, MAP@R, R-precision, reciprocal rank, NMI and AMI, with intervals.
+"""Retrieval and clustering metrics: Recall@K, MAP@R, R-precision, reciprocal rank, NMI and AMI, with intervals.
 
 A metric takes the labels of ranked items, never scores. Items at the same distance have no order of their own: `groups`
 says which are tied, and each metric is then its expectation over all orders of the tied items, exactly.
@@ -158,7 +158,7 @@ def evaluate(
             as pytorch-metric-learning has them.
         NMI, AMI, NMI_std, AMI_std: K-means on the queries, as many clusters as they have classes; mean and standard
             deviation over `seeds` (None for a single one). None if not computed, which `not_computed` then explains.
-        intervals: for each retrieval metric the 95 % interval over classes: classes are drawn anew `bootstrap` times.
+        intervals: for each retrieval metric the 95 % interval over classes: classes are resampled `bootstrap` times.
         tie_rate: share of the queries for which the order of tied items decides a recall.
         queries, gallery, classes (of the queries), lone_queries (those that cannot hit), single_image_classes.
         ties, seeds, restarts, normaliser, bootstrap: how it was computed.
@@ -286,7 +286,7 @@ def _first_hits(hits: Bool[np.ndarray, "queries depth"], groups: Groups) -> Firs
 
 
 def _recall(first: FirstHits, k: int) -> Float64[np.ndarray, " queries"]:
-    """1 - C(t-r, s) / C(t, s): all s places that are left for the t tied items go to the t-r that are no hits."""
+    """1 - C(t-r, s) / C(t, s): all s places that are left for the t tied items go to the t-r that are not hits."""
     left = np.minimum(k - first.closer, first.tied)  # (queries,)
     miss = np.ones(len(left))
     for place in range(min(k, int(left.max(initial=0)))):

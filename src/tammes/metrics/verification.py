@@ -1,4 +1,4 @@
-"""Whether two items are of the same class: how often a threshold on their distance says so, rightly and wrongly.
+"""Verification: the same-class threshold on a distance, with its true and false match rates.
 
 Two items no farther apart than the threshold are taken for the same class. Of the pairs of different classes that
 happens to a share of them, the false match rate; of the pairs of the same class to another, the true match rate. Both

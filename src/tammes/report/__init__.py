@@ -1,4 +1,4 @@
-"""Pages and pictures of what was trained and what it finds."""
+"""Reports: HTML pages and images about runs, galleries and vectors."""
 
 from tammes.report.compare import compare_page
 from tammes.report.retrievals import draw_retrievals

@@ -1,4 +1,4 @@
-"""The axes of a chart: round numbers that have room, linear or logarithmic, and numbers as a person reads them."""
+"""The axes of a chart, linear or logarithmic: round ticks that fit, and numbers as a person writes them."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The threshold of a run: up to which distance two images are taken for the same class, and how often that is wrong."""
+"""The same-class threshold of a run, and its error rates."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""A contact sheet: queries and what was found for them, as one picture."""
+"""A contact sheet: queries and what was found for them, as one image."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -21,7 +21,7 @@ Found = tuple[bytes, str, bool | None]  # a thumbnail, what stands below it, and
 def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Sequence[Found]]) -> None:
     """Write a PNG with a row for each query: the query, then what was found, green if the same, red if not.
 
-    What is no thumbnail, as a stranger's gallery may hold, leaves its place empty.
+    What is not a thumbnail, as in an untrusted gallery, leaves its place empty.
     """
     most = max(map(len, found), default=0)
     step, row_height = _SIDE + 2 * _FRAME + _GAP, _SIDE + 2 * _FRAME + _GAP + _TEXT

@@ -1,4 +1,4 @@
-"""What a model finds, query by query: the nearest items, how clear a case is, and which classes it mixes up."""
+"""What a model finds for each query: the nearest items, the margin, and which classes it confuses."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Words in a chart: the room that they take, and places for them where they cover neither each other nor a mark."""
+"""Labels in a chart: their size, and where to put them so that they overlap neither each other nor a mark."""
 
 import math
 import unicodedata

@@ -1,4 +1,4 @@
-"""A map of embeddings: a place on a page for each, so that what is near in many dimensions is near there too."""
+"""A map of embeddings: their projection to two dimensions, in which neighbours stay neighbours."""
 
 from typing import Literal
 

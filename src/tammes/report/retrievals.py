@@ -1,4 +1,4 @@
-"""A picture of retrievals: queries and their nearest neighbours, right ones framed green, wrong ones red."""
+"""An image of retrievals: queries and their nearest neighbours, right ones framed green, wrong ones red."""
 
 from io import BytesIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small pictures of images, as text that stands in a page."""
+"""Thumbnails as data URLs, for a page."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""K-means, for the cluster measures: scikit-learn's starts, Lloyd's iterations without what cannot have changed.
+"""K-means, for NMI and AMI: scikit-learn's initialisation, and Lloyd's iterations without what cannot have changed.
 
 What is our own, and what it buys (docs/log.md, docs/performance.md): starts drawn ahead, many to a product, where
 clusters are many (2,263 clusters: 2.8 s, scikit-learn 24.3); vectors compared only with centres that have moved

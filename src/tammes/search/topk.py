@@ -1,4 +1,4 @@
-"""The smallest numbers of each row of a matrix that is seen block by block, and the columns they stand in.
+"""Top-k: the smallest numbers of each row of a matrix that comes in blocks, and their columns.
 
 A number and its column are kept as one integer, ordered as the numbers are: NumPy sorts short rows of such integers
 more than ten times as fast as PyTorch lists the smallest floating-point numbers with their places. Once the lists are

@@ -1,4 +1,4 @@
-"""Vectors and labels of whatever kind as arrays, or an error that says what is wrong with them."""
+"""Validation: vectors and labels of any kind as arrays, or an error that says what is wrong with them."""
 
 from collections.abc import Sequence
 from typing import Any
