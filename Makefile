@@ -9,7 +9,7 @@ CARS ?= $(CARS196)
 PAPER = exec $(BIN)/python -m benchmarks.paper $(if $(DATA),--data "$(DATA)") $(if $(CARS),--cars "$(CARS)") \
 	$(if $(WEIGHTS),--weights "$(WEIGHTS)") $(if $(OUT),--out "$(OUT)")
 
-.PHONY: demo test test-slow explore lint fix results paper-tables paper-status reference docs browser clean help
+.PHONY: demo demo-postgres test test-slow explore lint fix results paper-tables paper-status reference docs browser clean help
 
 help:  ## say what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
@@ -27,6 +27,9 @@ demo: $(INSTALLED)  ## set up, train on the embedded characters, test on scripts
 	$(BIN)/tammes calibrate runs/demo
 	$(BIN)/tammes report runs/demo
 	@echo "Open it in a browser: $(CURDIR)/runs/demo/report.html"
+
+demo-postgres: $(INSTALLED)  ## a gallery of the embedded characters in a PostgreSQL server of its own: fill, search, filter
+	$(BIN)/python -m benchmarks.demo_postgres
 
 lint: $(INSTALLED)  ## check format, lint and types
 	$(BIN)/ruff format --check

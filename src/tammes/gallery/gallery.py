@@ -14,6 +14,7 @@ from numpy import ndarray
 from PIL import Image
 
 from tammes.data.folder import images_below
+from tammes.data.table import is_table
 from tammes.errors import UserError, check_distance, check_whole, unknown_name
 from tammes.gallery import Store, open_gallery
 from tammes.gallery.classification import Classification, FolderClassification, SearchResult, classify, classify_hits
@@ -154,7 +155,8 @@ class Gallery:
 
         Args:
             items: a folder of images or several, one sub-folder per class: what is new or changed is embedded, what is
-                gone is taken out. Or a list of image files. Or vectors, (items, dim).
+                gone is taken out. Or a table of images, a CSV file or COCO's JSON, whose further columns `search` can
+                ask for. Or a list of image files. Or vectors, (items, dim).
             keys: of vectors: what each is called; one that is there already is replaced.
             labels: of image files or vectors: the class of each. By default files have the class of their folder if it
                 was indexed before, vectors have none.
@@ -170,9 +172,9 @@ class Gallery:
             done = add_vectors(self.store, model, VectorItems(array, _texts(keys), classes))
         elif keys is not None:
             raise UserError("keys are for vectors: the key of an image is its path. Leave them out.")
-        elif files and all(file.is_dir() for file in files):
+        elif files and all(file.is_dir() or is_table(file) for file in files):
             if classes is not None:
-                raise UserError("labels are for files and vectors: in a folder the sub-folders are the classes.")
+                raise UserError("labels are for files and vectors: folders and tables have their own.")
             what = Update(self.uri, model, tuple(files), empty_folders=empty_folders)
             done = update(what, on=None)
         else:

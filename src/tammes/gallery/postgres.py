@@ -437,19 +437,26 @@ def _id(path: str) -> int:
 
 
 def _name(uri: str) -> str:
-    return unquote(urlsplit(uri).path.strip("/").partition("/")[2]) or "gallery"
+    with _address_of(uri):
+        return unquote(urlsplit(uri).path.strip("/").partition("/")[2]) or "gallery"
 
 
 def _conninfo(uri: str) -> dict[str, Any]:
     """What libpq needs: the address without the name of the gallery."""
-    whole = with_password(uri)
-    try:
-        parts = urlsplit(whole)
-        database = parts.path.strip("/").partition("/")[0]
-        address = urlunsplit(parts._replace(path=f"/{database}", fragment=""))
+    with _address_of(uri):
+        parts = urlsplit(with_password(uri))
+        if parts.netloc.count("@") > 1 or "@" in parts.path:  # else a part of a password would be taken for a host
+            raise ValueError
+        address = urlunsplit(parts._replace(path="/" + parts.path.strip("/").partition("/")[0], fragment=""))
         # urlunsplit writes no // before an empty host, which is that of a socket.
         address = address if "://" in address else address.replace(":", "://", 1)
         return {"connect_timeout": _TIMEOUT, **import_module("psycopg.conninfo").conninfo_to_dict(address)}
+
+
+@contextmanager
+def _address_of(uri: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, _psycopg().Error):  # what it says may have a part of the password in it
         raise UserError(
             f"{uri} cannot be a gallery: write postgresql://user@host:port/database/name. In a password write @ as %40"
