@@ -5,11 +5,7 @@ a whole. The activations of the centre or of random crops of each image are kept
 by the digest of the image: other splits, and the same image in another folder, use them again.
 """
 
-<<<<<<< HEAD
-import errno
 import json
-=======
->>>>>>> cbdeee10906534853271e4f26f3d30fce1a364de
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
 from time import perf_counter
-<<<<<<< HEAD
-from typing import IO, Any
-=======
-from typing import IO, Unpack
->>>>>>> cbdeee10906534853271e4f26f3d30fce1a364de
+from typing import IO, Any, Unpack
 
 import numpy as np
 import torch
@@ -31,13 +23,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from tammes.data.batches import Batches, batches
-<<<<<<< HEAD
 from tammes.data.image_cache import DIGEST, Decoded
-from tammes.data.samplers import Sampler, Turn, turns
-=======
-from tammes.data.image_cache import Decoded
 from tammes.data.samplers import Sampling, Turn, turns
->>>>>>> cbdeee10906534853271e4f26f3d30fce1a364de
 from tammes.errors import UserError
 from tammes.io.cache import check_room, writing
 from tammes.io.environment import cache_folder
@@ -270,8 +257,7 @@ def activations(
         for pictures, own, _ in given:
             yield [keys[view][place] for place in own.tolist()], pictures
 
-<<<<<<< HEAD
-    try:
+    with writing(kept.file.parent, _WHAT):
         if num_missing(kept, keys):
             with kept.alone() as sink:
                 assert sink is not None
@@ -288,51 +274,8 @@ def activations(
                     if on_progress is not None:
                         on_progress(done, total)
                 kept.close(sink)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise no_room(kept.file.parent, None, _WHAT) from error
-        raise UserError(
-            f"cannot write {_WHAT} to {kept.file.parent}: {error.strerror}. "
-            "Set TAMMES_CACHE to a folder that can be written."
-        ) from error
     rows = np.array([[kept.places[key] for key in view] for view in keys], dtype=np.int64)
     return Activations(kept.file, kept.values, rows.reshape(len(keys), -1), indices)
-=======
-    def computed(pictures: Tensor) -> Float16[ndarray, "batch ..."]:
-        given = frozen.below(pictures.to(where)).half().cpu()
-        if not given.isfinite().all():
-            raise UserError(
-                "activations at this cut are too large for half precision. Use `train='all'`, or another `cut`."
-            )
-        return (given.permute(0, 2, 3, 1) if given.ndim == 4 else given).contiguous().numpy()
-
-    probe = next(iter(of(0, indices[:batch_size])))[0]
-    started = perf_counter()
-    shape = computed(probe).shape[1:]
-    rows = max(1, views) * len(indices)
-    num_bytes = rows * prod(shape) * 2
-    partial = file.with_suffix(PARTIAL)
-    with writing(file.parent, _WHAT):
-        folder_inside(file.parent)
-        with _alone(partial) as sink:
-            if not file.exists():
-                done = _done(sink, (max(1, views), len(indices), *shape))
-                check_room(file.parent, num_bytes - done * prod(shape) * 2, _WHAT)
-                if on_plan is not None:
-                    on_plan(num_bytes, (perf_counter() - started) / len(probe) * (rows - done))
-                for view in range(done // len(indices), max(1, views)):
-                    for pictures, _, _ in of(view, indices[max(0, done - view * len(indices)) :]):
-                        sink.write(computed(pictures).tobytes())
-                        done += len(pictures)
-                        if on_progress is not None:
-                            on_progress(done, rows)
-                sink.flush()
-                fsync(sink.fileno())
-                Path(sink.name).replace(file)
-            else:
-                Path(sink.name).unlink(missing_ok=True)
-    return Activations(file, np.load(file, mmap_mode="r"), indices)
->>>>>>> cbdeee10906534853271e4f26f3d30fce1a364de
 
 
 def frozen_values(
@@ -407,8 +350,4 @@ def activation_batches(
         views = (first[turn.positions] + epoch + turn.repeats) % stored.views
         return stored.inputs(indices[turn.positions], views)
 
-<<<<<<< HEAD
-    return Batches(turned, indices, labels, inputs, ahead=stored.values.ndim > 2)
-=======
-    return Batches(turns(labels, **sampling), indices, labels, inputs, ahead=stored.values.ndim > 3)
->>>>>>> cbdeee10906534853271e4f26f3d30fce1a364de
+    return Batches(turns(labels, **sampling), indices, labels, inputs, ahead=stored.values.ndim > 2)
