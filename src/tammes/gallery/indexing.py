@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
+from PIL import Image
 
 from tammes.data.folder import images_below
 from tammes.data.images import ROOM, check_shape, open_picture, small
@@ -45,6 +46,10 @@ class Source:
     label: str = ""
     box: Box | None = None
     fields: Mapping[str, Value] = field(default_factory=dict)
+
+    def read(self) -> Image.Image:
+        """The image, or the part of it that the box has."""
+        return cropped(open_picture(self.file), self.box, self.path, self.file)
 
     def state(self) -> str:
         """What changes when the file is written, or its columns are; empty for a file that is not there any more."""

@@ -1,12 +1,11 @@
-"""Which model embeds the images of folders into a gallery, where its features may be whitened."""
+"""Which model embeds the images of folders and tables into a gallery, where its features may be whitened."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tammes.data.folder import images_below
 from tammes.errors import UserError
-from tammes.gallery.indexing import label_of, whole_path
+from tammes.gallery.indexing import difference
 from tammes.gallery.model import Model, model_of, with_its_whitening
 from tammes.gallery.update import existing
 from tammes.io.machine import device
@@ -16,7 +15,7 @@ from tammes.models.pretrained import check_trained, names_network, whitened
 def model_for(
     given: str,
     uri: str,
-    folders: Sequence[Path],
+    places: Sequence[Path],
     *,
     whiten: bool = False,
     labelled: bool = True,
@@ -27,6 +26,7 @@ def model_for(
     """The model that a caller means, with the whitening that the gallery has; or with that of these images.
 
     Args:
+        places: the folders and tables of the images.
         whiten: find one, of a new gallery or one that is made again.
         labelled: whether the names of sub-folders are classes, so that it is found within these.
         how: of a pretrained network, as `model_of` takes it.
@@ -42,7 +42,6 @@ def model_for(
         return with_its_whitening(model, before.about)
     if not whiten:
         return model
-    roots = [whole_path(folder) for folder in folders]
-    files = list(dict.fromkeys(file for root in roots for file in images_below(root)))
-    labels = [label_of(file, roots) if labelled else "" for file in files]
-    return model_of(whitened(model.build().to(device(on)), files, labels))
+    sources = difference({}, places, labelled=labelled).fresh
+    images = [each.file if each.box is None else each.read for each in sources]
+    return model_of(whitened(model.build().to(device(on)), images, [each.label for each in sources]))

@@ -1,13 +1,14 @@
 """Networks without training as embedders: images are compared by the features of the backbone."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
 from tammes.data.folder import flat
@@ -68,10 +69,11 @@ def pretrained(
     return found if whiten is None else whitened(found, *_of_folder(Path(whiten)))
 
 
-def whitened(embedder: Embedder, files: Sequence[Path], labels: Sequence[str]) -> Embedder:
+def whitened(embedder: Embedder, images: Sequence[Path | Callable[[], Image.Image]], labels: Sequence[str]) -> Embedder:
     """A pretrained network with its features whitened, as these images have them; kept with its origin.
 
     Args:
+        images: files, or functions that read an image.
         labels: the class of each, empty for none. Where there are not two or more it is whitened without, otherwise
             images of no class are left out.
 
@@ -81,14 +83,14 @@ def whitened(embedder: Embedder, files: Sequence[Path], labels: Sequence[str]) -
     features, rows, codes = ImageFeatures(embedder), [], []
     numbers = {name: number for number, name in enumerate(sorted(set(labels)))}
     few = len(set(labels) - {""}) < 2
-    chosen = [each for each in zip(files, labels, strict=True) if few or each[1]]
+    chosen = [each for each in zip(images, labels, strict=True) if few or each[1]]
     chosen = chosen[:: max(1, -(-len(chosen) // MOST_WHITENED))]
     with progress("whitening") as on_progress:
         for start in range(0, len(chosen), embedder.at_once):
             read = []
-            for file, label in chosen[start : start + embedder.at_once]:
+            for image, label in chosen[start : start + embedder.at_once]:
                 with suppress(UserError, OSError):  # whoever stores its vector says that it cannot be read
-                    read.append(embedder.prepared_with_key(file))
+                    read.append(embedder.prepared_with_key(image if isinstance(image, Path) else image()))
                     codes.append(numbers[label])
             if read:
                 rows.append(features([pixels for pixels, _ in read], [key for _, key in read]))
