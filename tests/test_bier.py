@@ -338,28 +338,6 @@ def test_float32_agrees_with_float64(base: Base) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=2e-5)
 
 
-@BOTH
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gives_a_float32_loss(base: Base, dtype: torch.dtype) -> None:
-    features, labels = problem([3, 4, 2])
-    half, network = features.to(dtype), embedder(torch.float32)
-    loss = made(base, torch.float32, diversity=0.5)
-    expected = loss(half.float(), labels, network)
-    z = half.clone().requires_grad_()
-    parts = loss(z, labels, network)
-    parts["loss"].backward()
-    assert z.grad is not None
-    assert z.grad.isfinite().all()
-    whole = loss(half, labels, embedder(torch.float32).to(dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        automatic = loss(features.float(), labels, network)
-    for name, value in expected.items():
-        assert parts[name].dtype == whole[name].dtype == automatic[name].dtype == torch.float32
-        assert parts[name].item() == value.item()
-        assert whole[name].item() == pytest.approx(value.item(), rel=0.05)
-        assert automatic[name].item() == pytest.approx(value.item(), rel=0.05)
-
-
 def test_labels_may_be_any_integers_for_pairs_and_must_be_classes_for_images() -> None:
     (features, labels), network, loss = problem([3, 4, 2]), embedder(), made(PAIRS)
     expected = loss(features, labels, network)["loss"]
@@ -369,16 +347,6 @@ def test_labels_may_be_any_integers_for_pairs_and_must_be_classes_for_images() -
         made(IMAGES)(features, labels + 4 - labels[0], network)
     with pytest.raises(UserError, match="^the batch is empty"):
         loss(features[:0], labels[:0], network)
-
-
-def test_round_trip_through_state_dict() -> None:
-    (features, labels), network, loss = problem([3, 4, 2]), embedder(), made(IMAGES)
-    torch.manual_seed(9)
-    other = BIER(IMAGES, HEADS).double()
-    before = other(features, labels, network)["loss"]
-    other.load_state_dict(loss.state_dict())
-    assert other(features, labels, network)["loss"] == loss(features, labels, network)["loss"] != before
-    assert made(PAIRS).state_dict() == {}
 
 
 def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,23 +404,3 @@ def test_what_it_says_of_itself() -> None:
     assert METHOD.parse(["form=eta", "diversity=0.4"]) == {"form": "eta", "diversity": 0.4}
     assert METHOD.source == "Opitz et al. 2017"
     assert isinstance(METHOD.make({"base": PAIRS, "heads": HEADS}, {"alpha": 1.0}), BIER)
-
-
-def test_thirty_steps_bring_a_class_together() -> None:
-    labels = torch.arange(CLASSES).repeat_interleave(6)
-    features = torch.randn(CLASSES, FEATURES, generator=seeded(0))[labels] + torch.randn(
-        24, FEATURES, generator=seeded(1)
-    )
-    for base, options in ((PAIRS, {}), (PAIRS, {"form": "eta"}), (IMAGES, {})):
-        network, loss = embedder(torch.float32), made(base, torch.float32, **options)
-        optimizer = torch.optim.Adam([*network.penultimate.parameters(), *loss.parameters()], lr=0.01)
-        values = []
-        for _ in range(30):
-            values.append(loss(features, labels, network)["loss"])
-            optimizer.zero_grad()
-            values[-1].backward()
-            optimizer.step()
-        x = network.embedding(features).detach()
-        nearest = (x @ x.T).fill_diagonal_(-2).argmax(1)
-        assert values[-1] < values[0]
-        assert (labels[nearest] == labels).float().mean() > 0.9

@@ -534,7 +534,9 @@ def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
     assert found["a checkpoint"] > 0
 
 
-@pytest.mark.parametrize("at", ["images", "config", "classes", "environment"])
+@pytest.mark.parametrize(
+    "at", ["images", *(pytest.param(name, marks=pytest.mark.slow) for name in ("config", "classes", "environment"))]
+)
 def test_a_run_killed_before_it_had_begun_is_started_again(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

@@ -310,24 +310,6 @@ def test_nan_is_not_hidden(base: str, row: int) -> None:
         assert parts["generator"].isnan()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("base", BASES)
-def test_half_precision_gives_a_float32_loss_and_a_half_gradient(base: str, dtype: torch.dtype) -> None:
-    embedder, (features, labels) = embedder_of(torch.float32), batch([2, 3, 2], torch.float32)
-    daml, half = made(base, torch.float32), features.to(dtype).requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        parts = daml(half, labels, embedder)
-    exact = daml(half.detach().float(), labels, embedder)
-    for name, part in parts.items():
-        assert part.dtype == torch.float32
-        assert part.item() == exact[name].item()
-    parts["loss"].backward()
-    assert half.grad is not None
-    assert half.grad.dtype == dtype
-    assert half.grad.isfinite().all()
-    assert half.grad.abs().max() > 0
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_float32_agrees_with_float64(base: str) -> None:
     features, labels = batch([2, 4, 3, 2])
@@ -356,22 +338,6 @@ def test_labels_may_be_any_integers(base: str) -> None:
     expected = daml(features, labels, embedder)
     for others in (7 * labels - 3, (labels == 0).long() * 10**12 + labels, labels.to(torch.uint8)):
         torch.testing.assert_close(daml(features, others, embedder), expected)
-
-
-def test_an_empty_batch_is_an_error() -> None:
-    with pytest.raises(UserError, match="^the batch is empty"):
-        made("npair")(torch.empty(0, FEATURES), torch.empty(0, dtype=torch.long), embedder_of())
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_round_trip_through_state_dict(base: str) -> None:
-    embedder, (features, labels) = embedder_of(), batch([2, 2, 2])
-    daml = made(base)
-    torch.manual_seed(1)
-    other = DAML(base_of(base), FEATURES, DIM, hidden=6).double()
-    assert other(features, labels, embedder)["generator"] != daml(features, labels, embedder)["generator"]
-    other.load_state_dict(daml.state_dict())
-    assert other(features, labels, embedder) == daml(features, labels, embedder)
 
 
 def test_the_generator_learns_to_make_negatives_that_are_hard() -> None:

@@ -300,24 +300,6 @@ def test_nan_is_not_hidden(base: str, row: int) -> None:
     assert all(part.isnan() for part in alone.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("base", BASES)
-def test_half_precision_gives_a_float32_loss_and_a_half_gradient(base: str, dtype: torch.dtype) -> None:
-    embedder, (features, labels) = embedder_of(torch.float32), batch([2, 3, 2], torch.float32)
-    dvml, half = made(base, torch.float32), features.to(dtype).requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        parts = parts_of(dvml, half, labels, embedder)
-    exact = parts_of(dvml, half.detach().float(), labels, embedder)
-    for name, part in parts.items():
-        assert part.dtype == torch.float32
-        assert part.item() == exact[name].item()
-    torch.stack([*parts.values()]).sum().backward()
-    assert half.grad is not None
-    assert half.grad.dtype == dtype
-    assert half.grad.isfinite().all()
-    assert half.grad.abs().max() > 0
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_float32_agrees_with_float64(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels = batch([2, 4, 3, 2])
@@ -338,23 +320,6 @@ def test_labels_may_be_any_integers(base: str) -> None:
     expected = parts_of(dvml, features, labels, embedder)
     for others in (7 * labels - 3, (labels == 0).long() * 10**12 + labels, labels.to(torch.uint8)):
         torch.testing.assert_close(parts_of(dvml, features, others, embedder), expected)
-
-
-def test_an_empty_batch_is_an_error() -> None:
-    with pytest.raises(UserError, match="^the batch is empty"):
-        made("npair")(torch.empty(0, FEATURES), torch.empty(0, dtype=torch.long), embedder_of())
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_round_trip_through_state_dict(base: str) -> None:
-    embedder, (features, labels) = embedder_of(), batch([2, 2, 2])
-    dvml = made(base)
-    torch.manual_seed(1)
-    other = DVML(base_of(base), FEATURES, DIM, hidden=6, draws=3).double()
-    expected = parts_of(dvml, features, labels, embedder)
-    assert parts_of(other, features, labels, embedder) != expected
-    other.load_state_dict(dvml.state_dict())
-    assert parts_of(other, features, labels, embedder) == expected
 
 
 def test_the_decoder_learns_to_tell_the_features_of_images_apart() -> None:

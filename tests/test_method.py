@@ -174,7 +174,13 @@ def test_an_objective_that_looks_needs_something_to_see() -> None:
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "12", "--epochs", "2", "--device", "cpu")
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+# One loss of each kind always; tests/contracts/test_methods.py trains with every one.
+KINDS = {(each.takes, each.on, each.sees, each.images_per_class > 1): name for name, each in reversed(METHODS.items())}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in KINDS.values() else pytest.mark.slow) for name in METHODS]
+)
 def test_every_loss_trains_by_the_same_command(
     name: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

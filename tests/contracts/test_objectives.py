@@ -139,12 +139,22 @@ def test_an_empty_batch_is_an_error(built: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gives_a_finite_float32_loss(built: tuple[str, str], dtype: torch.dtype) -> None:
+def test_half_precision_gives_a_float32_loss_and_a_half_gradient(built: tuple[str, str], dtype: torch.dtype) -> None:
     loss, embedder = made(*built)
     features, labels = batch(embedder)
-    for part in loss(features.to(dtype), labels, embedder).values():
+    half = features.to(dtype).requires_grad_()
+    found = []
+    for given in (half, half.detach().float()):
+        torch.manual_seed(1)
+        found.append(loss(given, labels, embedder))
+    for name, part in found[0].items():
         assert part.dtype == torch.float32
-        assert part.isfinite()
+        assert part.item() == found[1][name].item()
+    total(found[0]).backward()
+    assert half.grad is not None
+    assert half.grad.dtype == dtype
+    assert half.grad.isfinite().all()
+    assert half.grad.abs().max() > 0
 
 
 def test_autocast_changes_little(built: tuple[str, str]) -> None:
