@@ -237,9 +237,14 @@ def test_features_are_computed_once_for_every_command(
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
     network = ["--weights", weights, "--size", 64]
     run("index", "resnet18", photos, *network, "--gallery", tmp_path / "gallery")
-    computed = []
+    computed: list[int] = []
     below = Frozen.below
-    monkeypatch.setattr(Frozen, "below", lambda self, images: computed.append(len(images)) or below(self, images))
+
+    def counted(self: Frozen, images: torch.Tensor) -> torch.Tensor:
+        computed.append(len(images))
+        return below(self, images)
+
+    monkeypatch.setattr(Frozen, "below", counted)
     run("embed", "resnet18", photos, *network, "--out", tmp_path / "vectors.npz")
     run("embed", "resnet18", photos, *network, "--whiten", "--out", tmp_path / "whitened.npz")
     run("evaluate", "resnet18", photos, *network)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -125,8 +125,18 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
     from tammes.training.train import stop_on_signal
 
     how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
-    of_network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
-    of_gallery = {"whiten": config.whiten, "labelled": config.labels, "rebuild": config.rebuild, "on": config.device}
+    of_network: dict[str, Any] = {
+        "weights": config.weights,
+        "form": config.weights_form,
+        "size": config.size,
+        "pool": config.pool,
+    }
+    of_gallery: dict[str, Any] = {
+        "whiten": config.whiten,
+        "labelled": config.labels,
+        "rebuild": config.rebuild,
+        "on": config.device,
+    }
     made_by = model_for(model, config.gallery, folders, **of_gallery, **of_network)
     what = Update(config.gallery, made_by, folders, *how)
     try:

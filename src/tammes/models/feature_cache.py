@@ -117,9 +117,10 @@ class Kept:
     """
 
     def __init__(self, file: Path) -> None:
-        self.file, self._row, self._number = file, None, 0
+        self.file, self._number = file, 0
+        self._row: Any = None
         self.places: dict[bytes, int] = {}
-        self.values = np.empty((0,), np.float32)
+        self.values: ndarray = np.empty((0,), np.float32)
         self._read()
 
     def _read(self) -> None:

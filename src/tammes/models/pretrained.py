@@ -100,7 +100,8 @@ def whitened(embedder: Embedder, images: Sequence[Path | Callable[[], Image.Imag
     seen = set(codes)
     labelled = not few and len(seen) > 1
     found = embedder.closed_form(torch.cat(rows), torch.tensor(codes) if labelled else None, dim=DIM)
-    layer = torch.cat([found.penultimate.weight, found.penultimate.bias[:, None]], dim=1)  # type: ignore[list-item,index]
+    (top,) = found.new_layers()
+    layer = torch.cat([top.weight, top.bias[:, None]], dim=1)
     text = whitening_to_text((layer / layer.abs().max()).detach().cpu().numpy())  # its scale means nothing
     within = json.dumps([name for name, number in numbers.items() if number in seen]) if labelled else ""
     return with_whitening(embedder, text, within)

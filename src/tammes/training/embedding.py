@@ -90,13 +90,13 @@ def embed(
     """
     batch_size, places, own = embedder.in_a_batch(batch_size), np.arange(len(indices)), embedder.eval_transform
     how: dict[str, Any] = {"batch_size": batch_size, "train": False}
-    if own is not None:  # nobody knows on what its images depend
+    if own is not None:  # nobody knows what its images depend on
         pictures = batches(images, indices, places, crop=embedder.size, transform=own, **how)
-        of, told = embedder.features, on_progress
-    else:
-        kept = features_of(embedder, images, indices, batch_size=batch_size, on_progress=on_progress)
-        pictures, of, told = activation_batches(kept, indices, places, **how), lambda features: features, None
-    return vectors(embedder, of, pictures, len(indices), backbone_only=backbone_only, on_progress=told)
+        of, number = embedder.features, len(indices)
+        return vectors(embedder, of, pictures, number, backbone_only=backbone_only, on_progress=on_progress)
+    kept = features_of(embedder, images, indices, batch_size=batch_size, on_progress=on_progress)
+    stored = activation_batches(kept, indices, places, **how)
+    return vectors(embedder, lambda features: features, stored, len(indices), backbone_only=backbone_only)
 
 
 def features_of(
