@@ -123,9 +123,7 @@ def test_columns_of_a_table_can_be_asked_for(gallery: Gallery, shop: Path) -> No
         found("color = 'red'")
 
 
-def test_a_table_that_changed_is_brought_up_to_date_without_embedding(
-    gallery: Gallery, shop: Path, tmp_path: Path
-) -> None:
+def test_a_table_that_changed_is_brought_up_to_date_without_embedding(gallery: Gallery, shop: Path) -> None:
     assert gallery.add(shop / "shop.csv")["same"] == 10
     text = (shop / "shop.csv").read_text()
     try:
@@ -155,9 +153,7 @@ def scenes(shop: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["coco", "by size", "by corners"])
-def test_what_is_in_a_box_is_the_image(
-    shop: Path, embedder: Embedder, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_in_a_box_is_the_image(shop: Path, embedder: Embedder, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("lancedb", reason="LanceDB is not installed")
     from tammes.data import open_dataset
 
@@ -172,7 +168,7 @@ def test_what_is_in_a_box_is_the_image(
         assert hit.label == f"class {number % 3}"
 
 
-def test_a_query_is_what_is_in_its_box(gallery: Gallery, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_query_is_what_is_in_its_box(gallery: Gallery, shop: Path) -> None:
     from tammes.gallery.queries import query_box, query_images
 
     (image,) = query_images([str(shop / "scene5.png")], query_box("0,0,16,16"))

@@ -625,3 +625,25 @@ def test_an_index_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(store_module, "ranked", missing)
     assert store.optimise().recall == 0.5
+
+
+def test_a_key_of_qdrant_goes_over_tls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("qdrant_client.QdrantClient", lambda **how: asked.append(how))
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cret")
+    qdrant._client.cache_clear()
+    for uri in (
+        "qdrant+https://cloud.example/name",
+        "qdrant+https://cloud.example:6334/name",
+        "qdrant://localhost/name",
+    ):
+        qdrant._client(qdrant._location_and_name(uri)[0])
+    assert [(each["url"], each["port"], each["api_key"]) for each in asked] == [
+        ("https://cloud.example", 443, "s3cret"),
+        ("https://cloud.example:6334", 443, "s3cret"),
+        ("http://localhost", 6333, "s3cret"),
+    ]
+    with pytest.raises(UserError, match=r"cloud.example would get it unencrypted. Write qdrant\+https://") as raised:
+        open_gallery("qdrant://cloud.example/name")
+    assert "s3cret" not in str(raised.value)
+    qdrant._client.cache_clear()

@@ -27,8 +27,8 @@ class Index:
     training; `tammes models` lists them.
 
     Run again, it embeds only what is new or changed and takes out what is gone. It may be stopped at any moment, and
-    run twice at once. The class of an image is the first folder on its path below the outermost folder that was
-    indexed.
+    run twice at once. `torchrun --nproc-per-node 4 -m tammes index …` shares the images out over processes. The class
+    of an image is the first folder on its path below the outermost folder that was indexed.
 
     A table of images, a CSV file with a column `path` or COCO's JSON, is indexed too: the class of an image is in its
     column `label`, a box in x, y, width and height, and its other columns can be asked for: `tammes search --where`.
@@ -89,12 +89,17 @@ def index(config: Index) -> None:
         raise UserError(f"which images? For example: tammes index runs/photos photos/ --gallery {config.gallery}")
     files = [Path(each) for each in config.what if is_vector_file(each)]
     kept = "The gallery is as it was." if config.rebuild else "What the gallery holds is safe."
-    with if_stopped(then=f"{kept} {CONTINUE}"):
+    from tammes.training.distributed import is_first, joined
+
+    with if_stopped(then=f"{kept} {CONTINUE}"), joined():
+        first = is_first()
         updated = (
             _of_vectors(config, files)
             if files
             else _of_images(config, config.what[0], tuple(map(Path, config.what[1:])))
         )
+    if not first:
+        return
     if config.json:
         print_json({"gallery": config.gallery, **updated.record()})
     else:

@@ -21,7 +21,7 @@ from tammes.data.images import ROOM, check_shape, open_picture, small
 from tammes.data.table import Box, cropped, is_table, name_in, table_lines
 from tammes.errors import UserError
 from tammes.gallery.filters import Value
-from tammes.gallery.items import THUMBNAIL, Row, content_of
+from tammes.gallery.items import THUMBNAIL, Row, content_of, item_id
 from tammes.gallery.store import Store
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
@@ -149,6 +149,17 @@ def difference(
         and not any(file.is_relative_to(root) for file in files)
     ]
     return Difference(fresh, gone, len(sources) - len(fresh), emptied)
+
+
+def share(what: Difference, rank: int, number: int) -> Difference:
+    """What one of several processes has to do of it.
+
+    An image is in the same share whatever else is to be done, as others may have stored some already.
+    """
+    if number == 1:
+        return what
+    fresh = [each for each in what.fresh if int(item_id(each.path), 16) % number == rank]
+    return replace(what, fresh=fresh, gone=what.gone if rank == 0 else [], same=what.same if rank == 0 else 0)
 
 
 def _of_table(file: Path, labelled: bool) -> list[Source]:

@@ -3,10 +3,11 @@
 Single images and vectors can be added too.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from os import cpu_count
 from pathlib import Path
@@ -28,6 +29,8 @@ from tammes.gallery.trust import trust
 from tammes.io.console import CONTINUE, progress, working
 from tammes.io.machine import device
 from tammes.models.embedder import Embedder
+from tammes.training import distributed
+from tammes.training.distributed import agreed
 
 _STORED = 4096  # vectors that are stored together
 
@@ -98,6 +101,9 @@ def update(
 ) -> Updated:
     """Embed what is new or changed, take out what is gone, and calibrate the threshold.
 
+    Of several processes (`distributed.joined`) each embeds and stores the images of its own share; the first takes out
+    what is gone and puts the gallery in order.
+
     Args:
         on: where the model embeds; None: where it is.
         stopping: a context in which images are embedded; asks after each batch whether to stop.
@@ -106,6 +112,10 @@ def update(
         UserError: the folders and the gallery do not fit together.
         StoppedError: it was stopped.
     """
+    if what.rebuild and distributed.number() > 1:
+        raise distributed.same_everywhere(
+            "`rebuild=True` is for one process. Several may fill a new gallery: choose another `gallery`."
+        )
     _check_images(what)
     before = existing(what.uri)
     if before is not None:
@@ -113,7 +123,7 @@ def update(
     embedder = what.model.build() if on is None else what.model.build().to(device(on))
     about = what.model.about(dim_of(embedder), tuple(str(whole_path(folder)) for folder in what.folders))
     beside = rebuild(what.uri, about) if what.rebuild else None
-    store = beside or open_gallery(what.uri, create=about)
+    store = beside or agreed(lambda: open_gallery(what.uri, create=about))
     _check_model(what, store)
     done, seconds = _embed(what, store, embedder, before if before is not None and what.rebuild else store, stopping)
     if beside is not None:
@@ -123,7 +133,8 @@ def update(
             f"{what.uri} was rebuilt by another program meanwhile, and does not have these images. The same command"
             " adds them."
         )
-    return _finished(store, what.model, done, seconds)
+    finished = agreed(lambda: _finished(store, what.model, done, seconds) if distributed.is_first() else None)
+    return finished or Updated(store.count(), done, seconds, OptimiseResult(0, False, None, ()))
 
 
 def add_files(store: Store, model: Model, files: Sequence[Path], labels: Sequence[str] | None) -> Updated:
@@ -338,14 +349,23 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     roots = [str(whole_path(folder)) for folder in folders]
     if not what.rebuild:
         store.describe(roots=roots)
-    trust(what.uri, [*roots, *(store.about.roots if what.trust_roots else ())], only=what.rebuild)
+    if distributed.is_first():
+        trust(what.uri, [*roots, *(store.about.roots if what.trust_roots else ())], only=what.rebuild)
+    difference = indexing.share(difference, distributed.rank(), distributed.number())
     started, done = perf_counter(), Indexed(total=len(difference.fresh), same=difference.same)
     with stopping() as stop, progress("embedding") as on_progress:
         for done in indexing.index(store, embedder, difference, threads=cpu_count() or 1, stop=stop):
             on_progress(done.done, done.total)
-        stopped = stop()
-    if stopped and (done.done < done.total or done.removed < len(difference.gone)):
+        done = _of_all(done)
+        (stopped,) = distributed.in_any(stop())
+    if stopped and (done.done < done.total or done.removed < sum(distributed.summed([len(difference.gone)]))):
         if before is not store:
             raise StoppedError("the gallery is as it was. Run the same command again to start the rebuild over.")
         raise StoppedError(f"{done.done} of {done.total} images are done and safe. {CONTINUE}")
     return done, perf_counter() - started
+
+
+def _of_all(done: Indexed) -> Indexed:
+    """What all processes have done together."""
+    said = [json.loads(each) for each in distributed.from_each(json.dumps(asdict(done)))]
+    return Indexed(**{name: sum([each[name] for each in said[1:]], said[0][name]) for name in said[0]})
