@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_single_images_share_what_is_kept_of_a_data_set(tmp_path: Path) -> None:
     pictures = [noise().read(index) for index in range(4)]
     prepared = [embedder.prepared_with_key(picture) for picture in pictures]
     stored = kept(Frozen(embedder, None), decode(noise(), mode="L", shorter_side=28, cache=tmp_path), tmp_path)
-    given = [[each[part] for each in prepared] for part in (0, 1)]
+    given: Any = [[each[part] for each in prepared] for part in (0, 1)]
     size = stored.file.stat().st_size
     found = ImageFeatures(embedder, cache=tmp_path)(*given)
     torch.testing.assert_close(found, stored.inputs(np.arange(4)))

@@ -236,7 +236,11 @@ def resized_size(
 def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> UInt8[ndarray, "channels height width"]:
     """The picture as a network sees it: in its mode, scaled, the square in the middle of it."""
     pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side))
-    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return middle(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), size)
+
+
+def middle(pixels: UInt8[ndarray, "channels height width"], size: int) -> UInt8[ndarray, "channels size size"]:
+    """The square in the middle of a picture."""
     top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
     return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
 

@@ -16,8 +16,8 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from tammes.data.folder import images_below
-from tammes.data.image_cache import image_digest, scaled
-from tammes.data.images import in_mode, open_picture, resized, resized_size
+from tammes.data.image_cache import image_digest
+from tammes.data.images import in_mode, middle, open_picture, resized
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise
@@ -296,15 +296,17 @@ class Embedder(nn.Module):
     def prepared_with_key(
         self, picture: Path | Image.Image
     ) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
-        """The same, and the digest of the scaled image, by which the cache has its features."""
+        """The same, and the digest of the scaled image, by which the cache has its features.
+
+        Scaled by Pillow, as everything that is searched with (docs/decisions/0014-scaling-by-pytorch.md).
+        """
         opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
-        given = in_mode(opened, self.mode)
+        scaled = resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)
         if self.eval_transform is not None:
-            return self.eval_transform(resized(given, shorter_side=self.shorter_side)).numpy(), b""
-        whole = scaled(given, *resized_size(given.size, shorter_side=self.shorter_side))
-        top, left = (whole.shape[1] - self.size) // 2, (whole.shape[2] - self.size) // 2
-        seen = whole[:, top : top + self.size, left : left + self.size]
-        return np.ascontiguousarray(seen), image_digest(whole)
+            return self.eval_transform(scaled).numpy(), b""
+        whole = np.asarray(scaled)
+        whole = np.ascontiguousarray(whole[None] if whole.ndim == 2 else whole.transpose(2, 0, 1))
+        return middle(whole, self.size), image_digest(whole)
 
     def save(self, folder: Path) -> None:
         """Write embedder.safetensors and embedder.json, each whole or not at all."""

@@ -168,7 +168,10 @@ class TrainOptions(TypedDict, total=False):
     halve_every: Annotated[int, Doc("Epochs after which schedule halve halves them.")]
     warmup: Annotated[
         float,
-        Doc("Epochs, or a part of one, over which the learning rates rise from 0 to where the schedule has them."),
+        Doc(
+            "Epochs, or a part of one, over which the learning rates rise from 0 to where the schedule has them."
+            " (default: 0)"
+        ),
     ]
     train_batch_norm: Annotated[
         bool,

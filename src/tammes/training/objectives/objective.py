@@ -1,7 +1,6 @@
 """The objective: an Embedder and the loss that it is trained by."""
 
 from collections.abc import Callable
-from typing import Self
 
 from jaxtyping import Float, Integer, Shaped
 from torch import Generator, Tensor, nn
@@ -47,7 +46,7 @@ class Objective(nn.Module):
         self.features = features or embedder.features
         self.sees, self.on_features, self.gathers, self.hold = sees, on_features, gathers, hold
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> "Objective":
         """In training mode but for batch normalisation whose weights do not train: its statistics stay, too."""
         super().train(mode)
         for layer in batch_norms(self.embedder.backbone):
