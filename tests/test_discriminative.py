@@ -293,6 +293,7 @@ def test_the_kernel_has_the_value_and_the_gradient_of_the_equation(
     torch.testing.assert_close(loss(embeddings[4:5], labels[4:5]), each[4], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
 def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
     embeddings, labels, centroids = case(8, 50, 3)
@@ -305,10 +306,14 @@ def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
     assert len(set(values[1])) == 3
 
 
-def test_the_operator_of_a_compiled_loss_refuses_a_second_derivative() -> None:
+def test_the_operator_of_a_compiled_loss_has_its_value_and_refuses_a_second_derivative() -> None:
     embeddings, labels, centroids = case(8, 5, 3)
-    value, _ = centroid_kernel._operator(embeddings, labels, centroids, 0.1, None, None, None, None, 5)
-    torch.testing.assert_close(value, DiscriminativeLoss(centroids, push=0.4)(embeddings, labels))
+    for sample in (3, None):
+        torch.manual_seed(7)
+        value, _ = centroid_kernel._operator(embeddings, labels, centroids, 0.1, None, None, None, sample, 5)
+        torch.manual_seed(7)
+        plain = DiscriminativeLoss(centroids, push=0.4, sample_classes=sample)(embeddings, labels)
+        torch.testing.assert_close(value, plain)
     with pytest.raises(RuntimeError, match="^the second derivative of the discriminative loss is not available"):
         torch.autograd.grad(value, embeddings, create_graph=True)
 

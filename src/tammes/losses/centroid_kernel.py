@@ -128,7 +128,7 @@ def _against_centroids(
         chosen = slice(start, start + block) if classes is None else classes[start : start + block]
         part = centroids[chosen]  # (block, dim)
         squared = torch.addmm(base, x, part.T, alpha=-2)  # (batch, block)
-        if classes is not None:
+        if isinstance(chosen, Tensor):
             squared.masked_fill_(label == chosen, _FAR)
         elif number <= block:
             squared.scatter_(1, label, _FAR)
