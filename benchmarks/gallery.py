@@ -1,25 +1,30 @@
-"""How long does a gallery in a folder take to fill, to index and to search, and what does the index miss?
+"""How long does a gallery take to fill, to index and to search, and what does the index miss?
 
-    python -m benchmarks.gallery [--sizes 10000 100000 1000000] [--out FILE]
+    python -m benchmarks.gallery [--sizes 10000 100000 1000000] [--stores lance postgres] [--out FILE]
+
+In a folder (LanceDB) and in PostgreSQL, for which a server is started: its disk is that of the server's data, and the
+peak of memory is that of this program alone.
 
 Unit vectors about the directions of 10,000 clusters, drawn in blocks, without pictures; a hundredth of the rows has one
-label. Each size has a process and a temporary folder of its own; a size that is in the results already is not measured
-again unless asked, so an interrupted run resumes where it stopped. Searches are for ten neighbours of one query at a
-time, which is not in the gallery, as `Store.search` answers them. Beside the exact search stands its limit: one product
-of all vectors with the query by NumPy, in the same process, from memory.
+label. Each size and store has a process and a temporary folder of its own; what is in the results already is not
+measured again unless asked, so an interrupted run continues where it stopped. Searches are for ten neighbours of one
+query at a time, which is not in the gallery, as `Store.search` answers them. Beside the exact search stands its limit:
+one product of all vectors with the query by NumPy, in the same process, from memory.
 """
 
 import json
 import multiprocessing
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,9 +33,11 @@ from numpy import ndarray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.postgres_server import server
 from benchmarks.timing import machine
 from tammes.gallery import About, Hit, Row, open_gallery
 from tammes.gallery.ranking import recall_at_10
+from tammes.gallery.store import REST
 from tammes.io.files import write_atomically
 
 BLOCK = 10_000
@@ -45,6 +52,8 @@ class Options:
 
     sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """How many vectors, one gallery each."""
+    stores: tuple[Literal["lance", "postgres"], ...] = ("lance", "postgres")
+    """Where the galleries are."""
     dim: int = 256
     together: int = 1000
     """Rows of one `upsert`."""
@@ -76,27 +85,43 @@ def _unit(vectors: ndarray) -> ndarray:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-def measured(size: int, options: Options) -> dict[str, Any]:
-    """All figures of one size."""
+@contextmanager
+def place(kind: str, folder: Path | None) -> Iterator[tuple[str, Path]]:
+    """Where a new gallery of this kind may be, and the folder that its data is in."""
+    if kind == "postgres":
+        with server() as running:
+            yield running.address(), running.folder
+    else:
+        with TemporaryDirectory(dir=folder) as own:
+            yield f"{own}/gallery", Path(own)
+
+
+def measured(size: int, kind: str, options: Options) -> dict[str, Any]:
+    """All figures of one size in one store."""
     drawn = Drawn(options.dim)
-    with TemporaryDirectory(dir=options.folder) as folder:
+    with place(kind, options.folder) as (uri, folder):
         about = About(model="drawn", run="", dim=options.dim, roots=(), created="")
-        store: Any = open_gallery(f"{folder}/gallery", create=about)
+        store: Any = open_gallery(uri, create=about)
         before = _peak_mb()
         times = _fill(store, drawn, size, options.together)
-        figures: dict[str, Any] = {"size": size, "dim": options.dim, "rows_of_an_upsert": options.together}
+        figures: dict[str, Any] = {
+            "size": size,
+            "store": kind,
+            "dim": options.dim,
+            "rows_of_an_upsert": options.together,
+        }
         figures |= {"lance_threads": os.environ.get("LANCE_CPU_THREADS", "all"), "held_before_mb": before}
         figures |= {"add_seconds": sum(times), "rows_per_second": size / sum(times)}
         tenth = max(1, len(times) // 10)
         figures |= {"first_upserts_ms": 1e3 * median(times[:tenth]), "last_upserts_ms": 1e3 * median(times[-tenth:])}
         figures["merge_seconds"] = _seconds(lambda: store.optimise(exact_up_to=size))
-        figures["index_seconds"] = _seconds(lambda: store._index(size, 0))  # without measuring its recall
+        figures["index_seconds"] = _seconds(lambda: store.tidy(0, REST))  # without measuring its recall
         queries = drawn.block(-1 % 2**32, options.queries)[0]
         for words, label in (("", None), ("_of_a_label", "label 7")):
             exact, figures[f"exact{words}"] = _searched(store, queries, label, exact=True)
             found, figures[f"approximate{words}"] = _searched(store, queries, label, exact=False)
             figures[f"recall_at_10{words}"] = recall_at_10(found, exact)
-        files = [file for file in Path(folder).rglob("*") if file.is_file()]
+        files = [file for file in folder.rglob("*") if file.is_file()]
         figures["disk_mb"] = sum(file.stat().st_size for file in files) / 1e6
     figures["peak_rss_mb"] = _peak_mb()
     figures["numpy_ms"] = _product_ms(drawn, size, queries)  # after the peak: it holds all vectors
@@ -153,7 +178,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(title="gallery in a folder, ten neighbours of one query (ms, median and 99 %)")
+    table = Table(title="gallery, ten neighbours of one query (ms, median and 99 %)")
     heads = (
         "rows/s added",
         "index s",
@@ -165,7 +190,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         "index, label",
         "recall",
     )
-    for head in ("size", *heads, "disk MB", "peak MB"):
+    for head in ("size", "store", *heads, "disk MB", "peak MB"):
         table.add_column(head, justify="right")
     for row in rows:
         times = {
@@ -173,7 +198,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             for name in ("exact", "approximate", "exact_of_a_label", "approximate_of_a_label")
         }
         table.add_row(
-            f"{row['size']:,}", f"{row['rows_per_second']:,.0f}", f"{row['index_seconds']:.1f}",
+            f"{row['size']:,}", row.get("store", "lance"),
+            f"{row['rows_per_second']:,.0f}", f"{row['index_seconds']:.1f}",
             times["exact"], f"{row['exact_to_numpy']:.1f} x", times["approximate"], f"{row['recall_at_10']:.4f}",
             times["exact_of_a_label"], times["approximate_of_a_label"], f"{row['recall_at_10_of_a_label']:.4f}",
             f"{row['disk_mb']:,.0f}", f"{row['peak_rss_mb']:,.0f}",
@@ -181,20 +207,20 @@ def show(rows: list[dict[str, Any]]) -> None:
     Console(width=150).print(table)
 
 
-def _alone(size: int, options: Options, threads: int) -> dict[str, Any]:
+def _alone(size: int, kind: str, options: Options, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    return measured(size, options)
+    return measured(size, kind, options)
 
 
 def main(options: Options) -> None:
     stored = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
-    for size in options.sizes:
-        others = [row for row in stored["rows"] if row["size"] != size]
+    for size, kind in product(options.sizes, options.stores):
+        others = [row for row in stored["rows"] if (row["size"], row.get("store", "lance")) != (size, kind)]
         if len(others) < len(stored["rows"]) and not options.again:
             continue
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # the peak of memory is that of one size
-            row = pool.apply(_alone, (size, options, torch.get_num_threads()))
-        stored["rows"] = sorted([*others, row], key=lambda row: int(row["size"]))
+            row = pool.apply(_alone, (size, kind, options, torch.get_num_threads()))
+        stored["rows"] = sorted([*others, row], key=lambda row: (int(row["size"]), row.get("store", "lance")))
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, json.dumps(stored, indent=1).encode() + b"\n")
     show(stored["rows"])

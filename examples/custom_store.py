@@ -1,7 +1,11 @@
-"""A gallery in a store of your own: here a dictionary in memory. Prints
+"""A gallery in a store of your own, here a dictionary in memory.
 
-2 items near the first, of 5 that are red and below 20
-the nearest: 0.jpg
+It prints:
+
+    2 items near the first, of 5 that are red and below 20
+    the nearest: 0.jpg
+
+The class is all that is needed; what comes after `register` shows it.
 """
 
 import numpy as np
@@ -32,7 +36,7 @@ class MemoryStore(Store):
         for start in range(0, len(rows), batch):
             yield {name: [getattr(row, name) for row in rows[start : start + batch]] for name in columns}
 
-    def nearest(self, query, number, where, *, exact):
+    def nearest(self, query, number, where, *, exact):  # noqa: ARG002 - it has no index
         found = next(self.scan(COLUMNS, where, batch=1 << 60), {name: [] for name in COLUMNS})
         distances = np.linalg.norm(np.reshape(found["vector"], (-1, len(query))) - query, axis=1)
         order = np.argsort(distances)[:number]

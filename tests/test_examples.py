@@ -23,7 +23,7 @@ FIGURE = re.compile(r"\d+\.\d")
 NEEDS = {"lightning_module": "lightning", "hf_trainer": "transformers"}
 
 
-@pytest.mark.parametrize("name", ["plain_loop", "lightning_module", "hf_trainer", "fixed_classifier"])
+@pytest.mark.parametrize("name", ["plain_loop", "lightning_module", "hf_trainer", "fixed_classifier", "custom_store"])
 def test_an_example_prints_what_it_says(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
