@@ -1,6 +1,7 @@
 """What the processes of tests/test_distributed.py do; light to import, as each of them must."""
 
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -214,6 +215,17 @@ def one_fails() -> None:
             distributed.agreed(lambda: None)
     except UserError as error:
         print(error, flush=True)
+
+
+def one_hangs() -> None:
+    """The second stops, as by Ctrl-Z, when both have met; the first waits for it at the end."""
+    from tammes.training import distributed, heartbeat
+
+    with patch.object(heartbeat, "_EVERY", 0.05), distributed.joined(), patch.object(heartbeat, "_SILENT", 0.5):
+        distributed.agreed(lambda: None)
+        if distributed.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        distributed.agreed(lambda: None)
 
 
 def command(*arguments: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from ast import literal_eval
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.several_processes import (
     command,
     exit_code,
     one_fails,
+    one_hangs,
     process,
     stopped_after,
     trained,
@@ -205,6 +206,23 @@ def test_what_another_than_the_first_finds_wrong_has_its_number(tmp_path: Path) 
     assert ended(start(2, tmp_path, one_fails), tmp_path) == [0, 0]
     assert (tmp_path / "said 1").read_text().splitlines()[-1] == "process 1 of 2: no room here."
     assert "process 0 of 2 has lost the others: one of them has ended" in (tmp_path / "said 0").read_text()
+
+
+def test_a_process_that_hangs_is_named_and_waited_for(tmp_path: Path) -> None:
+    started, log = start(2, tmp_path, one_hangs), tmp_path / "said 0"
+    state = Path(f"/proc/{started[1].pid}/stat")
+    assert comes_true(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+    named = comes_true(lambda: "process 1 of 2 has not been heard of" in log.read_text())
+    os.kill(started[1].pid, signal.SIGCONT)
+    assert ended(started, tmp_path) == [0, 0]
+    assert named, log.read_text()
+
+
+def comes_true(what: Callable[[], bool], seconds: float = 300) -> bool:
+    until = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def test_all_stop_when_one_is_asked_and_one_process_goes_on(two: Path) -> None:

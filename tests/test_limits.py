@@ -85,7 +85,7 @@ def model(folder: Path, name: str) -> Path:
 
 def test_a_model_of_a_few_bytes_does_not_build_a_giant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, giant = model(tmp_path / "small", "timm:vit_base_patch16_224"), model(tmp_path / "giant", GIANT)
-    monkeypatch.setattr("tammes.models.embedder.Embedder", lambda *_: pytest.fail("the network was built"))
+    monkeypatch.setattr("tammes.models.embedder.Embedder", lambda *_, **__: pytest.fail("the network was built"))
     with pytest.raises(UserError, match=r"vit_base_patch16_224 has 85,798,656 weights, and 6 numbers"):
         load(small)
     with pytest.raises(UserError, match=rf"{GIANT} has 1,011,202,432 weights, and 6 numbers"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy import ndarray
 
-from tammes.data.parquet_pages import unpacked_size
+from tammes.data.parquet_pages import unpacked_sizes
 from tammes.data.vector_names import known_names
 from tammes.errors import UserError, shown
 from tammes.io.console import say
@@ -54,10 +54,8 @@ def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
                 raise UserError(f"{file} has no column `{missing}`; it has {', '.join(names) or 'none'}.")
             others = {ours: name for ours, name in known.items() if ours != "vectors"}
             _check_types(source.schema_arrow, columns, others, file, lists="vectors" in known)
-            size = unpacked_size(file, _columns(source.schema, {*columns, *others.values()}))
-            check_unpacked(max(size), file.stat().st_size, str(file))
-            rows = max(1, min(_ROWS, _TEXTS // max(1, size.largest_page)))
-            found = {ours: _column(_read(source, name, rows, file), ours, file) for ours, name in others.items()}
+            pages = _check_sizes(source.schema, {*columns, *others.values()}, file)
+            found = {ours: _column(_read(source, name, pages[name], file), ours, file) for ours, name in others.items()}
             found["vectors"] = _stacked(source, columns, num_rows, file, lists="vectors" in known)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
@@ -120,15 +118,23 @@ def _check_types(
             raise UserError(f"`{ours}` of {file} holds {schema.field(name).type}. Expected numbers or text.")
 
 
-def _columns(schema: "pyarrow.parquet.ParquetSchema", names: set[str]) -> dict[int, int]:
-    """The bytes of a value, by the place of its column, of those that are read; a list is a column below its name."""
-    found = {}
+def _check_sizes(schema: "pyarrow.parquet.ParquetSchema", names: set[str], file: Path) -> dict[str, int]:
+    """Refuse columns that would take too much memory; the bytes of the largest page of each."""
+    places: dict[int, str] = {}
+    sizes: dict[int, int] = {}
     for place in range(len(schema)):
         column = schema.column(place)
-        if any(name in names for name in accumulate(column.path.split("."), "{}.{}".format)):
+        # A list is a column below its name.
+        name = next((each for each in accumulate(column.path.split("."), "{}.{}".format) if each in names), None)
+        if name is not None:
             fixed = column.physical_type == "FIXED_LEN_BYTE_ARRAY"
-            found[place] = column.length if fixed else _BYTES.get(column.physical_type, 8)
-    return found
+            places[place], sizes[place] = name, column.length if fixed else _BYTES.get(column.physical_type, 8)
+    if names - set(places.values()):
+        raise UserError(f"cannot read {file}: it is damaged. Expected a whole .parquet file.")
+    found = unpacked_sizes(file, sizes)
+    pages = {places[place]: size.largest_page for place, size in found.items()}
+    check_unpacked(max([sum(size.values for size in found.values()), *pages.values()]), file.stat().st_size, str(file))
+    return pages
 
 
 def _stacked(
@@ -171,11 +177,16 @@ def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int, *, list
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), -1)
 
 
-def _read(source: "pyarrow.parquet.ParquetFile", name: str, rows: int, file: Path) -> "pyarrow.ChunkedArray":
-    """A whole column, a few rows at a time: one text, stored once, may stand in every row."""
+def _read(source: "pyarrow.parquet.ParquetFile", name: str, page: int, file: Path) -> "pyarrow.ChunkedArray":
+    """A whole column, a few rows at a time: one text, stored once, may stand in every row.
+
+    Args:
+        page: the bytes of its largest page; no text is longer.
+    """
     import pyarrow
 
     parts, total = [], 0
+    rows = max(1, min(_ROWS, _TEXTS // max(1, page)))
     for batch in source.iter_batches(batch_size=rows, columns=[name]):
         part = batch.column(0)
         if pyarrow.types.is_dictionary(part.type):

@@ -27,8 +27,8 @@ class Unpacked(NamedTuple):
     largest_page: int
 
 
-def unpacked_size(file: Path, columns: Mapping[int, int]) -> Unpacked:
-    """What some columns of a file become in memory.
+def unpacked_sizes(file: Path, columns: Mapping[int, int]) -> dict[int, Unpacked]:
+    """What some columns of a file become in memory, by their places.
 
     Args:
         columns: bytes that a value takes, by the place of its column among those of the file.
@@ -36,17 +36,18 @@ def unpacked_size(file: Path, columns: Mapping[int, int]) -> Unpacked:
     Raises:
         UserError: the file is damaged.
     """
-    values = largest = 0
+    sizes = dict.fromkeys(columns, Unpacked(0, 0))
     try:
         with file.open("rb") as source, mmap(source.fileno(), 0, access=ACCESS_READ) as content:
             footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
             for group in _Thrift(content, footer).struct().get(4, ()):
                 for column, size in columns.items():
                     number, page = _of_column(content, group[1][column][3])
-                    values, largest = values + number * size, max(largest, page)
+                    values, largest = sizes[column]
+                    sizes[column] = Unpacked(values + number * size, max(largest, page))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {file}: it is damaged. Expected a whole .parquet file.") from error
-    return Unpacked(values, largest)
+    return sizes
 
 
 def _of_column(content: mmap, chunk: dict[int, Any]) -> tuple[int, int]:
