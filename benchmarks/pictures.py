@@ -64,7 +64,7 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
     pretrained = _pretrained(curves)
     if pretrained is not None:
         axes.axhline(pretrained, color="grey", linestyle=":", label="pretrained, not trained")
-    published = published_table(paper).rows["Second to last layer"]["R@1"]
+    published = float(published_table(paper).rows["Second to last layer"]["R@1"])
     axes.axhline(published, color="black", linestyle="--", label="the paper's, 40 epochs")
     axes.set(xscale="log", xlabel="minutes of training, two cores, no GPU", ylabel="R@1, %", title=title)
     axes.legend(fontsize=8)
@@ -75,7 +75,9 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
 def bound(file: Path, title: str, plans: tuple[str, ...]) -> None:
     from matplotlib import pyplot
 
-    lines = next((run["bound"] for plan in plans if (of := stored(plan)) for run in _runs(of) if run.get("bound")), [])
+    lines: list[dict[str, Any]] = next(
+        (run["bound"] for plan in plans if (of := stored(plan)) for run in _runs(of) if run.get("bound")), []
+    )
     if not lines:
         return
     epochs = [line["epoch"] for line in lines]

@@ -122,7 +122,7 @@ def test_a_server_without_pytorch_finds_what_the_embedder_finds(tmp_path: Path) 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [python, "-m", "uvicorn", "server:app", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(python), "-m", "uvicorn", "server:app", "--host", "127.0.0.1", "--port", str(port)]
     server = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         address = f"http://127.0.0.1:{port}"
