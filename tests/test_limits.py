@@ -151,7 +151,7 @@ def at_most(most: int) -> Iterator[None]:
 
 def varint(number: int, length: int = 1) -> bytes:
     """A number as the metadata of a .parquet file has it, of as many bytes at least."""
-    groups = []
+    groups: list[int] = []
     number *= 2
     while number or len(groups) < length:
         groups.append(number & 127 | 128)

@@ -30,6 +30,7 @@ from tammes.serve import api, pages
 from tammes.serve.errors import validation_message as said_of
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
+from tammes.serve.models import VectorModel
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
@@ -540,7 +541,7 @@ def test_a_body_is_bounded_before_it_is_validated(
 def test_a_body_is_validated_in_a_thread(made: Callable[..., Inside], monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    class Noted(api.VectorModel):
+    class Noted(VectorModel):
         @model_validator(mode="before")
         @classmethod
         def note(cls, value: Any) -> Any:
