@@ -19,7 +19,7 @@ from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
 from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import Embedder
-from tammes.training.distributed import by_place, is_first, number, one_a_host_first, rank
+from tammes.training.distributed import by_place
 
 Progress = Callable[[int, int], None]
 
@@ -90,10 +90,7 @@ def embed(
     batch_size = embedder.in_a_batch(batch_size)
     places = np.arange(len(indices))
     own = embedder.eval_transform
-    pictures = batches(
-        images, indices, places, batch_size=batch_size, crop=embedder.size, train=False, transform=own,
-        rank=rank(), world_size=number(),
-    )  # fmt: skip
+    pictures = batches(images, indices, places, batch_size=batch_size, crop=embedder.size, train=False, transform=own)
     return vectors(
         embedder, embedder.features, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress
     )
@@ -141,7 +138,7 @@ def embed_images(
 ) -> dict[str, Any]:
     """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
 
-    A .npy file has the vectors alone. Of several processes each embeds its share, and the first writes.
+    A .npy file has the vectors alone.
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
@@ -151,7 +148,7 @@ def embed_images(
     # Any folder will do: what is embedded needs no classes.
     plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
     dataset = flat(path) if plain else open_dataset(data)
-    images = one_a_host_first(lambda: decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify and is_first()))
+    images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
@@ -160,6 +157,5 @@ def embed_images(
         first = dataset.keys[chosen[finite.argmin()]]
         raise UserError(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
-    if is_first():
-        write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
+    write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
     return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}
