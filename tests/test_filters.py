@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,8 +207,8 @@ def test_filters_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_what_is_wrong_with_a_coco_file_is_said(
-    shop: Path, tmp_path: Path, change: Callable[[dict], object], said: str
-) -> None:  # type: ignore[type-arg]
+    shop: Path, tmp_path: Path, change: Callable[[Any], object], said: str
+) -> None:
     from tammes.data.table import table_lines
 
     coco = json.loads(scenes(shop, "coco").read_text())

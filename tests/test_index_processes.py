@@ -26,19 +26,10 @@ def indexed(uri: str, photos: Path) -> dict[str, Any]:
     return update(Update(uri, model, (photos,)), on="cpu").record()
 
 
-def embedded(photos: Path, out: Path) -> None:
-    from tammes.models.embedder import Embedder, EmbedderConfig
-    from tammes.training.embedding import embed_images
-
-    torch.manual_seed(0)
-    embed_images(Embedder(EmbedderConfig("conv4", 8)).eval(), str(photos), out)
-
-
 def by_several(uri: str, photos: Path, out: Path) -> None:
     from tammes.training import distributed
 
     with distributed.joined():
-        embedded(photos, out / "together.npz")
         for time in (1, 2):
             done = indexed(uri, photos)
             (out / f"{distributed.rank()} {time}.json").write_text(json.dumps(done))
@@ -65,9 +56,5 @@ def test_two_processes_make_the_gallery_of_one(waves: Path, tmp_path: Path) -> N
         assert (found[path].label, found[path].fingerprint, found[path].thumbnail) == (
             row.label, row.fingerprint, row.thumbnail,
         )  # fmt: skip
-    embedded(waves, tmp_path / "alone.npz")
-    one, two = (np.load(tmp_path / f"{name}.npz") for name in ("alone", "together"))
-    assert one["paths"].tolist() == two["paths"].tolist()
-    np.testing.assert_allclose(one["vectors"], two["vectors"], atol=1e-6)
     assert open_gallery(together).about.threshold
     assert json.loads(open_gallery(together).about.threshold).keys() == json.loads(kept.about.threshold).keys()

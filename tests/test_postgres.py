@@ -92,16 +92,13 @@ def test_the_index_finds_what_an_exact_search_does(uri: str, monkeypatch: pytest
     assert order.indexed
     assert order.recall is not None
     assert order.recall > 0.95
-    for how in (
-        {},
-        {"label": "class 3"},
-        {"where": parsed("label in ('class 1', 'class 2') and not path = '00008.jpg'")},
-    ):
-        exact = store.search(vectors[:10], 10, exact=True, **how)  # type: ignore[arg-type]
-        assert recall_at_10(store.search(vectors[:10], 10, **how), exact) > 0.95  # type: ignore[arg-type]
-        assert {len(hits) for hits in store.search(vectors[:10], 200, **how)} == {
-            len(hits) for hits in store.search(vectors[:1], 200, exact=True, **how)
-        }  # type: ignore[arg-type]
+    some = parsed("label in ('class 1', 'class 2') and not path = '00008.jpg'")
+    cases: list[dict[str, Any]] = [{}, {"label": "class 3"}, {"where": some}]
+    for how in cases:
+        exact = store.search(vectors[:10], 10, exact=True, **how)
+        assert recall_at_10(store.search(vectors[:10], 10, **how), exact) > 0.95
+        every = store.search(vectors[:1], 200, exact=True, **how)
+        assert {len(hits) for hits in store.search(vectors[:10], 200, **how)} == {len(every[0])}
     store.upsert([row("new", -vectors[0])])
     assert store.search(-vectors[:1], 1)[0][0].path == "new"
 

@@ -410,11 +410,26 @@ def stocked(store: Store) -> dict[str, dict[str, str | float]]:
     store.upsert(rows)
     assert store.get([rows[0].path])[0].fields == rows[0].fields
     assert {each.path: each.fields for part in store.rows(7) for each in part} == {r.path: r.fields for r in rows}
+    own: list[dict[str, str | float]]
     own = [{"path": r.path, "label": r.label, "width": float(r.width), "height": float(r.height)} for r in rows]
     return {r.path: dict(r.fields) | each for r, each in zip(rows, own, strict=True)}
 
 
-VALUES = [*COLOURS, "12", "a", "00003.jpg", -2.5, 0.0, 1.0, 20.0, 1e-7, 1e16, 123456789.125, 200.0, 480.0]
+VALUES: list[str | float] = [
+    *COLOURS,
+    "12",
+    "a",
+    "00003.jpg",
+    -2.5,
+    0.0,
+    1.0,
+    20.0,
+    1e-7,
+    1e16,
+    123456789.125,
+    200.0,
+    480.0,
+]
 
 
 def drawn_filter(rng: np.random.Generator, depth: int = 3) -> Filter:

@@ -82,12 +82,7 @@ def embed(config: Embed) -> None:
 
     run = Path(config.model)
     of_vectors = is_run(run) and is_vector_file(open_run(run).read("config").get("data", ""))
-    from tammes.training.distributed import is_first, joined
-
-    with joined():
-        record, first = _vectors(config, out) if of_vectors else _images(config, out), is_first()
-    if not first:
-        return
+    record = _vectors(config, out) if of_vectors else _images(config, out)
     record = {"file": str(config.out)} | record
     if config.json:
         print_json(record)

@@ -147,8 +147,8 @@ def names_in(condition: Filter) -> set[str]:
     return translated(
         condition,
         lambda part: {part.name},
-        every=lambda parts: set().union(*parts),
-        some=lambda parts: set().union(*parts),
+        every=lambda parts: set[str]().union(*parts),
+        some=lambda parts: set[str]().union(*parts),
         inverse=lambda part: part,
     )
 

@@ -51,6 +51,7 @@ def open_store(uri: str, create: About | None) -> "PostgresGallery":
             raise no_gallery(uri)
         database.do(partial(_create, name=name, about=create, at_once=True))
         current = database.do(partial(_current, name=name))
+        assert current is not None
     items, about = current
     return PostgresGallery(uri, database, items, About.from_json(about, uri))
 
@@ -332,15 +333,13 @@ def _register_vectors(connection: Any) -> None:
     found = connection.execute("SELECT oid FROM pg_type WHERE typname = 'vector'").fetchone()
     if found is None:
         return
-    adapt, binary = import_module("psycopg.adapt"), _psycopg().pq.Format.BINARY
+    how = {"format": _psycopg().pq.Format.BINARY, "oid": found[0], "dump": _as_pgvector}
+    dumper = type("VectorDumper", (import_module("psycopg.adapt").Dumper,), how)
+    connection.adapters.register_dumper(ndarray, dumper)
 
-    class VectorDumper(adapt.Dumper):  # type: ignore[misc,name-defined]
-        format, oid = binary, found[0]
 
-        def dump(self, vector: ndarray) -> bytes:
-            return pack(">HH", len(vector), 0) + vector.astype(">f4").tobytes()
-
-    connection.adapters.register_dumper(ndarray, VectorDumper)
+def _as_pgvector(_: object, vector: ndarray) -> bytes:
+    return pack(">HH", len(vector), 0) + vector.astype(">f4").tobytes()
 
 
 def _current(connection: Any, name: str, *, lock: bool = False) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from time import time
 from typing import Any, TypeVar
 
@@ -193,7 +194,7 @@ class Store(ABC):
             return Candidates(self._block(found), reach)
 
         return [
-            ranked(query, lambda number, query=query: fetch(query, number), k, own, complete=complete)  # type: ignore[misc]
+            ranked(query, partial(fetch, query), k, own, complete=complete)
             for query, own in zip(queries, leave_out or [None] * len(queries), strict=True)
         ]
 
@@ -207,7 +208,7 @@ class Store(ABC):
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of every path; nothing else is read."""
-        parts = self.whole(lambda: list(self.scan(("path", "fingerprint"))))
+        parts = self._all(("path", "fingerprint"))
         pairs = [pair for part in parts for pair in zip(part["path"], part["fingerprint"], strict=True)]
         found = {self._text(path): self._text(fingerprint) for path, fingerprint in pairs}
         check_keys(found, len(pairs), self.uri)
@@ -221,12 +222,12 @@ class Store(ABC):
 
     def labels(self) -> dict[str, int]:
         """How many rows each class has; those without one are under the empty text."""
-        parts = self.whole(lambda: list(self.scan(("label",))))
+        parts = self._all(("label",))
         return {self._text(name): n for name, n in Counter(name for part in parts for name in part["label"]).items()}
 
     def field_names(self) -> set[str]:
         """The further columns that rows have; all are read for it."""
-        parts = self.whole(lambda: list(self.scan(("fields",))))
+        parts = self._all(("fields",))
         return {self._text(name) for part in parts for fields in part["fields"] for name in fields}
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
@@ -253,8 +254,11 @@ class Store(ABC):
     def _among(self, paths: Sequence[str], columns: Sequence[str]) -> Iterator[Row]:
         for start in range(0, len(paths), _TOGETHER):
             only = In("path", tuple(map(storable, paths[start : start + _TOGETHER])))
-            for part in self.whole(lambda only=only: list(self.scan(columns, only))):  # type: ignore[misc]
+            for part in self._all(columns, only):
                 yield from self._rows(part)
+
+    def _all(self, columns: Sequence[str], where: Filter | None = None) -> list[Columns]:
+        return self.whole(lambda: list(self.scan(columns, where)))
 
     def _rows(self, part: Columns) -> list[Row]:
         """Rows with these columns; what was not asked for is empty."""
@@ -286,5 +290,11 @@ def _storable(row: Row, vector: Float32[ndarray, " dim"]) -> Row:
     fields = {
         storable(name): storable(value) if isinstance(value, str) else value for name, value in row.fields.items()
     }
-    texts = {"path": storable(row.path), "label": storable(row.label), "fingerprint": storable(row.fingerprint)}
-    return replace(row, vector=vector, fields=fields, **texts)  # type: ignore[arg-type]
+    return replace(
+        row,
+        path=storable(row.path),
+        vector=vector,
+        label=storable(row.label),
+        fingerprint=storable(row.fingerprint),
+        fields=fields,
+    )

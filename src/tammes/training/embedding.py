@@ -20,7 +20,7 @@ from tammes.io.console import KEPT, progress
 from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import DIM, Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
-from tammes.training.distributed import by_place, is_first, number, one_a_host_first, rank
+from tammes.training.distributed import by_place
 
 Progress = Callable[[int, int], None]
 
@@ -90,12 +90,10 @@ def embed(
     """
     batch_size, places, own = embedder.in_a_batch(batch_size), np.arange(len(indices)), embedder.eval_transform
     how: dict[str, Any] = {"batch_size": batch_size, "train": False}
-    if own is not None or number() > 1:  # nobody knows what its images depend on; or each process has its share
-        pictures = batches(
-            images, indices, places, crop=embedder.size, transform=own, rank=rank(), world_size=number(), **how
-        )
-        of = embedder.features
-        return vectors(embedder, of, pictures, len(indices), backbone_only=backbone_only, on_progress=on_progress)
+    if own is not None:  # nobody knows what its images depend on
+        pictures = batches(images, indices, places, crop=embedder.size, transform=own, **how)
+        of, number = embedder.features, len(indices)
+        return vectors(embedder, of, pictures, number, backbone_only=backbone_only, on_progress=on_progress)
     kept = features_of(embedder, images, indices, batch_size=batch_size, on_progress=on_progress)
     stored = activation_batches(kept, indices, places, **how)
     return vectors(embedder, lambda features: features, stored, len(indices), backbone_only=backbone_only)
@@ -163,7 +161,7 @@ def embed_images(
 ) -> dict[str, Any]:
     """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
 
-    A .npy file has the vectors alone. Of several processes each embeds its share, and the first writes.
+    A .npy file has the vectors alone.
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
@@ -174,7 +172,7 @@ def embed_images(
     # Any folder will do: what is embedded needs no classes.
     plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
     dataset = flat(path) if plain else open_dataset(data)
-    images = one_a_host_first(lambda: decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify and is_first()))
+    images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         if whiten:
@@ -188,6 +186,5 @@ def embed_images(
         first = dataset.keys[chosen[finite.argmin()]]
         raise UserError(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
-    if is_first():
-        write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
+    write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
     return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}
