@@ -113,7 +113,7 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         (SHORTEST + "search = { push = [1], dim = [2] }\n[search]\nlr = [1]\n", "hyper-parameter, got dim, push"),
         (SHORTEST + "search = { lr = [1, 2] }\n[search]\nlr = [1]\n", "2 values of lr, and [search] 1"),
         (SHORTEST + "seeds = [3]\n", "method 'one': seeds has 3, and seeds at the top"),
-        (SHORTEST + "[search]\nlr = [1]\n[search.train]\nepoch = 1\n", "'epoch' is no option"),
+        (SHORTEST + "[search]\nlr = [1]\n[search.train]\nepoch = 1\n", "'epoch' is not an option"),
         ('rates_from = "x"\n' + SHORTEST + "[search]\nlr = [1]\n", "rates_from = 'x' and [search] both"),
         ('rates_from = "x"\n' + SHORTEST, "cannot read the plan"),
         ('rates_from = "plan"\n' + SHORTEST, "has no [search], so no rates can be taken over"),
