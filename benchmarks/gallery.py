@@ -100,7 +100,7 @@ def measured(size: int, kind: str, options: Options) -> dict[str, Any]:
     """All figures of one size in one store."""
     drawn = Drawn(options.dim)
     with place(kind, options.folder) as (uri, folder):
-        about = About(model="drawn", run="", dim=options.dim, roots=(), created="")
+        about = About(model="drawn", run="", dim=options.dim, roots=(), created="", kind="vectors")
         store: Any = open_gallery(uri, create=about)
         before = _peak_mb()
         times = _fill(store, drawn, size, options.together)

@@ -73,7 +73,7 @@ register("memory", open_store, MemoryStore)
 if __name__ == "__main__":
     from tammes.gallery import open_gallery
 
-    store = open_gallery("memory://shop", create=About("any", "", 2, (), ""))
+    store = open_gallery("memory://shop", create=About("any", "", 2, (), "", kind="vectors"))
     angles = np.linspace(0, 3, 12)
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     fields = [{"colour": "red" if n % 2 == 0 else "blue", "price": float(2 * n)} for n in range(12)]
