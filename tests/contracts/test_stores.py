@@ -52,7 +52,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return str(tmp_path / "gallery")
         case "qdrant":
             pytest.importorskip("qdrant_client", reason="Qdrant's client is not installed")
-            return request.getfixturevalue("qdrant") + name
+            return str(request.getfixturevalue("qdrant")) + name
         case "postgres":
             return str(request.getfixturevalue("postgres").address(name))
     runpy.run_path(str(ROOT / "examples" / "custom_store.py"))
