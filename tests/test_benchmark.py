@@ -423,7 +423,7 @@ def test_a_method_has_only_its_own_seeds_and_layers(watched: Path) -> None:
 def test_the_page_of_a_benchmark_draws_what_was_watched(watched: Path) -> None:
     main(["report", str(watched)])
     page = (watched / "report.html").read_text()
-    assert "Accuracy and bound as training goes on" in page
+    assert "Accuracy and bound during training" in page
     assert "R@1 over minutes of training" in page
     assert "The bound and the triplet loss" in page
 

@@ -227,7 +227,7 @@ def test_options_that_change_the_way_of_training_are_honoured(
 @pytest.mark.parametrize(
     ("backbone", "changes", "number"),
     [
-        ("vgg16", {}, 13),
+        ("vgg16", {}, 34),
         ("resnet18", {}, None),
         ("vgg16", {"loss": "triplet"}, None),
         ("vgg16", {"train": "top"}, None),

@@ -420,7 +420,7 @@ def test_an_embedding_that_fails_leaves_nothing(
 # --- what is refused
 
 IMAGES_ONLY: list[list[str]] = [
-    ["--size", "64"],
+    *(["--size", "64"], ["--warmup", "1"], ["--train-batch-norm"]),
     *(["--preset", "paper"], ["--backbone", "conv4"], ["--weights", "none"], ["--train", "head"], ["--cut", "x"]),
     *(
         ["--views", "2"],

@@ -203,7 +203,7 @@ def test_other_files_of_a_benchmark_are_refused_by_their_names(
     code, said = ended(capsys, "report", "bm")
     assert code == 2, said
     assert said.startswith("tammes: bm/results.json")
-    assert said.endswith(". The same `tammes benchmark` command writes it anew.\n")
+    assert said.endswith(". The same `tammes benchmark` command writes it again.\n")
     (whole / "bm" / "plan.json").write_text(content)
     code, said = ended(capsys, "benchmark", "p.toml", "--out", "bm")
     assert code == 2, said

@@ -271,7 +271,7 @@ OF_WHAT_WAS_MADE = [
     ("search g some/class_0/0.png --sheet no/s.png", "--sheet no/s.png: there is no folder no. Make it first.\n"),
     ("train photos --out run --weights run/embedder.safetensors", "--weights run/embedder.safetensors lies in --out"),
     ("train photos --init-from ./softmax/../run --out run", "--init-from and --out are the same folder. Choose"),
-    ("index run some t.csv --gallery new", "t.csv is a file, not a folder. Expected a folder of images.\n"),
+    ("index run some t.csv --gallery new", "t.csv, line 2: the path is empty.\n"),
     ("index run empty --gallery new", "no images in empty.\n"),
     ("index run some --gallery qdrant://host:99999/x", "qdrant://host:99999/x cannot be a gallery: write"),
     ("index run some --gallery qdrant://host:abc/x", "qdrant://host:abc/x cannot be a gallery: write qdrant://h"),

@@ -319,7 +319,7 @@ def test_what_is_wrong_with_a_body_is_said_with_its_value(server: Server, body: 
 def test_parameters_that_an_address_does_not_know(server: Server, items: list[dict[str, Any]]) -> None:
     where = f"/api/items/{items[0]['id']}"
     told = refused(server.get(f"{where}/neighbours", params={"k": "3", "labels": "plain"}), 422)
-    assert told == "unknown parameter 'labels'. Did you mean 'label'? Known: exact, k, label."
+    assert told == "unknown parameter 'labels'. Did you mean 'label'? Known: exact, k, label, where."
     assert refused(server.get(where, params={"k": "3"}), 422) == "this address takes no parameters."
     assert server.get("/api/health", params={"now": "1"}).status_code == 200
     assert refused(server.get(f"{where}/neighbours", params={"k": "many"}), 422).endswith(", got 'many'.")

@@ -81,6 +81,8 @@ def attempts(operation: Any, mode: GenerationMode, number: int, **fixed: Any) ->
     )  # fmt: skip
     @given(operation.as_strategy(mode, **fixed))
     def attempt(case: Any) -> None:
+        if case.query and mode is GenerationMode.POSITIVE:
+            case.query.pop("where", None)  # a language of its own, which no document of this kind describes
         answer = case.call()
         seen.add(answer.status_code)
         case.validate_response(answer, checks=checked(operation))
