@@ -67,7 +67,7 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
     published = float(published_table(paper).rows["Second to last layer"]["R@1"])
     axes.axhline(published, color="black", linestyle="--", label="the paper's, 40 epochs")
     axes.set(xscale="log", xlabel="minutes of training, two cores, no GPU", ylabel="R@1, %", title=title)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 
