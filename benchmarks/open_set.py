@@ -77,7 +77,7 @@ def told(rows: list[Row], trained_on: set[str], opened: Gallery, options: Option
     order = np.random.default_rng(options.seed).permutation(len(unseen))
     held_out = {unseen[number] for number in order[: len(unseen) // 2]}
     kept = [row for row in rows if row.label not in held_out]
-    strangers = [row for row in rows if row.label in held_out]
+    unknown = [row for row in rows if row.label in held_out]
     known = [row for row in kept if row.label not in trained_on]
     found = []
     with TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ def told(rows: list[Row], trained_on: set[str], opened: Gallery, options: Option
             store.upsert(kept[start : start + 1000])
         for rate in (None, *options.rates):
             threshold = calibrated(store, trained_on, unknown_rate=rate, seed=options.seed)
-            of_strangers = classify(store, np.stack([row.vector for row in strangers]), threshold)
+            of_unknown = classify(store, np.stack([row.vector for row in unknown]), threshold)
             of_known = classify(
                 store,
                 np.stack([row.vector for row in known]),
@@ -96,7 +96,7 @@ def told(rows: list[Row], trained_on: set[str], opened: Gallery, options: Option
             found.append(
                 {
                     "asked": rate,
-                    "accepted": float(np.mean([each.accepted for each in of_strangers])),
+                    "accepted": float(np.mean([each.accepted for each in of_unknown])),
                     "rejected": float(np.mean([not each.accepted for each in of_known])),
                     "right": float(
                         np.mean(
@@ -107,7 +107,7 @@ def told(rows: list[Row], trained_on: set[str], opened: Gallery, options: Option
                         )
                     ),
                     "held_out_classes": len(held_out),
-                    "strangers": len(strangers),
+                    "unknown": len(unknown),
                     "known": len(known),
                     "threshold": asdict(threshold),
                 }

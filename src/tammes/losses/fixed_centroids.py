@@ -1,5 +1,6 @@
 """What losses with class centroids share: buffers that stay in full precision, and the distances to fixed centroids."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import sqrt
 
@@ -38,7 +39,7 @@ class FullPrecisionBuffers(nn.Module):
         return self
 
 
-class FixedCentroids(FullPrecisionBuffers):
+class FixedCentroids(FullPrecisionBuffers, ABC):
     """A loss against one fixed unit centroid per class. A subclass has the equation."""
 
     centroids: Tensor | None
@@ -59,11 +60,11 @@ class FixedCentroids(FullPrecisionBuffers):
         self.register_buffer("centroids", points)  # fixed: saved and moved with the module, never trained
         self.register_buffer("class_sizes", sizes, persistent=False)
 
+    @abstractmethod
     def equation(
         self, to_centroid: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
         """The value of each image from its distances to the centroids."""
-        raise NotImplementedError
 
     def per_image(
         self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
