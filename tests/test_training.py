@@ -171,7 +171,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_place_and_a_likely_cause() -> 
 
 def test_the_papers_schedule() -> None:
     factor = halved_every(5)
-    assert [factor(epoch) for epoch in (1, 5, 6, 40)] == [1, 1, 0.5, 2**-7]
+    assert [factor(epoch, 0) for epoch in (1, 5, 6, 40)] == [1, 1, 0.5, 2**-7]
 
 
 def test_biases_and_normalisation_have_no_weight_decay_and_new_layers_their_own_rate() -> None:

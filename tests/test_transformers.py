@@ -91,8 +91,8 @@ def test_learning_rates_rise_by_the_step_and_a_resumed_training_has_the_same() -
         optimizer.register_step_pre_hook(lambda own, *_: found.append(own.param_groups[0]["lr"]))
         batch = (torch.ones(2, 1), torch.zeros(2), torch.arange(2))
         *_, last = fit(
-            objective, lambda _: [batch] * 4, optimizer, epochs=3, schedule=lambda epoch: 1 / epoch, start=start,
-            warmup=warm_up(1.5, 4), stop=lambda: len(found) == stop_after,
+            objective, lambda _: [batch] * 4, optimizer, epochs=3, start=start,
+            schedule=warm_up(lambda epoch, _: 1 / epoch, 1.5, 4), stop=lambda: len(found) == stop_after,
         )  # fmt: skip
         return found, last.position
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tammes.run import Run, load_run, train
     from tammes.vectors import MetricLearner
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "DiscriminativeLoss",
     "Gallery",

@@ -82,8 +82,7 @@ def fit(
     optimizer: Optimizer,
     *,
     epochs: int,
-    schedule: Callable[[int], float],
-    warmup: Callable[[int, int], float] | None = None,
+    schedule: Callable[[int, int], float],
     seed: int = 0,
     start: Position | None = None,
     accelerator: "Accelerator | OneProcess | None" = None,
@@ -104,8 +103,8 @@ def fit(
             each epoch, and of the one that training goes on in.
         batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
             several processes, what this one has of them.
-        schedule: epoch number -> the factor on the learning rates that the optimizer was made with.
-        warmup: epoch number, batches of it with those of this step -> a factor on top of it.
+        schedule: epoch number, batches of it that are done -> the factor on the learning rates that the optimizer was
+            made with, for the next step.
         seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
         start: where to resume; weights and optimizer must be those of that moment.
         accelerator: the device and the processes; None: the CPU of this process.
@@ -129,7 +128,6 @@ def fit(
     number_of_processes = distributed.number()
     base_rates = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
     while at.epoch <= epochs:
-        _set_rates(optimizer, base_rates, schedule(at.epoch))
         started, complete = perf_counter() - at.seconds, True
         if at.step == 0:
             torch.manual_seed(_mixed(seed, at.epoch))
@@ -164,6 +162,7 @@ def fit(
                 for name, part in parts.items():
                     # It stays on its device: reading it would make a GPU wait.
                     totals[name] = totals.get(name, 0.0) + part.detach().double() * counted
+            _set_rates(optimizer, base_rates, schedule(at.epoch, at.step))
             at.step += len(together)
             looks = at.step % look_every < len(together)
             broken = looks and not all(total.isfinite() for total in totals.values())
@@ -173,8 +172,6 @@ def fit(
             broken, late, stopped = asked
             if broken:
                 raise distributed.same_everywhere(_not_finite(at, optimizer, saves=save is not None))
-            if warmup is not None:
-                _set_rates(optimizer, base_rates, schedule(at.epoch) * warmup(at.epoch, at.step))
             optimizer.step()
             optimizer.zero_grad()
             at.images += seen
@@ -217,24 +214,30 @@ def _set_rates(optimizer: Optimizer, base_rates: Sequence[float], factor: float)
         group["lr"] = rate * factor
 
 
-def warm_up(epochs: float, batches: int) -> Callable[[int, int], float]:
-    """From 0 to 1 along a line over so many epochs, of so many batches each; then 1.
-
-    >>> warm = warm_up(0.5, batches=4)
-    >>> [warm(1, done) for done in (1, 2, 3, 4)], warm(2, 1)
-    ([0.5, 1.0, 1.0, 1.0], 1.0)
-    """
-    return lambda epoch, done: min(1.0, ((epoch - 1) * batches + done) / (epochs * batches))
-
-
-def halved_every(epochs: int) -> Callable[[int], float]:
+def halved_every(epochs: int) -> Callable[[int, int], float]:
     """The paper's schedule: half the learning rate after every so many epochs."""
-    return lambda epoch: 0.5 ** ((epoch - 1) // epochs)
+    return lambda epoch, _: 0.5 ** ((epoch - 1) // epochs)
 
 
-def cosine(epochs: int) -> Callable[[int], float]:
-    """From 1 in the first epoch down towards 0 after the last, along a cosine."""
-    return lambda epoch: (1 + cos(pi * (epoch - 1) / epochs)) / 2
+def cosine(epochs: int, batches: int = 1) -> Callable[[int, int], float]:
+    """From 1 down to 0 along a cosine, in a step for each of the batches of an epoch; by default once an epoch.
+
+    >>> [round(cosine(2)(epoch, done), 3) for epoch in (1, 2) for done in (0, 1)]
+    [1.0, 1.0, 0.5, 0.5]
+    >>> [round(cosine(2, batches=2)(epoch, done), 3) for epoch in (1, 2) for done in (0, 1)]
+    [1.0, 0.854, 0.5, 0.146]
+    """
+    return lambda epoch, done: (1 + cos(pi * (epoch - 1 + min(done, batches - 1) / batches) / epochs)) / 2
+
+
+def warm_up(schedule: Callable[[int, int], float], epochs: float, batches: int) -> Callable[[int, int], float]:
+    """A schedule that begins with a rise from 0 along a line over so many epochs, of so many batches each.
+
+    >>> warm = warm_up(halved_every(1), 0.5, batches=4)
+    >>> [warm(1, done) for done in (0, 1, 2, 3)], warm(2, 0)
+    ([0.5, 1.0, 1.0, 1.0], 0.5)
+    """
+    return lambda epoch, done: schedule(epoch, done) * min(1.0, ((epoch - 1) * batches + done + 1) / (epochs * batches))
 
 
 def _mixed(seed: int, epoch: int) -> int:

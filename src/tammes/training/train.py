@@ -347,8 +347,10 @@ def _loop(
     on_epoch: OnEpoch | None,
 ) -> int:
     """Epoch after epoch, each judged, logged and saved; the number of the last."""
-    schedule = halved_every(config.halve_every) if config.schedule == "halve" else cosine(config.epochs)
     number = len(training_batches(config, data, 1, distributed.rank(), distributed.number()))
+    schedule = halved_every(config.halve_every) if config.schedule == "halve" else cosine(config.epochs, number)
+    if config.warmup:
+        schedule = warm_up(schedule, config.warmup, number)
     least: float | None = getattr(objective.loss, "minimum", None)
 
     def save(position: Position) -> None:
@@ -368,7 +370,6 @@ def _loop(
             optimizer,
             epochs=config.epochs,
             schedule=schedule,
-            warmup=warm_up(config.warmup, number) if config.warmup else None,
             seed=config.seed,
             start=start,
             accelerator=accelerator,

@@ -216,7 +216,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                     lambda _: batches(self, X, codes, rows, [self._seed, self.n_iter_]),
                     self._optimizer,
                     epochs=1,
-                    schedule=lambda _: 1.0,
+                    schedule=lambda *_: 1.0,
                     seed=int(random.integers(2**31)),
                 )
                 self.network_.eval()
