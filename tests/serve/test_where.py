@@ -84,7 +84,9 @@ def test_a_wrong_filter_is_refused_in_words(site: Inside, first: str, where: str
     page = site.get(f"/item/{first}", params={"where": where}, headers=PAGE)
     assert page.status_code == 400
     text = unescape(page.text)
-    assert said[1:] in text.partition('role="alert">')[2].partition("</p>")[0]
+    alert = text.partition('role="alert">')[2].partition("</p>")[0]
+    assert said[1:] in alert
+    assert "`where" not in alert  # which is for who writes Python
     assert f'name="where" value="{where}"' in text  # to be put right
     assert "<b>" not in page.text
     assert 'id="found"' not in text

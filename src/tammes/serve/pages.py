@@ -1,6 +1,7 @@
 """The pages: HTML rendered here, and a little JavaScript. Every state of a page has an address."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -232,7 +233,7 @@ async def _results(
         except RequestError as error:
             if error.status_code != 400:
                 raise
-            wrong = error.detail
+            wrong = re.sub('`where="(.*)"`', r"\1", error.detail).replace("`where`", "Where")
     found, judged = answer.neighbours, answer.classification
     await asyncio.to_thread(gallery.load_thumbnails, [each.id for each in found])
     among, classes = Counter(each.label for each in found), list(rows.classes)
