@@ -1,5 +1,6 @@
 """PostgreSQL as a gallery: crashes of the server and of a writer, several writers, the index, and passwords."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,7 @@ from tammes.gallery.filters import parsed
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.ranking import recall_at_10
 from tammes.io.addresses import with_password, without_password
+from tests.conftest import in_one_thread
 from tests.contracts.test_stores import ABOUT, filled, row, unit
 from tests.test_gallery_stores import check_written, written_by
 
@@ -80,6 +82,107 @@ def test_what_was_written_outlasts_a_crash_of_the_server(postgres: Any, uri: str
     store.upsert(rows)
     assert store.count() == 10 * (safe + 1)
     assert set(open_gallery(uri).fingerprints()) == {f"{number}" for number in range(10 * (safe + 1))}
+
+
+# `tammes index` is killed, or its server, in the middle of storing a batch
+
+
+def index_with_a_fault(arguments: list[str], said: Path, environment: dict[str, str], at: int, wait_in: str) -> None:
+    """Index five images at a time; before batch `at` is committed, be killed or, in a folder, wait for `go`."""
+    from tammes.gallery import indexing
+    from tammes.gallery.postgres import PostgresGallery
+
+    indexing._BATCH = 5
+    whole, calls = PostgresGallery._change, numbers(1)
+
+    def change(self: PostgresGallery, action: Any) -> None:
+        waiting = [next(calls) == at]
+
+        def faulty(connection: Any) -> None:
+            action(connection)
+            if waiting.pop() if waiting else False:
+                if not wait_in:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                Path(wait_in, "reached").touch()
+                while not Path(wait_in, "go").exists():
+                    time.sleep(0.05)
+
+        whole(self, faulty)
+
+    PostgresGallery._change = change  # type: ignore[method-assign]
+    in_one_thread(arguments, said, environment)
+
+
+@pytest.fixture(scope="module")
+def run(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "waves"
+    main(["train", str(waves), "--out", str(folder), "--backbone", "conv4", "--dim", "8", "--epochs", "1"])
+    return folder
+
+
+@pytest.fixture
+def indexing(run: Path, waves: Path, uri: str, tmp_path: Path) -> Any:
+    """A `tammes index` under way with a fault to come, and the words of the command."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tammes.training.train", "tests.conftest"])
+    words = ["index", str(run), str(waves), "--gallery", uri, "--json"]
+
+    def start(at: int, wait_in: str = "") -> tuple[Any, list[str]]:
+        given = (words, tmp_path / "said", dict(os.environ), at, wait_in)
+        process = context.Process(target=index_with_a_fault, args=given, daemon=True)
+        process.start()
+        return process, words
+
+    return start
+
+
+def check_indexed(uri: str, waves: Path) -> None:
+    """Every image once, each with its own vector."""
+    rows = [row for part in open_gallery(uri).rows(1000) for row in part]
+    assert sorted(row.path for row in rows) == sorted(map(str, waves.resolve().rglob("*.png")))
+    assert len({row.vector.tobytes() for row in rows}) == 48
+    assert open_gallery(uri).about.threshold
+
+
+@pytest.mark.parametrize("at", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_index_that_was_killed_continues_where_it_stopped(
+    at: int, indexing: Any, uri: str, waves: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process, words = indexing(at)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert open_gallery(uri).count() == 5 * (at - 1)  # the batch that was cut short is not there at all
+    capsys.readouterr()
+    main(words)
+    assert json.loads(capsys.readouterr().out)["added"] == 48 - 5 * (at - 1)
+    check_indexed(uri, waves)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [True, False], ids=["and comes back", "and stays away"])
+def test_the_server_crashes_while_index_stores(
+    back: bool, postgres: Any, indexing: Any, uri: str, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it comes back at once `index` notices nothing; else it says so, and continues when it is there again."""
+    process, words = indexing(4, str(tmp_path))
+    while not (tmp_path / "reached").exists():
+        assert process.is_alive()
+        time.sleep(0.05)
+    postgres.kill()
+    if back:
+        postgres.start()
+    (tmp_path / "go").touch()
+    process.join(120)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == (0 if back else 2), said
+    if not back:
+        assert "no PostgreSQL answers" in said
+        postgres.start()
+        assert open_gallery(uri).count() == 15
+    capsys.readouterr()
+    main(words)
+    assert json.loads(capsys.readouterr().out)["added"] == (0 if back else 33)
+    check_indexed(uri, waves)
 
 
 def test_the_index_finds_what_an_exact_search_does(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

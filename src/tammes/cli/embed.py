@@ -22,6 +22,9 @@ class Embed:
     folder, of its sub-folder) and `paths`; a .npy file the vectors alone. Of vectors it holds what their file does, in
     the same order, with other `vectors`. `tammes evaluate`, `train`, `index` and `report` read it.
 
+    `torchrun --nproc-per-node 4 -m tammes embed …` shares the images out over processes. Stopped and run again, it
+    takes the features that it has computed from the cache.
+
     For example:
         tammes embed resnet50 photos/ --out vectors.npz
         tammes embed runs/photos photos/ --out vectors.npz
@@ -68,6 +71,24 @@ class Embed:
 
 def embed(config: Embed) -> None:
     """Read, embed, write, say what was written."""
+    from tammes.training.distributed import agreed, is_first, joined
+
+    with joined():
+        first, (out, of_vectors) = is_first(), agreed(lambda: _checked(config))
+        record = _vectors(config, out) if of_vectors else _images(config, out)
+    if not first:
+        return
+    record = {"file": str(config.out)} | record
+    if config.json:
+        print_json(record)
+        return
+    skipped = f", {record['skipped']} unreadable left out" if record.get("skipped") else ""
+    number = record.get("images", record.get("vectors"))
+    print(f"{number} vectors of {record['dim']} dimensions in {config.out}{skipped}")
+
+
+def _checked(config: Embed) -> tuple[Path, bool]:
+    """The file to write, and whether the model is one of vectors."""
     if config.batch_size is not None:
         check_whole("`batch_size`", config.batch_size)
     from tammes.data.vector_files import WRITTEN, check_writable
@@ -78,18 +99,14 @@ def embed(config: Embed) -> None:
         from tammes.data import check_place
 
         check_place(config.data)
+    from tammes.io.environment import launched
     from tammes.training.run_folder import is_run, open_run
 
     run = Path(config.model)
     of_vectors = is_run(run) and is_vector_file(open_run(run).read("config").get("data", ""))
-    record = _vectors(config, out) if of_vectors else _images(config, out)
-    record = {"file": str(config.out)} | record
-    if config.json:
-        print_json(record)
-        return
-    skipped = f", {record['skipped']} unreadable left out" if record.get("skipped") else ""
-    number = record.get("images", record.get("vectors"))
-    print(f"{number} vectors of {record['dim']} dimensions in {config.out}{skipped}")
+    if of_vectors and launched().number > 1:
+        raise UserError(f"vectors are embedded in one process: start it with `tammes embed {config.model} …` alone.")
+    return out, of_vectors
 
 
 def _vectors(config: Embed, out: Path) -> dict[str, Any]:
@@ -122,16 +139,17 @@ def _images(config: Embed, out: Path) -> dict[str, Any]:
     from tammes.io.machine import device
     from tammes.models.embedder import load
     from tammes.models.pretrained import check_trained, load_model, names_network
+    from tammes.training.distributed import one_a_host_first
     from tammes.training.embedding import embed_images
 
     how = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
     if names_network(config.model):
         if config.embedding is not None:
             raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
-        embedder = load_model(config.model, **how)
+        embedder = one_a_host_first(lambda: load_model(config.model, **how))  # which may download it
     else:
         check_trained(config.model, how | {"whiten": config.whiten or None})
-        embedder = load(config.model, embedding=config.embedding)
+        embedder = one_a_host_first(lambda: load(config.model, embedding=config.embedding))
     embedder = embedder.to(device(config.device))
     options = {name: getattr(config, name) for name in ("whiten", "batch_size", "skip_bad", "verify")}
     return embed_images(embedder, config.data, out, **options)

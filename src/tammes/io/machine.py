@@ -14,7 +14,7 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tammes.io.environment import started_by_launcher
+from tammes.io.environment import launched, started_by_launcher
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,14 @@ _RECORDED = (
 
 
 def device(choice: str = "auto") -> "torch.device":
-    """The device to compute on: `cpu`, or with `auto` a GPU if there is one."""
+    """The device to compute on: `cpu`, or with `auto` a GPU if there is one; of several processes each has its own."""
     import torch
 
     if choice == "auto" and torch.accelerator.is_available():
         found = torch.accelerator.current_accelerator()
         assert found is not None
+        if (here := launched()).number > 1:
+            return torch.device(found.type, here.local_rank % torch.accelerator.device_count())
         return found
     return torch.device("cpu")
 

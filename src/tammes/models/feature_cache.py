@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -227,6 +227,7 @@ def activations(
     batch_size: int | None = None,
     device: torch.device | None = None,
     cache: Path | None = None,
+    together: bool = False,
     on_plan: Callable[[int, float], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Activations:
@@ -238,6 +239,7 @@ def activations(
         views: random crops (mirrored at random if `mirror`) of each image; 0 for the one in the centre.
         padding: pixels by which an image's border is repeated outwards before a random crop.
         batch_size: images at a time; None: as many as the device does best.
+        together: other processes compute those of other images meanwhile. Otherwise they wait: they may want the same.
         on_plan: told how many bytes are still to be kept and how many seconds they may take, after the first batch.
         on_progress: called with (images done, images in all), of those that are not kept yet.
     """
@@ -260,8 +262,8 @@ def activations(
 
     with writing(kept.file.parent, _WHAT):
         if num_missing(kept, keys):
-            with kept.alone() as sink:
-                assert sink is not None
+            folder_inside(kept.file.parent)
+            with nullcontext() if together else kept.alone() as held:
                 total, done, started = num_missing(kept, keys), 0, perf_counter()
                 for own, pictures in (each for view in range(len(keys)) for each in missing(view)):
                     values = frozen_values(frozen, pictures.to(where))
@@ -270,11 +272,15 @@ def activations(
                         check_room(kept.file.parent, num_bytes, _WHAT)
                         if on_plan is not None:
                             on_plan(num_bytes, (perf_counter() - started) / len(own) * total)
-                    kept.add(sink, own, values)
+                    with kept.alone() if held is None else nullcontext(held) as sink:
+                        assert sink is not None
+                        kept.add(sink, own, values)
                     done += len(own)
                     if on_progress is not None:
                         on_progress(done, total)
-                kept.close(sink)
+                with kept.alone() if held is None else nullcontext(held) as sink:
+                    assert sink is not None
+                    kept.close(sink)
     rows = np.array([[kept.places[key] for key in view] for view in keys], dtype=np.int64)
     return Activations(kept.file, kept.values, rows.reshape(len(keys), -1), indices)
 

@@ -1,6 +1,7 @@
 """The pages: HTML rendered here, and a little JavaScript. Every state of a page has an address."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -17,7 +18,7 @@ from numpy import ndarray
 
 from tammes import __version__
 from tammes.serve import api
-from tammes.serve.api import ItemId, K, Label, UploadId
+from tammes.serve.api import ItemId, K, Label, UploadId, Where
 from tammes.serve.errors import RequestError, error_headers
 from tammes.serve.examples import examples
 from tammes.serve.gallery import ServedGallery
@@ -108,21 +109,21 @@ def _gallery(pages: APIRouter, state: ServerState) -> None:
         return RedirectResponse(f"/picture/{upload.id}{_query(k=k, label=label)}", status_code=303)
 
     @pages.get("/item/{item}")
-    async def item(item: ItemId, k: K = 24, label: Label = None) -> HTMLResponse:
+    async def item(item: ItemId, k: K = 24, label: Label = None, where: Where = None) -> HTMLResponse:
         gallery = state.gallery
         known = gallery.rows.item(item)
         vector = await asyncio.to_thread(gallery.vector, item)
         return await _results(
-            state, gallery, vector, k, label, leave_out=item, item=known, address=f"/item/{item}",
+            state, gallery, vector, k, label, where, leave_out=item, item=known, address=f"/item/{item}",
             shown=f"/api/items/{item}/image", small=known.thumbnail, width=known.width, height=known.height,
         )  # fmt: skip
 
     @pages.get("/picture/{picture}")
-    async def picture(picture: UploadId, k: K = 24, label: Label = None) -> HTMLResponse:
+    async def picture(picture: UploadId, k: K = 24, label: Label = None, where: Where = None) -> HTMLResponse:
         gallery = state.gallery
         upload = state.upload(picture, gallery)
         return await _results(
-            state, gallery, upload.vector, k, label, leave_out=None, item=None, address=f"/picture/{picture}",
+            state, gallery, upload.vector, k, label, where, leave_out=None, item=None, address=f"/picture/{picture}",
             shown=f"/api/pictures/{picture}/thumbnail", small="", width=upload.width, height=upload.height,
         )  # fmt: skip
 
@@ -219,28 +220,36 @@ async def _items(gallery: ServedGallery, ids: Sequence[str]) -> list[Item]:
 
 
 async def _results(
-    state: ServerState, gallery: ServedGallery, vector: ndarray, k: int, label: str | None, *,
+    state: ServerState, gallery: ServedGallery, vector: ndarray, k: int, label: str | None, where: str | None, *,
     leave_out: str | None, address: str, **about: Any,
 ) -> HTMLResponse:  # fmt: skip
-    """The page of a search; in a class that does not exist it finds nothing, and says so."""
-    label, rows = label or None, gallery.rows
+    """The page of a search; in a class that does not exist, or by a wrong filter, it finds nothing, and says so."""
+    label, where, rows = label or None, (where or "").strip() or None, gallery.rows
     no_such_class = label is not None and not rows.has_class(label)
-    answer = Answer([], None)
+    answer, wrong = Answer([], None), ""
     if not no_such_class:
-        answer = await state.search(gallery, vector, k, label, leave_out=leave_out)
+        try:
+            answer = await state.search(gallery, vector, k, label, leave_out=leave_out, where=where)
+        except RequestError as error:
+            if error.status_code != 400:
+                raise
+            wrong = re.sub('`where="(.*)"`', r"\1", error.detail).replace("`where`", "Where")
     found, judged = answer.neighbours, answer.classification
     await asyncio.to_thread(gallery.load_thumbnails, [each.id for each in found])
     among, classes = Counter(each.label for each in found), list(rows.classes)
-    return _page(
-        state, "results.html", here="search", found=found, k=k, label=label, address=address,
+    page = _page(
+        state, "results.html", here="search", found=found, k=k, label=label, where=where, wrong=wrong, address=address,
         judged=judged, guess="" if judged is None else escaped(judged.best_guess),
         end=1.05 * max([0.0 if judged is None else judged.threshold, *(each.distance for each in found)]) or 1.0,
         rates="" if judged is None or gallery.threshold is None else gallery.threshold.describe(),
         numbers=sorted({*_NUMBERS, k}), classes=classes[:_SUGGESTED], more_classes=len(classes) > _SUGGESTED,
         no_such_class=no_such_class,
-        among=[(name, number, f"{address}{_query(k=k, label=name)}") for name, number in among.most_common(8)],
-        everything=f"{address}{_query(k=k)}", **about,
+        among=[(name, n, f"{address}{_query(k=k, label=name, where=where)}") for name, n in among.most_common(8)],
+        carried=_query(k=None if k == 24 else k, where=where),
+        all_classes=f"{address}{_query(k=k, where=where)}", everything=f"{address}{_query(k=k)}", **about,
     )  # fmt: skip
+    page.status_code = 400 if wrong else 200
+    return page
 
 
 def _some(rows: Rows) -> list[str]:

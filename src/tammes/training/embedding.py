@@ -14,13 +14,14 @@ from tammes.data import READERS, Dataset, flat, open_dataset
 from tammes.data.batches import Batch, batches
 from tammes.data.image_cache import Decoded, decode
 from tammes.data.vector_files import write_vectors
-from tammes.errors import UserError
 from tammes.geometry import normalise
 from tammes.io.console import KEPT, progress
+from tammes.io.environment import launched
 from tammes.models.backbones.base import Backbone
 from tammes.models.embedder import DIM, Embedder
 from tammes.models.feature_cache import Activations, Frozen, activation_batches, activations
-from tammes.training.distributed import by_place
+from tammes.training import distributed
+from tammes.training.distributed import agreed, by_place, is_first, one_a_host_first, same_everywhere, take_over
 
 Progress = Callable[[int, int], None]
 
@@ -84,19 +85,31 @@ def embed(
 ) -> Float32[np.ndarray, "images dim"]:
     """Unit vectors of the images with these numbers, from their centre crops, in evaluation mode.
 
+    Of several processes each embeds whole batches, and all have the vectors.
+
     Args:
         batch_size: images at a time; None: as many as the device does best.
         backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
     """
-    batch_size, places, own = embedder.in_a_batch(batch_size), np.arange(len(indices)), embedder.eval_transform
-    how: dict[str, Any] = {"batch_size": batch_size, "train": False}
-    if own is not None:  # nobody knows what its images depend on
-        pictures = batches(images, indices, places, crop=embedder.size, transform=own, **how)
-        of, number = embedder.features, len(indices)
-        return vectors(embedder, of, pictures, number, backbone_only=backbone_only, on_progress=on_progress)
-    kept = features_of(embedder, images, indices, batch_size=batch_size, on_progress=on_progress)
-    stored = activation_batches(kept, indices, places, **how)
-    return vectors(embedder, lambda features: features, stored, len(indices), backbone_only=backbone_only)
+    batch_size, transform = embedder.in_a_batch(batch_size), embedder.eval_transform
+    places, how = own_places(len(indices), batch_size), dict[str, Any](batch_size=batch_size, train=False)
+    own = indices[places]
+    inputs: Iterable[Batch] = ()  # a process may have nothing to do
+    if transform is not None:  # nobody knows what its images depend on
+        if len(own):
+            inputs = batches(images, own, places, crop=embedder.size, transform=transform, **how)
+        of = embedder.features
+        return vectors(embedder, of, inputs, len(indices), backbone_only=backbone_only, on_progress=on_progress)
+    kept = agreed(lambda: features_of(embedder, images, own, batch_size=batch_size, on_progress=on_progress))
+    if len(own):
+        inputs = activation_batches(kept, own, places, **how)
+    return vectors(embedder, lambda features: features, inputs, len(indices), backbone_only=backbone_only)
+
+
+def own_places(number: int, batch_size: int) -> Int64[np.ndarray, " own"]:
+    """Which of so many images this process embeds: every batch that one process would have is embedded whole."""
+    batch = np.arange(number) // batch_size
+    return np.flatnonzero(batch % distributed.number() == distributed.rank())
 
 
 def features_of(
@@ -112,7 +125,7 @@ def features_of(
     embedder.eval()
     found = activations(
         Frozen(embedder, None, marks=False), images, indices, crop=embedder.size, batch_size=batch_size,
-        device=embedder.mean.device, on_progress=on_progress,
+        device=embedder.mean.device, together=distributed.number() > 1, on_progress=on_progress,
     )  # fmt: skip
     embedder.train(was_training)
     return found
@@ -161,7 +174,8 @@ def embed_images(
 ) -> dict[str, Any]:
     """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
 
-    A .npy file has the vectors alone.
+    A .npy file has the vectors alone. Of several processes (`distributed.joined`) each embeds a share of the images and
+    the first writes.
 
     Args:
         data: any folder of images, with sub-folders or without, or any other data.
@@ -171,20 +185,29 @@ def embed_images(
     path = Path(data)
     # Any folder will do: what is embedded needs no classes.
     plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
-    dataset = flat(path) if plain else open_dataset(data)
-    images = decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify)
+
+    def decoded() -> tuple[Dataset, Decoded]:
+        dataset = flat(path) if plain else open_dataset(data)
+        return dataset, decode_for(embedder, dataset, skip_bad=skip_bad, verify=verify and launched().local_rank == 0)
+
+    dataset, images = one_a_host_first(decoded)
     chosen = images.without_bad(np.arange(len(dataset)))
     with progress("embedding", f"Nothing was written. {KEPT}") as on_progress:
         if whiten:
-            features = features_of(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
-            own = dataset.labels[chosen]
-            labels = torch.from_numpy(own) if len(np.unique(own)) > 1 else None
-            embedder = embedder.closed_form(features.inputs(chosen), labels, dim=DIM)
+            places = own_places(len(chosen), embedder.in_a_batch(batch_size))
+            own = chosen[places]
+            kept = agreed(lambda: features_of(embedder, images, own, batch_size=batch_size, on_progress=on_progress))
+            rows = [kept.inputs(own)] if len(own) else []
+            features = by_place(rows, [torch.from_numpy(places)], len(chosen))
+            classes = torch.from_numpy(dataset.labels[chosen])
+            embedder = embedder.closed_form(features, classes if len(classes.unique()) > 1 else None, dim=DIM)
+            take_over(list(embedder.state_dict().values()))
         found = embed(embedder, images, chosen, batch_size=batch_size, on_progress=on_progress)
     finite = np.isfinite(found).all(axis=1)
     if not finite.all():
         first = dataset.keys[chosen[finite.argmin()]]
-        raise UserError(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
+        raise same_everywhere(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
-    write_vectors(out, [found], found.shape, found.dtype, {"labels": labels, "paths": paths})
+    columns = {"labels": labels, "paths": paths}
+    agreed(lambda: write_vectors(out, [found], found.shape, found.dtype, columns) if is_first() else None)
     return {"images": len(found), "dim": found.shape[1], "skipped": len(images.bad)}
