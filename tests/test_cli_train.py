@@ -325,8 +325,9 @@ def test_layers_may_start_from_the_features(photos: Path, trained: Path, tmp_pat
     np.testing.assert_allclose(weight @ weight.T, np.eye(16), atol=1e-5)
 
 
-def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> None:
-    from_features = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--init", "whiten"]
+@pytest.mark.parametrize("init", ["whiten", "ridge"])
+def test_a_start_can_be_kept(init: str, photos: Path, trained: Path, tmp_path: Path) -> None:
+    from_features = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--init", init]
     from_features += ["--keep-init"]
     short, long = tmp_path / "short", tmp_path / "long"
     for out, epochs in ((short, "1"), (long, "3")):
@@ -336,13 +337,15 @@ def test_a_start_can_be_kept(photos: Path, trained: Path, tmp_path: Path) -> Non
     assert np.array_equal(one["penultimate.bias"], three["penultimate.bias"])
     assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
     assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
-    assert "--init whiten --keep-init" in json.loads((long / "results.json").read_text())["command"]
+    assert f"--init {init} --keep-init" in json.loads((long / "results.json").read_text())["command"]
     assert "all of it but the embedding layer" in (long / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["--init", "ridge", "--loss", "triplet"], "--init ridge finds a class layer by its centroids, and there is"),
+        (["--init", "ridge", "--no-class-layer"], "and --no-class-layer: use --init whiten."),
         (["--init", "random"], "--keep-init keeps what --init finds: give --init pca or --init whiten."),
         (
             ["--init", "pca", "--train", "head", "--no-class-layer"],
@@ -363,8 +366,10 @@ def test_what_is_chosen_for_photographs() -> None:
     assert (head.pool, head.init, head.keep_init) == ("max", "whiten", False)
     assert (top.pool, top.init, top.keep_init) == ("max", "whiten", True)
     assert recipe_of("default", "resnet18", "top").pool == "published"
-    for everything in (recipe_of("default", "googlenet", "all"), recipe_of("paper", "googlenet", "head")):
-        assert (everything.pool, everything.keep_init) == ("published", False)
+    everything = recipe_of("default", "googlenet", "all")
+    assert (everything.pool, everything.init, everything.keep_init) == ("max", "ridge", True)
+    for usual in (recipe_of("default", "googlenet", None), recipe_of("paper", "googlenet", "all")):
+        assert (usual.pool, usual.keep_init) == ("published", False)
 
 
 def test_softmax_trains_the_same_network(photos: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tammes import UserError
+from tammes import DiscriminativeLoss, UserError
 from tammes.io.machine import images_at_once
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tests.oracles import seeded
@@ -85,6 +85,22 @@ def test_started_from_labelled_features_it_makes_short_what_differs_within_class
     embedder.init_from(features, labels)
     weight = embedder.new_layers()[0].weight.detach()
     assert weight[0, 0].abs() > 5 * weight[0, 1].abs()
+
+
+def test_a_class_layer_in_closed_form_leads_to_the_centroids_and_leaves_the_embedding_its_directions() -> None:
+    embedder, loss = made(dim=16, class_dim=7), DiscriminativeLoss(7)
+    labels = torch.arange(7).repeat(30)
+    features = 20 * torch.randn(7, 64, generator=seeded(0))[labels] + torch.randn(210, 64, generator=seeded(1))
+    embedder.init_from(features, labels)
+    before = embedder.embedding(features).detach()
+    embedder.init_class_layer(features, loss.centroids_of(labels))
+    torch.testing.assert_close(embedder.embedding(features), before)
+    assert 0.5 < embedder.penultimate(features).norm(dim=1).mean() < 2
+    outputs = embedder.outputs(features)
+    assert outputs.argmax(1).eq(labels).all()
+    assert loss(outputs, labels) < loss(made(dim=16, class_dim=7).outputs(features), labels) - 0.3
+    # Without regularisation it would be the least-squares solution: with it, outputs are a little shorter.
+    assert outputs.gather(1, labels[:, None]).mean() < 1
 
 
 def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:

@@ -35,6 +35,20 @@ def test_auto_is_bfloat16_where_layers_of_a_backbone_train_on_a_processor_that_m
     assert config_of("photos", **given).precision == expected
 
 
+def test_every_layer_trains_by_default_where_that_is_fast_from_both_new_layers_in_closed_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"avx512_bf16"})
+    fast = config_of("photos", device="cpu")
+    assert (fast.backbone, fast.train, fast.init, fast.keep_init) == ("resnet50", "all", "ridge", True)
+    for other in ({"loss": "triplet"}, {"class_layer": False}, {"weights": "none"}):
+        found = config_of("photos", device="cpu", **other)
+        assert (found.train, found.init, found.keep_init, found.epochs) == ("all", "pca", False, 10)
+    monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"fma"})
+    slow = config_of("photos", device="cpu")
+    assert (slow.train, slow.init) == ("top", "whiten")
+
+
 def test_auto_leaves_a_gpu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.io.machine.processor_flags", lambda: {"avx512_bf16"})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

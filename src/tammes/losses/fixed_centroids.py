@@ -7,6 +7,7 @@ from math import sqrt
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from tammes.geometry import (
     check_range,
@@ -83,6 +84,10 @@ class FixedCentroids(FullPrecisionBuffers, ABC):
         factor = scale_down(embeddings)
         unit = normalise(embeddings if factor is None else embeddings * factor)
         return distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids)
+
+    def centroids_of(self, labels: Integer[Tensor, " some"]) -> Float[Tensor, "some dim"]:
+        """The centroids of these classes."""
+        return one_hot(labels, self.dim).float() if self.centroids is None else self.centroids[labels]
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Negative distances to the centroids: the largest is that of the nearest centroid's class."""

@@ -20,7 +20,7 @@ from tammes.data.image_cache import image_digest
 from tammes.data.images import in_mode, middle, open_picture, resized
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
-from tammes.geometry import normalise
+from tammes.geometry import normalise, typical_length
 from tammes.io.files import write_atomically
 from tammes.io.hub import ADDRESS, fetched
 from tammes.io.machine import images_at_once
@@ -39,6 +39,7 @@ from tammes.models.whitening import directions
 
 Embedding = Literal["penultimate", "last"]
 DIM = 256  # of an embedding: the paper's
+RIDGE = 0.3  # of the mean variance of an embedding, added to that of each direction
 _ADVICE = "Put back the file that was written with the weights."
 
 
@@ -166,6 +167,26 @@ class Embedder(nn.Module):
             found = directions(own.double().cpu().numpy(), None if labels is None else labels.cpu().numpy())
             number = min(*layer.weight.shape, len(features) - 1)
             layer.weight[:number] = torch.from_numpy(found.T[:number].copy()).to(layer.weight)
+
+    @torch.no_grad()
+    def init_class_layer(
+        self, features: Float[Tensor, "images features"], centroids: Float[Tensor, "images outputs"]
+    ) -> None:
+        """Initialise the class layer with the ridge regression of the embeddings onto the centroids of their classes.
+
+        The embedding layer is scaled such that embeddings have a norm of about 1, which changes nothing in how they
+        compare: at the norm of the features, a step of the class layer would undo what is found here.
+        """
+        assert isinstance(self.penultimate, nn.Linear)
+        assert self.class_layer is not None
+        self.penultimate.weight /= typical_length(self.penultimate(features))
+        vectors, targets = self.penultimate(features).double().cpu(), centroids.double().cpu()
+        mean, target = vectors.mean(0), targets.mean(0)
+        covariance = (vectors - mean).T @ (vectors - mean) / len(vectors)  # (dim, dim)
+        covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
+        found = torch.linalg.solve(covariance, (vectors - mean).T @ (targets - target) / len(vectors))  # (dim, outputs)
+        self.class_layer.weight.copy_(found.T)
+        self.class_layer.bias.copy_(target - mean @ found)
 
     @torch.no_grad()
     def closed_form(

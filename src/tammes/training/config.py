@@ -237,7 +237,7 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Ob
     options: dict[str, Any] = dict(given)
     characters = data == "glyphs" or is_omniglot(Path(data))
     preset, paper = given.get("preset", "default"), given.get("preset") == "paper"
-    backbone = given.get("backbone") or ("conv4" if characters else "googlenet" if paper else "resnet18")
+    backbone = given.get("backbone") or ("conv4" if characters else "googlenet" if paper else "resnet50")
     own = objects.module is not None
     weights = given.get("weights") or ("none" if backbone == "conv4" or own else "imagenet")
     if weights not in ("imagenet", "none"):
@@ -245,14 +245,16 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Ob
     device = given.get("device", "auto")
     on_gpu = device != "cpu" and has_gpu()
     transformed = objects.transform is not None or objects.eval_transform is not None
-    part: Part = given.get("train") or ("all" if on_gpu or weights == "none" or paper or transformed else "top")
+    fast = on_gpu or multiplies_bfloat16()  # docs/decisions/0025-class-layer-in-closed-form.md
+    part: Part = given.get("train") or ("all" if fast or weights == "none" or paper or transformed else "top")
     _check_objects(given, objects, part)
     base = given.get("base")
     method = find_method(given.get("loss", "discriminative"), given.get("miner"), base)
     base = base or next(iter(method.bases), None)
     method = method.built_on(base) if method.bases else method
     _check_loss(given, method, base)
-    recipe = _recipe(given, recipe_of(preset, backbone, part), recipe_of(preset, backbone, None), method, part)
+    found = recipe_of(preset, backbone, None if weights == "none" and part == "all" else part)
+    recipe = _recipe(given, found, recipe_of(preset, backbone, None), method, part)
     if method.mines and recipe.batch_size > 3 and recipe.batch_size % 3:
         recipe = replace(recipe, batch_size=recipe.batch_size - recipe.batch_size % 3)
         say(f"note: {given.get('loss')} takes whole triplets: batches of {recipe.batch_size} images.")
@@ -311,6 +313,8 @@ _USUAL: dict[str, Any] = {
 
 def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, part: Part) -> Recipe:
     """The preset's recipe as it suits the method, with the options that were given in its place."""
+    if found.init == "ridge" and not _has_class_layer(method, given.get("class_layer", True)):
+        found = usual
     found_at_pca = method.trains_embedding or method.on != "class layer" or method.lr != 1
     if part == "head" and found.init == "whiten" and found_at_pca:
         # The learning rates that losses declare were found from pca; some diverge from a whitened layer.
@@ -323,6 +327,11 @@ def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, p
         found = replace(found, keep_init=False, init="pca" if found.init == "whiten" else found.init)
     own = {field.name for field in fields(Recipe)}
     return replace(found, **{name: value for name, value in given.items() if name in own})  # type: ignore[arg-type]
+
+
+def _has_class_layer(method: Method, class_layer: bool) -> bool:
+    """Whether there is a class layer, with centroids for its outputs."""
+    return class_layer and method.on == "class layer" and "centroids" in method.takes
 
 
 def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
@@ -530,6 +539,11 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         raise UserError("`sync_batch_norm` is for several GPUs: leave it out.")
     if config.sync_batch_norm and not config.train_batch_norm:
         raise UserError("`sync_batch_norm` is for batch normalisation that trains: leave one of the two out.")
+    if config.init == "ridge" and config.source is None and not _has_class_layer(config.method, config.class_layer):
+        raise UserError(
+            f"`init='ridge'` finds a class layer by its centroids, and there is none with `loss={config.loss!r}`"
+            f"{'' if config.class_layer else ' and `class_layer=False`'}: use `init='whiten'`."
+        )
     if config.keep_init:
         if config.init == "random" and config.source is None:
             raise UserError("`keep_init` keeps what `init` finds: give `init='pca'` or `init='whiten'`.")

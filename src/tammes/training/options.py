@@ -13,7 +13,7 @@ Pool = Literal["published", "token", "mean", "max", "mean-max", "gem"]
 Layer = Literal["penultimate", "last"]
 OptimizerName = Literal["sgd", "adam"]
 Schedule = Literal["halve", "cosine"]
-Init = Literal["random", "pca", "whiten"]
+Init = Literal["random", "pca", "whiten", "ridge"]
 Sampler = Literal["shuffled", "balanced", "pk"]
 Device = Literal["auto", "cpu"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
@@ -83,7 +83,7 @@ class TrainOptions(TypedDict, total=False):
         str,
         Doc(
             "googlenet and vgg16 (as the paper has them), conv4 (28 x 28 grey, for glyphs and Omniglot), or any name"
-            " of torchvision or timm. (default: resnet18 for photos, googlenet with preset paper)"
+            " of torchvision or timm. (default: resnet50 for photos, googlenet with preset paper)"
         ),
     ]
     weights: Annotated[
@@ -104,8 +104,8 @@ class TrainOptions(TypedDict, total=False):
         Part,
         Doc(
             "Which layers train: all; the top, above a cut, from activations that are computed once and kept; or only"
-            " the head, the new layers. (default: all with a GPU, with random weights or with preset paper, otherwise"
-            " top)"
+            " the head, the new layers. (default: all; top with a pretrained network where there is neither a GPU nor a"
+            " processor that multiplies bfloat16)"
         ),
     ]
     cut: Annotated[str, Doc("The lowest module of the backbone that trains (with train top); googlenet: inception_5a.")]
@@ -186,13 +186,14 @@ class TrainOptions(TypedDict, total=False):
         Init,
         Doc(
             "Initialisation of the embedding layer: random (the paper's); pca, the principal directions of the"
-            " features; or whiten, the same after within-class whitening."
+            " features; whiten, the same after within-class whitening; or ridge, the same with a class layer that is"
+            " not random either, but the ridge regression of the embeddings onto the centroids."
         ),
     ]
     keep_init: Annotated[
         bool,
         Doc(
-            "Keep the embedding layer as it was initialised (init pca or whiten), while the layers below and above it"
+            "Keep the embedding layer as it was initialised (init pca, whiten or ridge), while the layers below and above it"
             " train."
         ),
     ]

@@ -22,8 +22,8 @@ class Recipe:
         epochs: passes over the training images.
         mirror: flip half of the images, drawn again each epoch.
         shift: pixels by which small images are moved at random; larger ones are cropped.
-        init: initialisation of the embedding layer: random; pca, the principal directions of the features; or whiten,
-            the same after within-class whitening.
+        init: initialisation of the embedding layer: random; pca, the principal directions of the features; whiten, the
+            same after within-class whitening; or ridge, the same with the class layer in closed form too.
         keep_init: whether the embedding layer stays so, and only the layers below and above it train.
         pool: how the backbone's last map becomes a vector: its mean or maximum, or as the network was published.
     """
@@ -102,14 +102,20 @@ RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_lr=0.1, mirror
 # gently from there, or stays so while the layers below it train.
 RECIPES["photos, head"] = replace(RECIPES["photos"], init="whiten", lr=1e-3)
 RECIPES["photos, top"] = replace(RECIPES["photos"], init="whiten", keep_init=True, epochs=2)
+# Every layer of a pretrained network: both new layers in closed form (docs/decisions/0025-class-layer-in-closed-form.md).
+RECIPES["photos, all"] = replace(RECIPES["photos"], centroids="one-hot", init="ridge", keep_init=True, epochs=3)
 
 
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:
-    """The recipe of a preset; `default` is what was found best for what the backbone is for, and what of it trains."""
+    """The recipe of a preset; `default` is what was found best for what the backbone is for, and what of it trains.
+
+    Args:
+        train: which layers of a pretrained network; None where the weights are random.
+    """
     if preset != "default":
         return RECIPES[f"{preset}, characters" if backbone == "conv4" else preset]
     if backbone == "conv4":
         return RECIPES["characters"]
-    found = RECIPES[f"photos, {train}" if train in ("head", "top") else "photos"]
+    found = RECIPES["photos" if train is None else f"photos, {train}"]
     # GoogLeNet's last map holds more in its maxima than in its means; other networks were not tried.
-    return replace(found, pool="max") if backbone == "googlenet" and train in ("head", "top") else found
+    return replace(found, pool="max") if backbone == "googlenet" and train is not None else found
