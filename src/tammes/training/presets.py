@@ -102,7 +102,7 @@ RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_lr=0.1, mirror
 # gently from there, or stays so while the layers below it train.
 RECIPES["photos, head"] = replace(RECIPES["photos"], init="whiten", lr=1e-3)
 RECIPES["photos, top"] = replace(RECIPES["photos"], init="whiten", keep_init=True, epochs=2)
-# Every layer of a pretrained network: both new layers in closed form (docs/decisions/0025-class-layer-in-closed-form.md).
+# Every layer of a pretrained network: both new layers begin in closed form (decision 0025).
 RECIPES["photos, all"] = replace(RECIPES["photos"], centroids="one-hot", init="ridge", keep_init=True, epochs=3)
 
 
