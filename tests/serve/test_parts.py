@@ -29,11 +29,9 @@ from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.items import ITEM_ID, item_id
 from tammes.gallery.lance import LanceGallery
 from tammes.io.environment import bare_environment
-from tammes.serve.embedding import EmbeddingWorker
 from tammes.serve.errors import RequestError
-from tammes.serve.gallery import GalleryWatcher, ServedGallery
+from tammes.serve.gallery import EmbeddingWorker, GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
-from tammes.serve.lru_cache import LRUCache
 from tammes.serve.projection import Projector
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.server import address_of, check_address, is_loopback, listen, run_server
@@ -194,32 +192,6 @@ def test_classes_come_in_natural_order_and_are_told_apart_when_they_look_alike()
 def test_a_name_is_escaped() -> None:
     assert escaped("Grün 鳥 'x'") == "Grün 鳥 'x'"
     assert escaped("caf\udce9") == "caf\\udce9"
-
-
-# The cache.
-
-
-def test_the_least_recently_used_is_forgotten_first() -> None:
-    cache: LRUCache[str, bytes] = LRUCache(10, len)
-    for name in "abc":
-        cache.put(name, b"123")
-    assert cache.get("a") == b"123"
-    cache.put("d", b"1234")  # 13 bytes: one has to go, and it is not the one that was just asked for
-    assert [cache.get(name) for name in "abcd"] == [b"123", None, b"123", b"1234"]
-    cache.put("a", b"12345678")
-    assert cache.get("a") == b"12345678"
-    assert len(cache) == 1
-    cache.put("e", b"x" * 11)  # more than fits: it is not kept, and nothing else is lost track of
-    assert cache.get("e") is None
-    cache.put("f", b"0123456789")
-    assert cache.get("f") == b"0123456789"
-
-
-def test_only_so_many_are_kept_however_small() -> None:
-    cache: LRUCache[int, bytes] = LRUCache(1000, len, max_values=2)
-    for number in range(4):
-        cache.put(number, b"")
-    assert [cache.get(number) for number in range(4)] == [None, None, b"", b""]
 
 
 # Embedding.
