@@ -305,7 +305,7 @@ def test_a_gallery_where_none_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert refused(lambda: lance_tables.table_names("s3://shelf/g")) == "cannot read s3://shelf/g: the network is down"
 
 
-def test_a_gallery_that_another_makes_anew_meanwhile(
+def test_a_gallery_that_another_rebuilds_meanwhile(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = import_module("tammes.gallery.update")

@@ -256,7 +256,7 @@ def cookie_of(token: str) -> str:
 
 
 def _of_another_site(request: Request) -> bool:
-    """Whether a browser says that a page of another site sends this. A link there that leads here is no such thing."""
+    """Whether a browser says that a page of another site sends this. A link there that leads here is not that."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return request.method not in ("GET", "HEAD") and site not in ("same-origin", "none")
