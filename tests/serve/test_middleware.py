@@ -27,7 +27,6 @@ from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import COOKIE, POLICY, cookie_of, same_token
 from tammes.serve.rows import Rows
-from tammes.serve.server import Server as Listening
 from tammes.serve.server import read_proxies
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
@@ -828,16 +827,8 @@ def test_a_page_of_another_site_may_lead_here(here: Inside) -> None:
     assert here.get("/api/count", headers={"Origin": OTHER}).status_code == 403
 
 
-def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[set[str] | None] = []
-
-    def made(_: ServerState, hosts: set[str] | None) -> Mock:
-        known.append(hosts)
-        return Mock()
-
-    monkeypatch.setattr("tammes.serve.server.application", made)
-    for token in (None, TOKEN):
-        state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token=token, decoders=1)
-        Listening(state, "127.0.0.1", Mock())
-        state.gallery.close()
-    assert known == [{"localhost", "127.0.0.1", "::1"}, None]
+@pytest.mark.parametrize(("token", "status"), [(None, 421), (TOKEN, 200)])
+def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(token: str | None, status: int, run: Path) -> None:
+    with listening(ServerState(None, [run.parent], FREE, token=token)) as server:
+        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/api/health"
+        assert httpx.get(address, headers={"Host": "proxy.example"}, timeout=WAIT).status_code == status
