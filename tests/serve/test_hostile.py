@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO, TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -248,12 +248,13 @@ def test_two_thousand_hostile_uploads(
 # The processes that decode.
 
 GREY = Preprocessing("L", 28, 28)
-SMALL = Limits(decode_bytes=60_000_000)
+PATIENT = Limits(decode_seconds=SECONDS)  # a process takes a while to start
+SMALL = replace(PATIENT, decode_bytes=60_000_000)
 
 
 @pytest.fixture
 def decoders() -> Iterator[DecoderPool]:
-    with closing(DecoderPool(Limits(), number=1)) as found:
+    with closing(DecoderPool(PATIENT, number=1)) as found:
         yield found
 
 
@@ -354,9 +355,11 @@ def test_a_decoder_that_was_killed_between_two_pictures_is_replaced(started: Sta
 
 
 def test_a_picture_that_takes_too_long_is_ended_by_the_clock(started: Started) -> None:
-    with closing(DecoderPool(Limits(decode_seconds=2.5), number=1)) as decoders:
-        said = refusal(decoders, held_up(decoders, started))
-        assert said == (422, "cannot read the image: decoding it takes longer than 2.5 seconds.")
+    with closing(DecoderPool(PATIENT, number=1)) as decoders:
+        picture = held_up(decoders, started)
+        decoders._all[0]._limits = Limits(decode_seconds=0.5)
+        said = refusal(decoders, picture)
+        assert said == (422, "cannot read the image: decoding it takes longer than 0.5 seconds.")
         assert not started()
 
 
@@ -375,7 +378,7 @@ def test_a_picture_that_takes_too_much_memory_is_refused_and_the_process_goes_on
 
 
 def test_those_that_find_no_decoder_free_are_told_to_come_again(started: Started) -> None:
-    with ThreadPoolExecutor(1) as other, closing(DecoderPool(Limits(wait_seconds=0.1), number=1)) as decoders:
+    with ThreadPoolExecutor(1) as other, closing(DecoderPool(replace(PATIENT, wait_seconds=0.1), number=1)) as decoders:
         picture = held_up(decoders, started)
         slow = other.submit(refusal, decoders, picture)
         assert eventually(decoders._free.empty)
@@ -388,7 +391,7 @@ def test_those_that_find_no_decoder_free_are_told_to_come_again(started: Started
 
 
 def test_closing_ends_every_process_and_what_is_under_way(started: Started) -> None:
-    decoders = DecoderPool(Limits(), number=2)
+    decoders = DecoderPool(PATIENT, number=2)
     with ThreadPoolExecutor(1) as other:
         picture = held_up(decoders, started)
         slow = other.submit(refusal, decoders, picture)
@@ -503,7 +506,7 @@ def embedders() -> dict[str, Embedder]:
 
 @pytest.fixture(scope="module")
 def shared_decoders() -> Iterator[DecoderPool]:
-    with closing(DecoderPool(Limits(), number=1)) as found:
+    with closing(DecoderPool(PATIENT, number=1)) as found:
         yield found
 
 
