@@ -246,7 +246,7 @@ def _speed(speeds: dict[tuple[tuple[str, str], str], float], plan: Plan, cell: C
 
 
 def take(plan: Plan, folder: Path, out: Path) -> None:
-    """Move a run to where the cell of its seed expects it, if it was begun with the same options."""
+    """Move a run to where the cell of its seed expects it, if it was started with the same options."""
     run = open_run(folder)
     had, into = load_config(run), out / plan.file.stem
     cell = next((cell for cell in table_cells(plan, into) if cell.seed == had.seed), None)
@@ -262,9 +262,9 @@ def take(plan: Plan, folder: Path, out: Path) -> None:
             ours, theirs = ours or "0", theirs or "0"  # it holds none out
         if name not in free and ours != theirs:
             flag = "--" + name.replace("_", "-")
-            raise UserError(f"{folder} was begun with {flag} {ours}, and {plan.file.name} has {theirs}.")
+            raise UserError(f"{folder} was started with {flag} {ours}, and {plan.file.name} has {theirs}.")
     if Path(had.weights).name != Path(wanted.weights).name:
-        raise UserError(f"{folder} was begun with --weights {had.weights}, not {wanted.weights}: add WEIGHTS.")
+        raise UserError(f"{folder} was started with --weights {had.weights}, not {wanted.weights}: add WEIGHTS.")
     begin(plan, into)
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with held(run.folder):  # nobody trains it now

@@ -5,8 +5,8 @@ changed further.
     python -m tests.fuzz_parsers KIND FOLDER -max_total_time=60
 
 KIND is one of the examples of tests/test_untrusted.py, such as n.caffemodel, which is where it begins; FOLDER keeps
-what it finds, and a later call goes on from there. An error that is no UserError ends it with an exit code other than
-0. All further options are libFuzzer's.
+what it finds, and a later call continues from there. An error that is not a UserError ends it with an exit code
+other than 0. All further options are libFuzzer's.
 """
 
 import sys
@@ -18,16 +18,16 @@ from tempfile import TemporaryDirectory
 def main(kind: str, folder: Path, *options: str) -> None:
     atheris = import_module("atheris")
     with atheris.instrument_imports(include=["tammes"]):
-        strangers = import_module("tests.test_untrusted")
+        untrusted = import_module("tests.test_untrusted")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / kind).write_bytes(strangers.examples()[kind])
-    read = strangers.reader_of(kind)
+    (folder / kind).write_bytes(untrusted.examples()[kind])
+    read = untrusted.reader_of(kind)
     with TemporaryDirectory() as place:
         file = Path(place) / kind
 
         def one(content: bytes) -> None:
             file.write_bytes(content)
-            strangers.refusal(lambda: read(file))
+            untrusted.refusal(lambda: read(file))
 
         atheris.Setup([sys.argv[0], str(folder), f"-artifact_prefix={folder}/", "-print_final_stats=1", *options], one)
         atheris.Fuzz()

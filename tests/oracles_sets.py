@@ -62,7 +62,7 @@ def geometric_nmi(a: list[int], b: list[int]) -> float:
 
 
 class SlowClustering:
-    """Every set of medoids is scored anew. Whatever is compared is rounded to 1e-9 first: less than that is a tie."""
+    """Every set of medoids is scored again. Whatever is compared is rounded to 1e-9 first: less than that is a tie."""
 
     def __init__(self, x: Points, y: list[int], gamma: float) -> None:
         self.y, self.gamma, self.everyone = y, gamma, range(len(y))

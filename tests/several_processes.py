@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 CLASSES, DIM = 4, 4
-# Methods that draw something at random in a step draw it anew in each process.
+# Methods that draw something at random in a step draw it again in each process.
 ALIKE = (
     *("discriminative", "hard-discriminative", "softmax", "normface", "arcface", "proxy-nca", "proxy-anchor"),
     *("contrastive", "triplet", "triplet-semihard", "lifted", "npair", "angular", "multi-similarity", "histogram"),

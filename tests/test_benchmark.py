@@ -507,7 +507,7 @@ def test_one_cell_has_one_owner(tmp_path: Path) -> None:
     assert cell.state == "waiting"
 
 
-def test_a_folder_that_was_left_half_made_is_begun_anew(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_left_half_made_is_started_over(root: Path, tmp_path: Path) -> None:
     plan = read_plan(planned(tmp_path, PLAN))
     cell = table_cells(plan, tmp_path / "out")[0]
     cell.folder.mkdir(parents=True)
@@ -626,9 +626,9 @@ def test_results_of_another_plan_do_not_come_into_the_table(
     rest = ["--data", str(root), "--out", str(done / "out")]
     other = planned(tmp_path, PLAN.replace('centroids = "one-hot"', 'centroids = "simplex"'))
     said = refused(capsys, "benchmark", str(other), *rest)
-    assert 'was begun with method \'one-hot\' = {"options": {"loss": "discriminative", "centroids": "one-hot"}' in said
+    assert 'with method \'one-hot\' = {"options": {"loss": "discriminative", "centroids": "one-hot"}' in said
     assert "Put it back, or choose another --out." in said
-    assert "was begun with train = " in refused(
+    assert "was started with train = " in refused(
         capsys, "benchmark", str(done / "plan.toml"), *rest, "--weights", "x.pt"
     )
     (tmp_path / "mine").mkdir()

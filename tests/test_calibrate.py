@@ -280,7 +280,7 @@ def test_what_cannot_be_calibrated_is_refused(
     assert "the false match rate must be above 0 and below 1, such as 0.001, got 1.5." in refused(
         capsys, str(plain), "--fmr", "1.5"
     )
-    assert "there are only 250 pairs of different classes, so the smallest rate that can be told is 0.004" in refused(
+    assert "there are only 250 pairs of different classes, so the smallest measurable rate is 0.004" in refused(
         capsys, str(plain), "--fmr", "1e-3"
     )
     assert f"{plain} has no validation classes: it was trained without --val-classes. Use --on test, or" in refused(

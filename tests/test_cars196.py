@@ -167,11 +167,11 @@ def test_annotations_that_cannot_be_used(tmp_path: Path) -> None:
     assert refused(tmp_path) == f"class 120 of cars_train/00003.jpg in {tmp_path} is not one of the 50 classes."
     in_two(tmp_path)
     train.write_bytes(train.read_bytes()[:300])
-    assert refused(tmp_path).startswith(f"cannot read {train}: it is no whole MATLAB file (")
+    assert refused(tmp_path).startswith(f"cannot read {train}: not a complete MATLAB file (")
     train.write_bytes(b"<html>not found</html>" * 20)
-    assert refused(tmp_path).startswith(f"cannot read {train}: it is no whole MATLAB file (")
+    assert refused(tmp_path).startswith(f"cannot read {train}: not a complete MATLAB file (")
     train.write_bytes(b"")
-    assert refused(tmp_path).startswith(f"cannot read {train}: it is no whole MATLAB file (")
+    assert refused(tmp_path).startswith(f"cannot read {train}: not a complete MATLAB file (")
 
 
 def test_no_cars196(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The main job as a user runs it: train, evaluate, embed, list; stopped at any moment and gone on with."""
+"""The main job as a user runs it: train, evaluate, embed, list; stopped at any moment and resumed."""
 
 import json
 import os
@@ -489,7 +489,7 @@ def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path
     """Finish a run that was killed, as what the command says has it; what was there of it."""
     if not (out / "environment.json").exists():
         said = refused(capsys, "train", "--resume", str(out))
-        begun = f"{out} was stopped before there was anything to go on from. Start it again: tammes train DATA --out"
+        begun = f"{out} was stopped before its first checkpoint. Start it again: tammes train DATA --out"
         assert (begun if (out / ".lock").exists() else f"no run in {out}: ") in said
         main(words)
         return "nothing"
@@ -561,8 +561,7 @@ def test_a_run_killed_before_it_had_begun_is_started_again(
             main([*words, "--train", "head"])
     capsys.readouterr()
     assert refused(capsys, "train", "--resume", str(out)) == (
-        f"tammes: {out} was stopped before there was anything to go on from. Start it again: tammes train DATA --out"
-        f" {out}\n"
+        f"tammes: {out} was stopped before its first checkpoint. Start it again: tammes train DATA --out {out}\n"
     )
     main(words)
     assert "R@1" in printed(capsys, "evaluate", str(out))

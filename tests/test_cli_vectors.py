@@ -1,4 +1,4 @@
-"""Vectors on the command line: train, evaluate, embed, list; stopped and gone on with; nothing copied whole."""
+"""Vectors on the command line: train, evaluate, embed, list; stopped and resumed; nothing copied whole."""
 
 import json
 import os
@@ -597,7 +597,7 @@ def test_help_speaks_of_vectors(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in capsys.readouterr().out
 
 
-# --- stopped and gone on with
+# --- stopped and resumed
 
 
 def test_a_run_whose_data_has_changed_is_not_gone_on_with(

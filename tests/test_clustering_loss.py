@@ -1,4 +1,4 @@
-"""The clustering loss: its search against one that scores every set anew, its value, its gradient."""
+"""The clustering loss: its search against one that scores every set again, its value, its gradient."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Files of a run, a benchmark or a checkpoint that are damaged or a stranger's are refused by their name."""
+"""Files of a run, a benchmark or a checkpoint that are damaged or untrusted are refused by their name."""
 
 import json
 import shutil
@@ -152,7 +152,7 @@ def test_what_a_newer_version_has_added_is_no_fault(whole: Path, capsys: pytest.
     assert ended(capsys, "report", "runs/x", "--map", "none")[0] == 0
 
 
-def test_a_calibration_that_cannot_be_read_is_made_anew(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_that_cannot_be_read_is_computed_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = whole / "runs" / "x" / "calibration.json"
     file.write_text("[]")
     assert ended(capsys, "calibrate", "runs/x", "--fmr", "0.2")[0] == 0
@@ -268,7 +268,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object],
 
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("case", CHECKPOINTS)
-def test_a_checkpoint_of_a_stranger_is_refused_by_its_name(capsys: pytest.CaptureFixture[str], case: str) -> None:
+def test_an_untrusted_checkpoint_is_refused_by_its_name(capsys: pytest.CaptureFixture[str], case: str) -> None:
     change, text = CHECKPOINTS[case]
     shutil.rmtree("runs/y", ignore_errors=True)
     shutil.copytree("runs/sound", "runs/y")
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_before_goes_on(capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_a_checkpoint_of_vectors_of_a_stranger_is_refused_by_its_name(
+def test_an_untrusted_checkpoint_of_vectors_is_refused_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], position: dict[str, Any], text: str
 ) -> None:
     run, vectors = tmp_path / "run", np.random.default_rng(0).normal(size=(48, 8))

@@ -295,7 +295,7 @@ def test_the_kernel_has_the_value_and_the_gradient_of_the_equation(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
-def test_a_compiled_loss_draws_the_same_classes_anew_each_time() -> None:
+def test_a_compiled_loss_draws_the_same_classes_again_each_time() -> None:
     embeddings, labels, centroids = case(8, 50, 3)
     loss = DiscriminativeLoss(centroids, sample_classes=5)
     values = []

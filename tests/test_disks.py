@@ -249,7 +249,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_whole_ones(
         epochs = [json.loads(check_tensors(out / name)["state"])["position"]["epoch"] - 1 for name in CHECKPOINTS]
         assert epochs[0] == epochs[1] + 1
         assert epochs[0] >= said.read_text().count("\nepoch ") >= 2, "what was reported is there"
-        with held(out):  # as who goes on with it does
+        with held(out):  # as whoever resumes it does
             assert not [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
         main(["train", "--resume", str(out)])
         assert same_end(out, longer)

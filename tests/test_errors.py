@@ -208,8 +208,8 @@ def made(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "folded" / "config.json").unlink()
     (root / "folded" / "config.json").mkdir()
     main(["export", str(root / "run"), "--format", "hub", "--out", str(root / "hub")])
-    shutil.copytree(root / "hub", root / "of a stranger")
-    (root / "of a stranger" / "config.json").write_text('{"tammes": []}')
+    shutil.copytree(root / "hub", root / "untrusted")
+    (root / "untrusted" / "config.json").write_text('{"tammes": []}')
     return root
 
 

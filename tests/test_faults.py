@@ -180,7 +180,7 @@ def test_a_model_whose_file_was_damaged_is_not_used(
         ({"code": "os.system"}, "code is not known to this version"),
     ],
 )
-def test_a_strangers_model_is_taken_at_its_word_in_nothing(
+def test_nothing_in_an_untrusted_model_is_believed(
     stopped: tuple[Path, Path], tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     for name in ("embedder.json", "embedder.safetensors"):
@@ -305,7 +305,7 @@ def changed_in_every_way(photos: Path) -> None:
 def test_images_that_change_while_a_run_trains_do_not_change_the_run(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: str
 ) -> None:
-    """It goes on with what it has decoded, or with the activations of that; also in its evaluation."""
+    """It continues with what it has decoded, or with the activations of that; also in its evaluation."""
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
     photos, ends = tmp_path / "photos", []
     for disturbed in (False, True):

@@ -1,4 +1,4 @@
-"""Activations of a frozen part: the same as those of the whole network, kept, found again, gone on with."""
+"""Activations of a frozen part: the same as those of the whole network, kept, found again, resumed."""
 
 from collections.abc import Iterator
 from pathlib import Path

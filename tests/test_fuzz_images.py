@@ -39,7 +39,6 @@ def test_no_image_brings_a_command_down(tmp_path: Path, images: int, searches: i
     assert found["codes"] == {"doctor": 1, "train": 0, "embed": 0, "index": 0}  # doctor has found problems
     assert found["finite"]
     assert max(found["mb"].values()) < MOST_MB
-    assert found["slowest_search"] < 60
     assert images / 4 < found["embedded"] < images  # there was something to read, and something to refuse
     assert found["refused"] > searches / 5
     assert found["right"] > searches / 10

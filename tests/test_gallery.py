@@ -1,4 +1,4 @@
-"""From a folder of images to neighbours of any picture, as a user types it; killed at any moment and gone on with."""
+"""From a folder of images to neighbours of any picture, as a user types it; killed at any moment and resumed."""
 
 import csv
 import io
@@ -410,7 +410,7 @@ def test_duplicates_are_grouped(run: Path, own: Path, tmp_path: Path, capsys: py
     assert "2 groups with 5 of 67 images" in capsys.readouterr().out
 
 
-def test_labels_are_proposed_and_strangers_are_unknown(
+def test_labels_are_proposed_and_unknown_classes_are_unknown(
     run: Path, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loose, rng = tmp_path / "loose", np.random.default_rng(5)
@@ -492,7 +492,7 @@ def test_new_classes_need_no_training(run: Path, own: Path, tmp_path: Path, caps
     assert said["images"][0]["best_guess"] == "novel"
 
 
-def test_a_sheet_of_a_strangers_gallery_is_drawn_without_what_is_no_thumbnail(tmp_path: Path) -> None:
+def test_a_sheet_of_an_untrusted_gallery_is_drawn_without_what_is_no_thumbnail(tmp_path: Path) -> None:
     def webp(side: int) -> bytes:
         content = io.BytesIO()
         Image.new("RGB", (side, side), "blue").save(content, "WEBP")

@@ -200,7 +200,7 @@ def test_a_gallery_with_bytes_changed_anywhere_answers_or_is_said_to_be_damaged(
 
 
 def strange_items(folder: str, **columns: Any) -> None:
-    """Put a table of a stranger's into the place of the items."""
+    """Put an untrusted table into the place of the items."""
     import pyarrow
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -219,7 +219,7 @@ def strange_items(folder: str, **columns: Any) -> None:
     database.create_table(name, pyarrow.table(given, schema=schema))
 
 
-def test_columns_of_a_strangers_gallery_are_what_they_should_be(folder: str) -> None:
+def test_columns_of_an_untrusted_gallery_are_what_they_should_be(folder: str) -> None:
     import pyarrow
 
     strange_items(folder)
@@ -242,14 +242,14 @@ def test_columns_of_a_strangers_gallery_are_what_they_should_be(folder: str) -> 
 
 
 @pytest.mark.parametrize("dim", [0, -1, 9, 10**12])
-def test_vectors_of_a_strangers_gallery_are_as_long_as_it_says(folder: str, dim: int) -> None:
+def test_vectors_of_an_untrusted_gallery_are_as_long_as_it_says(folder: str, dim: int) -> None:
     said(folder, about=replace(ABOUT, dim=dim).to_json())
     with pytest.raises(UserError, match=f"does not hold what it says: paths, labels and vectors of {dim} numbers"):
         open_gallery(folder)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 3e38, -1e19, 1e15])
-def test_vectors_of_a_strangers_gallery_are_finite_and_not_too_large(folder: str, number: float) -> None:
+def test_vectors_of_an_untrusted_gallery_are_finite_and_not_too_large(folder: str, number: float) -> None:
     strange_items(folder)
     (file,) = Path(folder).glob("items-*.lance/data/*")  # LanceDB itself would not write them
     before, after = (np.full(DIM, each, np.float32).tobytes() for each in (0.5, number))
@@ -264,7 +264,7 @@ def test_vectors_of_a_strangers_gallery_are_finite_and_not_too_large(folder: str
         list(open_gallery(folder).rows(10))
 
 
-def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
+def test_paths_of_an_untrusted_gallery_are_keys(folder: str) -> None:
     strange_items(
         folder,
         **{name: (lance_tables.schema_of(DIM).field(name).type, [value] * 3, False) for name, value in {
@@ -279,7 +279,7 @@ def test_paths_of_a_strangers_gallery_are_keys(folder: str) -> None:
 
 
 @pytest.mark.parametrize("fingerprint", ["", "abc"])
-def test_a_strangers_fingerprints_make_no_files_the_same(folder: str, fingerprint: str) -> None:
+def test_untrusted_fingerprints_make_no_files_the_same(folder: str, fingerprint: str) -> None:
     store = open_gallery(folder, create=ABOUT)
     store.upsert([row(name, unit(1)[0], fingerprint=fingerprint) for name in "ab"])
     (group,) = duplicates(store, 0.1)
@@ -288,14 +288,14 @@ def test_a_strangers_fingerprints_make_no_files_the_same(folder: str, fingerprin
 
 @pytest.mark.parametrize("path", ["\0", "/photos/\0", "\ud800", ""])
 @pytest.mark.parametrize("name", ["roots", "run"])
-def test_a_strangers_folders_may_be_folders(folder: str, name: str, path: str) -> None:
+def test_untrusted_roots_may_be_folders(folder: str, name: str, path: str) -> None:
     strange = replace(ABOUT, roots=("/photos", path)) if name == "roots" else replace(ABOUT, run=path)
     said(folder, about=strange.to_json())
     with pytest.raises(UserError, match="does not say what made it. Rebuild it"):
         open_gallery(folder)
 
 
-def test_a_gallery_whose_items_are_missing_says_how_to_make_it_anew(folder: str) -> None:
+def test_a_gallery_whose_items_are_missing_says_how_to_rebuild_it(folder: str) -> None:
     said(folder, items="items-nowhere")
     with pytest.raises(
         UserError, match=f"{folder} is not whole: its table items-nowhere is not there. Rebuild it: tammes index"
@@ -337,7 +337,7 @@ def said(folder: str, **changes: str) -> None:
     ],
     ids=str,
 )
-def test_a_strangers_gallery_does_not_lead_out_of_its_folder(folder: str, changes: dict[str, str]) -> None:
+def test_an_untrusted_gallery_does_not_lead_out_of_its_folder(folder: str, changes: dict[str, str]) -> None:
     outside = Path(folder).parent / "elsewhere.lance"
     said(folder, **changes)
     outside.mkdir()
@@ -367,13 +367,13 @@ def test_names_of_tables_that_are_not_ours_are_left_alone(folder: str) -> None:
 
     store = open_gallery(folder, create=ABOUT)
     filled(store, unit(3))
-    lance_tables.connect(folder).create_table("items-of-a-stranger", pyarrow.table({"a": [1]}))
+    lance_tables.connect(folder).create_table("items-of-another", pyarrow.table({"a": [1]}))
     (Path(folder) / "items-never-whole.lance").mkdir()
     store.optimise(rest=AT_ONCE)
     assert (Path(folder) / "items-never-whole.lance").exists()
 
 
-def test_a_damaged_gallery_is_made_anew_by_a_rebuild(folder: str) -> None:
+def test_a_damaged_gallery_is_replaced_by_a_rebuild(folder: str) -> None:
     filled(open_gallery(folder, create=ABOUT), unit(50))
     for file in Path(folder).glob("items-*.lance/data/*"):
         file.write_bytes(b"")
@@ -384,7 +384,7 @@ def test_a_damaged_gallery_is_made_anew_by_a_rebuild(folder: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["data/*", "_versions/*.manifest"])
-def test_a_damaged_about_is_said_to_be_and_made_anew_by_a_rebuild(folder: str, which: str) -> None:
+def test_a_damaged_about_is_reported_and_replaced_by_a_rebuild(folder: str, which: str) -> None:
     open_gallery(folder, create=ABOUT)
     for file in Path(folder).glob(f"about.lance/{which}"):
         file.write_bytes(b"garbage")
@@ -430,12 +430,16 @@ def check_written(folder: str) -> None:
     assert len(paths) == len(set(paths))
 
 
-def test_two_may_write_at_once(folder: str) -> None:
+def check_two_writers(folder: str) -> None:
     """Both make it, write the same rows and rows of their own, and put it in order while the other still writes."""
     with ThreadPoolExecutor(2) as pool:
         for written in [pool.submit(written_by, number, folder) for number in (0, 1)]:
             written.result()
     check_written(folder)
+
+
+def test_two_may_write_at_once(folder: str) -> None:
+    check_two_writers(folder)
 
 
 @pytest.mark.slow
@@ -535,7 +539,7 @@ def test_a_large_gallery_is_searched_by_an_index(folder: str, monkeypatch: pytes
         assert store.search(new[None], 1)[0][0].path == "new"
         assert store.search(-new[None], 1)[0][0].path == "00000.jpg"
         assert store.optimise(exact_up_to=2999).indexed
-    # Grown many times, it is trained anew.
+    # Grown many times, it is trained again.
     filled(store, np.tile(vectors, (5, 1)) + np.float32(0.05) * unit(15_000, seed=3))
     grown = store.optimise(exact_up_to=2999)
     assert grown.recall is not None

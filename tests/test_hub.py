@@ -138,10 +138,10 @@ def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path
             huggingface_hub.constants.ENDPOINT = "http://127.0.0.1:9"
             push("anna/waves")
             """
-        full, stranger, alone = run(code, hub, tmp_path / "home").splitlines()
+        full, untrusted, alone = run(code, hub, tmp_path / "home").splitlines()
     assert full.startswith("cannot push to anna/full: the hub says 413, ")
     assert "log in" not in full.lower()
-    assert stranger == (
+    assert untrusted == (
         "cannot push to anna/waves: the hub says 401, you may not write there. Log in with `hf auth login`."
     )
     assert alone.startswith("cannot push to anna/waves: the hub cannot be reached (")

@@ -794,7 +794,7 @@ def test_partial_fit_goes_on_from_fit() -> None:
     assert learner.n_iter_ == epochs + 1
     moved = np.abs(learner.transform(vectors) - before).max()
     assert 0 < moved < 0.5
-    again = learner.fit(vectors, labels).transform(vectors)  # and fit begins anew
+    again = learner.fit(vectors, labels).transform(vectors)  # and fit starts over
     np.testing.assert_array_equal(again, before)
 
 

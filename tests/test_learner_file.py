@@ -1,4 +1,4 @@
-"""A MetricLearner that is written, read, stopped and gone on with."""
+"""A MetricLearner that is written, read, stopped and resumed."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_a_learner_that_is_loaded_is_the_one_that_was_saved(options: dict[str, A
     }
     np.testing.assert_array_equal(
         loaded.fit(vectors, labels).transform(vectors), learner.transform(vectors)
-    )  # and it learns anew
+    )  # and it learns again
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def filled(name: str, value: float, dtype: Any = None) -> Callable[[Said, Tensor
         (changed("classes", "values", to=[1, 2**70]), "holds a number of more than 20 digits."),
         (changed("classes", "values", to=[1, 3, 2]), "its classes are not sorted, or one is there twice."),
         (changed("held_out", to=[6]), "its held-out classes are none of its classes."),
-        (changed("columns", to=["a", 3]), "the names of its columns are no text."),
+        (changed("columns", to=["a", 3]), "the names of its columns are not text."),
         (changed("columns", to=["a"]), "it names 1 columns, and its weights are for 8."),
         (changed("epochs", to="2"), "epochs, history or regularisation is not what it should be."),
         (resized("mean"), "mean and scale of the columns are missing or not of one length"),
@@ -182,7 +182,7 @@ def filled(name: str, value: float, dtype: Any = None) -> Callable[[Said, Tensor
         (resized("network.more", 3), "its weights are not those that its options ask for"),
     ],
 )
-def test_a_strangers_file_is_not_trusted(edit: Callable[[Said, Tensors], None], text: str, tmp_path: Path) -> None:
+def test_an_untrusted_file_is_checked(edit: Callable[[Said, Tensors], None], text: str, tmp_path: Path) -> None:
     vectors, labels = blobs()
     MetricLearner(epochs=1, random_state=0).fit(vectors, labels).save(tmp_path)
     said, tensors = json.loads((tmp_path / "learner.json").read_text()), load_file(tmp_path / "learner.safetensors")
@@ -219,7 +219,7 @@ def test_files_that_are_not_whole_or_not_there_are_refused(tmp_path: Path) -> No
             MetricLearner.load(tmp_path)
 
 
-# --- stopped and gone on with
+# --- stopped and resumed
 
 
 @pytest.fixture(autouse=True)
@@ -343,7 +343,7 @@ def test_what_others_draw_between_two_epochs_changes_nothing_for_them_or_for_it(
     for number, _ in enumerate(epochs(learner, vectors, labels)):
         drawn.append(torch.rand(1))
         if number == 2:
-            del left  # another that nobody goes on with
+            del left  # another that nobody resumes
     assert torch.equal(torch.cat(drawn), numbers[: len(drawn)])
     np.testing.assert_array_equal(learner.transform(vectors), expected)
 

@@ -376,7 +376,7 @@ def test_cached_and_clear(tmp_path: Path) -> None:
     birds, cars = cached(tmp_path)
     assert birds.name.startswith("birds-nd-more-")
     assert cars.num_bytes == cars.file.stat().st_size
-    assert abs(cars.date.timestamp() - time.time()) < 60
+    assert abs(cars.date.timestamp() - time.time()) < 3600
     text = refused(lambda: clear(["car"], cache=tmp_path))
     assert text.startswith("unknown cache entry 'car'.")
     assert text.endswith(f"Known: {birds.name}, {cars.name}.")
@@ -519,7 +519,7 @@ def test_balanced_shows_every_class_as_often_as_the_largest(counts: list[int], w
         assert times <= {max(counts) // count, -(-max(counts) // count)}
 
 
-def test_balanced_crops_a_repeated_image_anew(tmp_path: Path) -> None:
+def test_balanced_crops_a_repeated_image_differently(tmp_path: Path) -> None:
     decoded = decode(pictures(9), mode="RGB", cache=tmp_path)
     labels = np.array([0] + [1] * 8)
     crops = []

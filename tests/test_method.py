@@ -143,7 +143,7 @@ def test_fit_shows_all_images_as_declared(sees: str, looks: int) -> None:
     list(fit(objective, few, optimizer, epochs=3, schedule=cosine(3), everything=everything))
     assert len(asked) == looks
     assert [count for count, _ in objective.seen] == [11] * looks
-    assert len({drawn for _, drawn in objective.seen}) == looks, "each epoch draws anew"
+    assert len({drawn for _, drawn in objective.seen}) == looks, "each epoch draws again"
 
 
 def test_the_look_comes_before_the_batches_and_counts_as_time() -> None:

@@ -98,7 +98,7 @@ def test_new_classes_get_free_centroids_and_old_ones_keep_theirs(
     assert exit_code("evaluate", str(run)) == 2  # no class was left to test on; the run is read all the same
 
 
-def test_a_strangers_number_of_centroids_is_not_believed(
+def test_an_untrusted_number_of_centroids_is_checked(
     first: Path, folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first, tmp_path / "first")

@@ -77,7 +77,7 @@ def test_an_error_comes_where_its_result_would(limit: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("limit", [1, 1 << 30])
 def test_whoever_takes_no_more_stops_the_work(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "_WAITING", limit)
-    work = Counted(pause=0.001)
+    work = Counted(pause=0.01)
     results = in_order(work, 5000, 2, len)
     next(results)
     results.close()

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count as numbers
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tammes.gallery.ranking import recall_at_10
 from tammes.io.addresses import with_password, without_password
 from tests.conftest import in_one_thread
 from tests.contracts.test_stores import ABOUT, filled, row, unit
-from tests.test_gallery_stores import check_written, written_by
+from tests.test_gallery_stores import check_two_writers, written_by
 
 pytestmark = pytest.mark.xdist_group("postgres")
 _NUMBERS = numbers()
@@ -36,11 +35,7 @@ def uri(postgres: Any) -> str:
 
 
 def test_two_may_write_at_once(uri: str) -> None:
-    """Both make it, write the same rows and rows of their own, and put it in order while the other still writes."""
-    with ThreadPoolExecutor(2) as pool:
-        for written in [pool.submit(written_by, number, uri) for number in (0, 1)]:
-            written.result()
-    check_written(uri)
+    check_two_writers(uri)
 
 
 @pytest.mark.slow

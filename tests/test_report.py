@@ -76,7 +76,7 @@ def test_a_calibrated_run_shows_its_threshold(run: Path, tmp_path: Path) -> None
 
 def test_a_rate_that_these_items_cannot_tell_is_said_in_the_report(run: Path, tmp_path: Path) -> None:
     main(["report", str(run), "--map", "none", "--fmr", "1e-6", "--out", str(tmp_path / "x.html")])
-    assert "the smallest rate that can be told" in (tmp_path / "x.html").read_text()
+    assert "the smallest measurable rate" in (tmp_path / "x.html").read_text()
 
 
 def test_the_answer_for_programs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_run_that_has_not_finished_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("config", "environment", "classes"):
         (tmp_path / f"{name}.json").write_text((run / f"{name}.json").read_text())
-    assert f"has not finished. Go on with it: tammes train --resume {tmp_path}" in refused(capsys, str(tmp_path))
+    assert f"has not finished. Resume it: tammes train --resume {tmp_path}" in refused(capsys, str(tmp_path))
 
 
 def test_runs_are_told_apart_by_where_their_folders_differ() -> None:

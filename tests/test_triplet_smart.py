@@ -310,7 +310,7 @@ def test_another_training_set(images: int) -> None:
 @pytest.mark.parametrize(
     "state", [torch.zeros(2, 3).long(), torch.zeros(4).long(), torch.zeros(3), -torch.ones(3).long()]
 )
-def test_an_order_of_a_stranger_is_looked_at(state: torch.Tensor) -> None:
+def test_an_untrusted_order_is_checked(state: torch.Tensor) -> None:
     with pytest.raises(UserError, match=r"^an order of triplets cannot be \([2-4], ?3?\) of torch\."):
         SmartMiningLoss().set_extra_state(state)
 

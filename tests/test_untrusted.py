@@ -1,4 +1,4 @@
-"""Files of strangers: whatever they hold, a reader understands them or says what is wrong; nothing in them runs."""
+"""Untrusted files: whatever they hold, a reader understands them or says what is wrong; nothing in them runs."""
 
 import json
 import os
@@ -183,7 +183,7 @@ SOUND = config_of().saved()
 
 @settings(max_examples=30)
 @given(st.sampled_from([*SOUND, "other"]), plain_values)
-def test_options_of_a_strangers_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
+def test_options_of_an_untrusted_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "options"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**SOUND, key: value}, default=str))
@@ -227,7 +227,7 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(tmp_path: Path) -> None
                 np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": shape})
                 archive.writestr(f"{array}.npy", header.getvalue() + bytes(64))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(UserError, match="is no whole array. Save it again.$"):
+        with pytest.raises(UserError, match="is not a complete array. Save it again.$"):
             vectors(file)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
 

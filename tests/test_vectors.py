@@ -208,7 +208,7 @@ def test_entries_that_are_no_arrays(compression: int, file: Path) -> None:
         with ZipFile(file, "w", compression) as archive:
             archive.writestr("vectors.npy", vector_bytes)
             archive.writestr("labels.npy", label_bytes)
-        assert refused(file) == f"`{broken}` of {file} is no whole array. Save it again."
+        assert refused(file) == f"`{broken}` of {file} is not a complete array. Save it again."
 
 
 def test_a_file_that_was_damaged(file: Path) -> None:

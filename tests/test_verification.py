@@ -383,8 +383,8 @@ def test_a_rate_that_the_pairs_cannot_tell_is_refused() -> None:
     counts = count_pairs(*clouds(classes=10, each=5))
     with pytest.raises(
         UserError,
-        match="a false match rate of 0.0001 cannot be told: there are only 1,125 pairs of different classes, so the"
-        " smallest rate that can be told is 0.00089. Ask for a larger rate, or count more items.",
+        match="a false match rate of 0.0001 cannot be measured: there are only 1,125 pairs of different classes, so the"
+        " smallest measurable rate is 0.00089. Ask for a larger one, or count more items.",
     ):
         counts.threshold_at(1e-4)
 

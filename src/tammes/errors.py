@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Something that the caller can put right; its message is all they need to see."""
+    """Something that the caller can fix; its message is all they need to see."""
 
 
 def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
@@ -28,7 +28,7 @@ def shown(value: Any) -> str:
 
 
 def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Refuse what is no whole number, or outside its range."""
+    """Refuse what is not a whole number, or outside its range."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{what} must be a whole number, got {shown(value)}.")
     if int(value) < least:
@@ -50,7 +50,7 @@ def check_positive(what: str, value: float, *, or_zero: bool = False) -> None:
 
 
 def check_seed(what: str, value: Any, bits: int = 32) -> None:
-    """Refuse what is no seed of a generator that takes so many bits; scikit-learn's take 32."""
+    """Refuse what is not a seed of a generator that takes so many bits; scikit-learn's take 32."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
         raise UserError(f"{what} must be a whole number from 0 to {2**bits - 1}, got {shown(value)}.")
 

@@ -176,7 +176,7 @@ def train(
             test_classes, val_classes, preset, seed, …; `tammes.training.options` lists all. None: as if not given.
 
     Raises:
-        UserError: something that the caller can put right.
+        UserError: something that the caller can fix.
         KeyboardInterrupt: it was stopped; `load_run(out).resume()` resumes it.
     """
     given = {name: _as_option(name, value) for name, value in options.items() if value is not None}

@@ -330,7 +330,7 @@ def test_a_rebuild_takes_the_place_in_one_step(uri: str, store: Store) -> None:
     assert reader.replaced()
     assert not new.replaced()
     assert reader.about == ABOUT
-    assert reader.search(old[4].vector[None], 1)[0][0].path == old[4].path  # it goes on with what it opened
+    assert reader.search(old[4].vector[None], 1)[0][0].path == old[4].path  # it continues with what it opened
     new.upsert([row("two", unit(2, dim=4)[1])])
     assert open_gallery(uri).count() == 2
 

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from tammes.cli import main
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--epochs", "3")
 NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>", "Grün 鳥", "a?b=c&d#e %2e", "x" * 60]
-START = 60  # seconds
+WAIT = 120.0  # seconds, for what takes a moment: a machine may be ten times as slow as this one
 
 
 def stripes(number: int, rng: np.random.Generator, size: int = 40) -> Image.Image:
@@ -30,12 +31,20 @@ def stripes(number: int, rng: np.random.Generator, size: int = 40) -> Image.Imag
     return Image.fromarray((128 + 80 * wave + rng.normal(0, 25, (size, size))).clip(0, 255).astype(np.uint8))
 
 
+def eventually(what: Callable[[], bool], pause: Callable[[], None] = lambda: time.sleep(0.02)) -> bool:
+    """Whether it comes to be true."""
+    end = time.monotonic() + WAIT
+    while not (found := what()) and time.monotonic() < end:
+        pause()
+    return found
+
+
 class Server:
     """A `tammes serve` that runs: its address, its process, and a client."""
 
     def __init__(self, process: "subprocess.Popen[str]", address: str) -> None:
         self.process, self.address = process, address
-        self.client = httpx.Client(base_url=address, timeout=30)
+        self.client = httpx.Client(base_url=address, timeout=WAIT)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.client.get(path, **options)
@@ -63,7 +72,7 @@ def serving(*arguments: str) -> Iterator[Server]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(START)
+            process.wait(WAIT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -108,9 +117,9 @@ class Inside:
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.request("POST", path, **options)
 
-    def wait(self, seconds: float) -> None:
-        """Let what goes on in the background go on."""
-        self._loop.run_until_complete(asyncio.sleep(seconds))
+    def eventually(self, what: Callable[[], bool]) -> bool:
+        """Whether it comes to be true, while what goes on in the background goes on."""
+        return eventually(what, lambda: self._loop.run_until_complete(asyncio.sleep(0.02)))
 
     def close(self) -> None:
         self._loop.run_until_complete(self._client.aclose())
@@ -140,11 +149,11 @@ def listening(state: Any, proxies: Any = ()) -> Iterator[Any]:
     thread = Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:
-        assert ready.wait(START)
+        assert ready.wait(WAIT)
         yield server
     finally:
         server.should_exit = True
-        thread.join(START)
+        thread.join(WAIT)
         socket.close()
     assert not thread.is_alive()
 

@@ -1,15 +1,15 @@
-"""What stands between a stranger and the site: names, tokens, limits, headers, and what is never said."""
+"""What stands between an untrusted client and the site: names, tokens, limits, headers, and what is never said."""
 
 import asyncio
 import http.client
 import json
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,11 +26,11 @@ from tammes.serve.errors import CODES, FAULT
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.middleware import COOKIE, POLICY, cookie_of, same_token
-from tammes.serve.server import Server as Listening
+from tammes.serve.rows import Rows
 from tammes.serve.server import read_proxies
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
-from tests.serve.conftest import Inside, Server, inside, listening
+from tests.serve.conftest import WAIT, Inside, Server, eventually, inside, listening
 from tests.serve.test_api import png, refused
 
 TOKEN = "0123456789abcdef+/=~"
@@ -279,13 +279,11 @@ def test_a_wrong_method_is_told_the_right_ones(here: Inside, method: str, path: 
 
 
 def test_head_is_get_without_its_content(here: Inside, server: Server) -> None:
-    for where in (here, server):
-        ask = where.request if isinstance(where, Inside) else where.client.request
-        for path in ("/", "/api/count", "/static/site.css", "/nothing", addresses(here)[5]):
-            head, get = ask("HEAD", path), ask("GET", path)
-            assert (head.status_code, head.content) == (get.status_code, b"")
-            for name in ("content-length", "content-type", "cache-control"):
-                assert head.headers[name] == get.headers[name]
+    for path in ("/", "/api/count", "/static/site.css", "/nothing", addresses(here)[5]):
+        head, get = server.client.head(path), server.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        for name in ("content-length", "content-type", "cache-control"):
+            assert head.headers[name] == get.headers[name]
 
 
 def test_a_fault_is_told_to_whoever_runs_the_server_and_not_to_the_client(
@@ -336,7 +334,9 @@ def test_a_timeout_inside_a_handler_is_a_fault_of_ours(
 # Limits.
 
 
-def test_a_client_may_ask_so_often(run: Path) -> None:
+def test_a_client_may_ask_so_often(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tammes.serve.middleware.monotonic", lambda: now[0])
     with inside(ServerState(None, [run.parent], Limits(rate=2.0, burst=2.0))) as here:
         statuses = [here.get("/metrics").status_code for _ in range(4)]
         assert statuses == [200] * 4
@@ -344,18 +344,18 @@ def test_a_client_may_ask_so_often(run: Path) -> None:
         assert refused(answer, 429) == "more than 2 requests a second from one client. Try again in a moment."
         assert answer.headers["retry-after"] == "1"
         assert here.get_from("10.1.2.3", "/metrics").status_code == 200  # another client
-        here.wait(0.7)  # more than one request's worth
+        now[0] += 0.7  # more than one request's worth
         assert [here.get("/metrics").status_code for _ in range(3)] == [200, 429, 429]
         # What is cheap counts less; it may be asked for with what is left.
         assert [here.get("/api/health").status_code for _ in range(3)] == [200] * 3
 
 
 def test_a_rate_below_one_a_second(run: Path) -> None:
-    with inside(ServerState(None, [run.parent], Limits(rate=0.01))) as here:
+    with inside(ServerState(None, [run.parent], Limits(rate=0.0001))) as here:
         assert here.get("/metrics").status_code == 200
         answer = here.get("/metrics")
         assert answer.status_code == 429
-        assert 90 <= int(answer.headers["retry-after"]) <= 100
+        assert 9_000 <= int(answer.headers["retry-after"]) <= 10_000
 
 
 def test_no_rate_is_no_limit(here: Inside) -> None:
@@ -364,7 +364,7 @@ def test_no_rate_is_no_limit(here: Inside) -> None:
 
 def test_only_so_many_clients_are_remembered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.serve.middleware._CLIENTS", 3)
-    with inside(ServerState(None, [run.parent], Limits(rate=1.0, burst=1.0))) as here:
+    with inside(ServerState(None, [run.parent], Limits(rate=0.001))) as here:
         assert [here.get_from(f"10.0.0.{number}", "/metrics").status_code for number in range(9)] == [200] * 9
         assert len(here.app._clients) == 3
         assert here.get_from("10.0.0.8", "/metrics").status_code == 429
@@ -387,14 +387,14 @@ def test_limits_that_are_none(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = ServedGallery.search
+    search, answered = ServedGallery.neighbours, Event()
 
     def slow(*given: Any, **options: Any) -> Any:
-        time.sleep(1.0)
+        assert answered.wait(WAIT)
         return search(*given, **options)
 
     monkeypatch.setattr(ServedGallery, "neighbours", slow)
-    limits = replace(FREE, seconds=0.3, upload_seconds=10.0)
+    limits = replace(FREE, seconds=0.3)
     with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
         item = here.state.gallery.rows.ids[0]
         requests: list[tuple[str, str, Any]] = [
@@ -402,28 +402,24 @@ def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.Monkey
             ("POST", "/api/search/vector", {"vector": [1.0] * 16}),
         ]
         for method, path, content in requests:
-            began = time.perf_counter()
             answer = here.request(method, path, json=content)
-            assert time.perf_counter() - began < 0.9
             assert refused(answer, 504) == "this took longer than 0.3 seconds."
             assert answer.json()["error"] == "took_too_long"
             assert answer.headers["retry-after"] == "5"
+        answered.set()
+        here.app._limits = FREE
         assert here.get("/api/count").status_code == 200
 
 
-def test_the_time_of_an_upload_is_not_that_of_its_answer(gallery: Path) -> None:
-    limits = replace(FREE, seconds=8.0, upload_seconds=10.0)
-    content = png()
-
+def test_the_time_of_an_upload_is_not_that_of_its_answer(run: Path) -> None:
     async def slowly() -> Any:
-        for number in range(6):
-            yield content[number * 200 : number * 200 + 200] if number < 5 else content[1000:]
-            await asyncio.sleep(0.3)
+        for piece in (b"token=", TOKEN.encode(), b""):
+            await asyncio.sleep(0.2)
+            yield piece
 
-    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
-        here.post("/api/search", content=content)  # starts the decoder
-        here.state.limits = here.app._limits = replace(limits, seconds=1.0)
-        assert here.post("/api/search", content=slowly()).status_code == 200
+    limits = replace(FREE, seconds=0.2, upload_seconds=WAIT)
+    with inside(ServerState(None, [run.parent], limits, token=TOKEN)) as here:
+        assert here.post("/login", content=slowly()).status_code == 303  # an answer that waits for nothing
 
 
 # On the wire: servers with limits of their own, in a thread, and clients that misbehave.
@@ -432,8 +428,16 @@ def test_the_time_of_an_upload_is_not_that_of_its_answer(gallery: Path) -> None:
 @contextmanager
 def raw(server: Any) -> Iterator[socket.socket]:
     """A connection to say anything through."""
-    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=15) as connection:
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=WAIT) as connection:
         yield connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes the connection, and says nothing before that."""
+    try:
+        return connection.recv(10) == b""
+    except ConnectionResetError:  # something was left unread
+        return True
 
 
 def answer_to(connection: socket.socket) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -444,28 +448,13 @@ def answer_to(connection: socket.socket) -> tuple[int, dict[str, str], dict[str,
     return response.status, {name.lower(): value for name, value in response.getheaders()}, json.loads(content)
 
 
-@pytest.mark.parametrize(("target", "host", "status"), [
-    ("http://localhost/api/health", "localhost", 200), ("HTTP://127.0.0.1:80/api/count?x", "localhost", 422),
-    ("http://localhost/api/health", "evil.example", 200), ("http://evil.example/api/health", "localhost", 421),
-    ("http://localhost@evil.example/api/health", "localhost", 421), ("http://localhost", "localhost", 200),
-    ("http://localhost/api/items/%2e%2e/x", "localhost", 404), ("http:///api/health", "localhost", 404),
-    ("ftp://localhost/api/health", "localhost", 404),
-])  # fmt: skip
-def test_a_target_may_be_a_whole_address(server: Server, target: str, host: str, status: int) -> None:
-    address = server.address.removeprefix("http://").rsplit(":", 1)
-    with socket.create_connection((address[0], int(address[1])), timeout=15) as connection:
-        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        assert response.status == status
-
-
+ASK = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 
 
 @pytest.fixture(scope="module")
-def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server in a hurry, of a gallery with one image, whose file is large."""
+def large(run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A gallery with one image, whose file is large."""
     root = tmp_path_factory.mktemp("large")
     with (root / "1.png").open("wb") as file:
         file.write(png())
@@ -475,18 +464,43 @@ def strict(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     vector = np.eye(16, dtype=np.float32)[0]
     trust(str(root / "gallery"), about.roots)
     store.upsert([Row(str(root / "1.png"), vector, "", 8, 8, "f", b"")])
-    limits = replace(FREE, upload_bytes=1_000_000, upload_seconds=0.7, seconds=1.0, header_seconds=0.5, connections=16)
-    state = ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=limits, decoders=1)
-    with listening(state) as server:
+    return str(root / "gallery")
+
+
+PATIENT = replace(FREE, upload_bytes=1_000_000, upload_seconds=WAIT, header_seconds=WAIT, seconds=WAIT, connections=16)
+
+
+@contextmanager
+def limited(gallery: str, limits: Limits) -> Iterator[Any]:
+    with listening(ServerState(GalleryWatcher(gallery, None, "cpu"), limits=limits, decoders=1)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def strict(large: str) -> Iterator[Any]:
+    """A server that has time, but not for everything: 16 connections, 4 of one address, and 1 MB."""
+    with limited(large, PATIENT) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty(large: str) -> Iterator[Any]:
+    """A server that does not wait long for the headers of a request."""
+    with limited(large, replace(PATIENT, header_seconds=0.5)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hurried(large: str) -> Iterator[Any]:
+    """A server that does not wait long for the body of a request."""
+    with limited(large, replace(PATIENT, upload_seconds=0.7)) as server:
         yield server
 
 
 def test_a_length_that_is_too_large_is_refused_before_anything_is_sent(strict: Any) -> None:
     with raw(strict) as connection:
         connection.sendall(POST + b"Content-Length: 1000000000\r\n\r\nabc")
-        began = time.perf_counter()
         status, headers, said = answer_to(connection)
-        assert time.perf_counter() - began < 0.5
     assert (status, said["error"]) == (413, "too_large")
     assert said["message"] == "this request may have up to 1 MB. Make the image smaller."
     assert headers["connection"] == "close"
@@ -524,9 +538,8 @@ def test_a_body_in_pieces_may_be_so_large(strict: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/api/search", b"/api/search/vector", b"/search"])
-def test_a_slow_body(strict: Any, path: bytes) -> None:
-    with raw(strict) as connection:
-        began = time.perf_counter()
+def test_a_slow_body(hurried: Any, path: bytes) -> None:
+    with raw(hurried) as connection:
         kind = b"application/json" if path.endswith(b"vector") else b"image/png"
         head = POST.replace(b"/api/search", path).replace(b"image/png", kind)
         connection.sendall(head + b"Content-Length: 1000\r\n\r\n")
@@ -534,11 +547,10 @@ def test_a_slow_body(strict: Any, path: bytes) -> None:
         status, _, said = answer_to(connection)
         assert (status, said["error"]) == (408, "too_slow")
         assert said["message"] == "the body of the request took longer than 0.7 seconds to arrive."
-        assert 0.6 < time.perf_counter() - began < 3
-        assert connection.recv(10) == b""
+        assert is_closed(connection)
 
 
-def test_a_client_that_is_refused_while_it_sends_is_heard_out_for_a_moment(strict: Any) -> None:
+def test_a_client_that_is_refused_while_it_sends_is_heard_out_for_a_moment(strict: Any, hurried: Any) -> None:
     """A connection that is closed while something is left unread is reset, and with it goes the answer."""
     with raw(strict) as connection:
         connection.sendall(
@@ -546,46 +558,26 @@ def test_a_client_that_is_refused_while_it_sends_is_heard_out_for_a_moment(stric
         )
         assert answer_to(connection)[0] == 422
         for _ in range(4):
-            time.sleep(0.05)
             connection.sendall(bytes(100_000))
         assert connection.recv(10) == b""
-    with raw(strict) as connection:  # one that does not come to an end is not waited for
+    with raw(hurried) as connection:  # one that does not come to an end is not waited for
         connection.sendall(POST.replace(b"/search", b"/search?k=0") + b"Content-Length: 500000\r\n\r\n")
         assert answer_to(connection)[0] == 422
-        began = time.perf_counter()
-        assert connection.recv(10) == b""
-        assert time.perf_counter() - began < 3
+        assert is_closed(connection)
 
 
-def test_slow_headers(strict: Any) -> None:
-    with raw(strict) as connection:
-        began = time.perf_counter()
-        for byte in POST[:20]:
-            connection.sendall(bytes([byte]))
-            time.sleep(0.02)
-        assert connection.recv(10) == b""
-        assert 0.4 < time.perf_counter() - began < 3
-    with raw(strict) as connection:  # one that says nothing
-        began = time.perf_counter()
-        assert connection.recv(10) == b""
-        assert 0.4 < time.perf_counter() - began < 3
-
-
-def test_slow_headers_of_the_second_request(strict: Any) -> None:
-    ask = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with raw(strict) as connection:
-        connection.sendall(ask)
-        assert answer_to(connection)[0] == 200
-        connection.sendall(ask[:-4])
-        began = time.perf_counter()
-        assert connection.recv(10) == b""
-        assert 0.4 < time.perf_counter() - began < 3
+def test_slow_headers(hasty: Any) -> None:
+    for said in (POST[:20], b"", ASK + ASK[:-4]):  # the last: of a second request
+        with raw(hasty) as connection:
+            connection.sendall(said)
+            if said.startswith(ASK):
+                assert answer_to(connection)[0] == 200
+            assert is_closed(connection)
 
 
 def test_requests_that_come_one_after_the_other_without_waiting(strict: Any) -> None:
-    ask = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with raw(strict) as connection:
-        connection.sendall(ask * 3)
+        connection.sendall(ASK * 3)
         seen = b""
         while seen.count(b'"ok"') < 3:
             seen += connection.recv(10_000)
@@ -610,36 +602,23 @@ def test_what_is_no_http(strict: Any) -> None:
         assert answer_to(connection)[0] == 200  # as if it had not asked
 
 
-def settled(strict: Any, connections: int, seconds: float) -> bool:
-    """Whether the server comes to have so many connections within a time."""
-    return until(lambda: len(strict.server_state.connections) == connections, seconds)
-
-
-def until(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether it comes to be true within a time."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-ASK = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+def settled(server: Any, connections: int) -> bool:
+    """Whether the server comes to have so many connections."""
+    return eventually(lambda: len(server.server_state.connections) == connections)
 
 
 def connected(server: Any, host: str = "127.0.0.1") -> socket.socket:
     """A connection from an address of this machine."""
-    return socket.create_connection(server.servers[0].sockets[0].getsockname(), 10, (host, 0))
+    return socket.create_connection(server.servers[0].sockets[0].getsockname(), WAIT, (host, 0))
 
 
 def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> None:
-    assert settled(strict, 0, 5)
+    assert settled(strict, 0)
     with ExitStack() as held:
         for _ in range(4):
             at_work = held.enter_context(connected(strict))
             at_work.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
-        assert until(lambda: [each.idle_since for each in strict.connections._open.values()] == [None] * 4, 2)
+        assert eventually(lambda: [each.idle_since for each in strict.connections._open.values()] == [None] * 4)
         connection = held.enter_context(raw(strict))
         connection.sendall(ASK)
         status, headers, said = answer_to(connection)
@@ -648,7 +627,7 @@ def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> Non
         assert headers["retry-after"] == "1"
         assert headers["x-content-type-options"] == "nosniff"
         assert connection.recv(10) == b""
-    assert settled(strict, 0, 5)
+    assert settled(strict, 0)
     with raw(strict) as connection:
         connection.sendall(ASK)
         assert answer_to(connection)[0] == 200
@@ -656,9 +635,8 @@ def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> Non
 
 @pytest.fixture
 def patient(gallery: Path) -> Iterator[Any]:
-    """A server that leaves idle connections alone for a minute: 16 of them, 4 of one address."""
-    limits = replace(FREE, header_seconds=60, connections=16)
-    with listening(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as server:
+    """A server to which nobody has connected yet: 16 connections, 4 of one address."""
+    with limited(str(gallery), PATIENT) as server:
         yield server
 
 
@@ -668,7 +646,7 @@ def test_idle_connections_of_one_address_shut_nobody_out(patient: Any, capfd: py
         for each in idle[20:]:
             with suppress(OSError):  # closed as too many
                 each.sendall(ASK)
-        assert settled(patient, 4, 5)
+        assert settled(patient, 4)
         for host in ("127.0.0.2", "127.0.0.1"):
             with connected(patient, host) as other:
                 other.sendall(ASK)
@@ -684,7 +662,7 @@ def test_idle_connections_of_one_address_shut_nobody_out(patient: Any, capfd: py
 def test_idle_connections_of_many_addresses_give_way(patient: Any) -> None:
     idle = [connected(patient, f"127.0.1.{number}") for number in range(1, 41)]
     try:
-        assert settled(patient, 16, 5)
+        assert settled(patient, 16)
         with connected(patient, "127.0.0.2") as other:
             other.sendall(ASK)
             assert answer_to(other)[0] == 200
@@ -715,7 +693,7 @@ def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
 def test_who_a_proxy_says_a_client_is_counts_only_of_one_that_was_named(
     proxies: str | None, statuses: list[int], gallery: Path
 ) -> None:
-    state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=0.2, burst=5), decoders=1)
+    state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=0.001), decoders=1)
     with listening(state, read_proxies(proxies)) as server:
         address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/api/count"
         asked = [httpx.get(address, headers={"X-Forwarded-For": f"10.0.0.{n}"}).status_code for n in (1, 2)]
@@ -731,23 +709,25 @@ def test_what_goes_wrong_outside_of_a_request_is_one_line(capsys: pytest.Capture
     assert "Too many open files" in line
 
 
-def test_a_client_that_does_not_take_in_its_answer_is_cut_off(strict: Any) -> None:
-    assert settled(strict, 0, 5)
-    item = httpx.get(f"http://127.0.0.1:{strict.servers[0].sockets[0].getsockname()[1]}/api/items").json()["items"][0]
-    assert settled(strict, 0, 5)
-    with socket.socket() as connection:
+def test_a_client_that_does_not_take_in_its_answer_is_cut_off(large: str) -> None:
+    with (
+        limited(large, replace(PATIENT, seconds=1.0, upload_seconds=0.2, header_seconds=1.0)) as server,
+        socket.socket() as connection,
+    ):
+        item = Rows(open_gallery(large)).ids[0]
+        connection.settimeout(WAIT)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
-        connection.connect(strict.servers[0].sockets[0].getsockname())
-        connection.sendall(f"GET /api/items/{item['id']}/image HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        assert settled(strict, 1, 2)
-        assert settled(strict, 0, 5)
+        connection.connect(server.servers[0].sockets[0].getsockname())
+        connection.sendall(f"GET /api/items/{item}/image HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert connection.recv(4) == b"HTTP"
+        assert settled(server, 0)
 
 
 def test_a_client_that_goes_away_in_the_middle_leaves_no_trace(strict: Any, capfd: pytest.CaptureFixture[str]) -> None:
     for content in (POST + b"Content-Length: 1000\r\n\r\nabc", POST + b"Content-Length: 0\r\n\r\n", POST):
         with raw(strict) as connection:
             connection.sendall(content)
-    assert settled(strict, 0, 5)
+    assert settled(strict, 0)
     assert capfd.readouterr().err == ""
 
 
@@ -780,7 +760,7 @@ SECRETS = [
 @pytest.mark.parametrize("target", SECRETS)
 def test_no_path_leads_to_a_file_that_is_not_served(server: Server, target: str) -> None:
     url = httpx.URL(server.address)
-    connection = http.client.HTTPConnection(url.host, url.port, timeout=15)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=WAIT)
     try:
         for method in ("GET", "HEAD"):
             connection.putrequest(method, target, skip_host=True)  # as it stands: nothing is tidied on the way
@@ -813,7 +793,7 @@ def test_the_document_says_that_a_token_is_sent(locked: Inside, here: Inside) ->
 
 def test_wrong_tokens_are_counted_too(gallery: Path) -> None:
     state = ServerState(
-        GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=1.0, burst=3.0), token=TOKEN, decoders=1
+        GalleryWatcher(str(gallery), None, "cpu"), limits=Limits(rate=0.001, burst=3000), token=TOKEN, decoders=1
     )
     with inside(state) as here:
         tried = [here.get("/api/count", headers={"Authorization": "Bearer guess"}).status_code for _ in range(5)]
@@ -847,16 +827,8 @@ def test_a_page_of_another_site_may_lead_here(here: Inside) -> None:
     assert here.get("/api/count", headers={"Origin": OTHER}).status_code == 403
 
 
-def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: list[set[str] | None] = []
-
-    def made(_: ServerState, hosts: set[str] | None) -> Mock:
-        known.append(hosts)
-        return Mock()
-
-    monkeypatch.setattr("tammes.serve.server.application", made)
-    for token in (None, TOKEN):
-        state = ServerState(GalleryWatcher(str(gallery), None, "cpu"), token=token, decoders=1)
-        Listening(state, "127.0.0.1", Mock())
-        state.gallery.close()
-    assert known == [{"localhost", "127.0.0.1", "::1"}, None]
+@pytest.mark.parametrize(("token", "status"), [(None, 421), (TOKEN, 200)])
+def test_whoever_has_the_token_may_come_by_the_name_of_a_proxy(token: str | None, status: int, run: Path) -> None:
+    with listening(ServerState(None, [run.parent], FREE, token=token)) as server:
+        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/api/health"
+        assert httpx.get(address, headers={"Host": "proxy.example"}, timeout=WAIT).status_code == status

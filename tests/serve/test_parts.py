@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -29,16 +29,14 @@ from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.items import ITEM_ID, item_id
 from tammes.gallery.lance import LanceGallery
 from tammes.io.environment import bare_environment
-from tammes.serve.embedding import EmbeddingWorker
 from tammes.serve.errors import RequestError
-from tammes.serve.gallery import GalleryWatcher, ServedGallery
+from tammes.serve.gallery import EmbeddingWorker, GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
-from tammes.serve.lru_cache import LRUCache
 from tammes.serve.projection import Projector
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.server import address_of, check_address, is_loopback, listen, run_server
 from tammes.serve.state import ServerState, UploadSlots
-from tests.serve.conftest import SMALL, START, Inside, Server, inside, listening, serving
+from tests.serve.conftest import SMALL, WAIT, Inside, Server, eventually, inside, listening, serving
 from tests.serve.test_api import found, png, refused
 
 DIM = 4
@@ -196,32 +194,6 @@ def test_a_name_is_escaped() -> None:
     assert escaped("caf\udce9") == "caf\\udce9"
 
 
-# The cache.
-
-
-def test_the_least_recently_used_is_forgotten_first() -> None:
-    cache: LRUCache[str, bytes] = LRUCache(10, len)
-    for name in "abc":
-        cache.put(name, b"123")
-    assert cache.get("a") == b"123"
-    cache.put("d", b"1234")  # 13 bytes: one has to go, and it is not the one that was just asked for
-    assert [cache.get(name) for name in "abcd"] == [b"123", None, b"123", b"1234"]
-    cache.put("a", b"12345678")
-    assert cache.get("a") == b"12345678"
-    assert len(cache) == 1
-    cache.put("e", b"x" * 11)  # more than fits: it is not kept, and nothing else is lost track of
-    assert cache.get("e") is None
-    cache.put("f", b"0123456789")
-    assert cache.get("f") == b"0123456789"
-
-
-def test_only_so_many_are_kept_however_small() -> None:
-    cache: LRUCache[int, bytes] = LRUCache(1000, len, max_values=2)
-    for number in range(4):
-        cache.put(number, b"")
-    assert [cache.get(number) for number in range(4)] == [None, None, b"", b""]
-
-
 # Embedding.
 
 
@@ -233,8 +205,8 @@ def test_images_that_come_at_once_get_the_vectors_they_get_alone(run: Path) -> N
     pictures = rng.integers(0, 255, (20, 1, embedder.size, embedder.size), dtype=np.uint8)
     embedding = EmbeddingWorker(embedder)
     waiting = [embedding.vector(each) for each in pictures]
-    together = np.stack([each.result(30) for each in waiting])
-    alone = np.stack([embedding.vector(each).result(30) for each in pictures])
+    together = np.stack([each.result(WAIT) for each in waiting])
+    alone = np.stack([embedding.vector(each).result(WAIT) for each in pictures])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-5)
     embedding.close()
@@ -247,7 +219,7 @@ def test_nobody_waits_for_ever_for_a_network_that_is_closed(run: Path) -> None:
 
     embedder = load(run)
     picture = np.zeros((1, embedder.size, embedder.size), dtype=np.uint8)
-    for _ in range(5):
+    for _ in range(2):
         embedding = EmbeddingWorker(embedder)
         results: list[Any] = []
 
@@ -262,7 +234,7 @@ def test_nobody_waits_for_ever_for_a_network_that_is_closed(run: Path) -> None:
         asking.start()
         time.sleep(0.001)
         embedding.close()
-        asking.join(10)
+        asking.join(WAIT)
         assert not asking.is_alive()
         assert all(each.done() for each in results)
 
@@ -275,9 +247,9 @@ def test_a_fault_of_the_network_is_told_and_the_next_picture_is_embedded(run: Pa
     try:
         wrong = embedding.vector(np.zeros((7, 3, 3), dtype=np.uint8))
         with pytest.raises(Exception, match="."):
-            wrong.result(30)
+            wrong.result(WAIT)
         right = embedding.vector(np.zeros((1, embedder.size, embedder.size), dtype=np.uint8))
-        assert np.isfinite(right.result(30)).all()
+        assert np.isfinite(right.result(WAIT)).all()
     finally:
         embedding.close()
 
@@ -316,7 +288,7 @@ def test_the_process_that_makes_the_map_ends_with_the_server(gallery: Path, monk
     monkeypatch.setattr("tammes.serve.projection._read_cache", lambda _: None)
     with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
         assert here.get("/api/map").json()["working"]
-        here.wait(0.2)
+        assert here.eventually(lambda: here.state.projector._process is not None)
         mine = here.state.projector._process.pid
         assert alive(mine)
         assert here.get("/api/map").json()["way"] == "pca"
@@ -358,15 +330,6 @@ def changing(photos: Path, run: Path, tmp_path: Path) -> tuple[Path, Path]:
     return folder, gallery
 
 
-def eventually(what: Callable[[], bool], seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if what():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_a_server_goes_along_with_its_gallery(
     changing: tuple[Path, Path], run: Path, tmp_path: Path, photos: Path
 ) -> None:
@@ -375,7 +338,7 @@ def test_a_server_goes_along_with_its_gallery(
     main(["train", str(photos), "--out", str(other), *SMALL[:2], "--dim", "8", *SMALL[4:-2], "--epochs", "1"])
     with listening(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as serving_it:
         port = serving_it.servers[0].sockets[0].getsockname()[1]
-        server = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        server = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT)
 
         def items() -> int:
             return int(server.get("/api/count").json()["items"])
@@ -442,7 +405,7 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     watched.current.close()
 
 
-def test_whatever_goes_wrong_while_it_is_read_anew_does_not_end_the_looking(
+def test_whatever_goes_wrong_while_it_is_read_again_does_not_end_the_watch(
     changing: tuple[Path, Path], run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, gallery = changing
@@ -455,14 +418,13 @@ def test_whatever_goes_wrong_while_it_is_read_anew_does_not_end_the_looking(
             raise MemoryError("no room")
 
         monkeypatch.setattr(type(watched.current.store), "version", broken)
-        here.wait(0.5)
+        assert here.eventually(lambda: watched._took >= 1.0)  # so it waits after a failure
         assert "tammes: cannot read the changed gallery: MemoryError: no room" in capsys.readouterr().err
         monkeypatch.setattr(type(watched.current.store), "version", version)
         (folder / "plain" / "it's <i>3.png").unlink()
         main(["index", str(run), str(folder), "--gallery", str(gallery)])
         watched._at -= 100
-        here.wait(1.0)
-        assert here.get("/api/count").json()["items"] == 15
+        assert here.eventually(lambda: here.get("/api/count").json()["items"] == 15)
 
 
 def test_an_answer_is_of_one_gallery_though_another_takes_its_place(
@@ -715,6 +677,15 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def accepts(url: httpx.URL) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((url.host, url.port or 0), timeout=WAIT).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 def test_a_server_that_is_told_to_stop_finishes_what_is_under_way(gallery: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0123456789abcdef\n")
     with serving(str(gallery), "--token-file", str(tmp_path / "token")) as server:
@@ -726,17 +697,15 @@ def test_a_server_that_is_told_to_stop_finishes_what_is_under_way(gallery: Path,
         assert mine
         url, content = httpx.URL(server.address), png()
         assert url.port is not None
-        with socket.create_connection((url.host, url.port), timeout=30) as connection:
+        with socket.create_connection((url.host, url.port), timeout=WAIT) as connection:
             connection.sendall(
                 b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer 0123456789abcdef\r\n"
                 + f"Content-Length: {len(content)}\r\n\r\n".encode() + content[:500]
             )  # fmt: skip
-            time.sleep(0.3)
+            assert eventually(lambda: "tammes_requests_under_way 2.0" in server.get("/metrics").text)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            assert eventually(lambda: not accepts(url))
             assert server.process.poll() is None
-            with pytest.raises(OSError, match="refused"):
-                socket.create_connection((url.host, url.port), timeout=5)
             connection.sendall(content[500:])
             answer = b""
             while part := connection.recv(100_000):
@@ -745,7 +714,7 @@ def test_a_server_that_is_told_to_stop_finishes_what_is_under_way(gallery: Path,
         assert head.startswith(b"HTTP/1.1 200 ")
         hits = json.loads(body)["found"]
         assert [(each["name"], each["label"], each["distance"]) for each in hits] == expected
-        assert server.process.wait(START) == 0
+        assert server.process.wait(WAIT) == 0
         assert not any(alive(each) for each in mine)
 
 
@@ -833,7 +802,7 @@ def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: 
     item = rows.members("new class")[0]
     assert rows.item(item).name == "added/new class/1.png"
     assert watched.current.file(item)[1] == "image/png"
-    # Described anew, with no row changed.
+    # Described again, with no row changed.
     store = open_gallery(str(gallery))
     assert isinstance(store, LanceGallery)
     store._about = replace(store.about, roots=store.about.roots[:1])
@@ -845,15 +814,14 @@ def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: 
     watched.current.close()
 
 
-def test_a_version_that_changes_alone_changes_nothing(
-    changing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_changes_alone_changes_nothing(changing: tuple[Path, Path]) -> None:
     watched = GalleryWatcher(str(changing[1]), None, "cpu")
     before = watched.current.rows
-    monkeypatch.setattr(type(watched.current.store), "version", lambda _: "another")
+    store, version = open_gallery(str(changing[1])), before.version
+    store.upsert(next(iter(store.rows(1))))  # the same again
     assert not watched.refresh()
     assert watched.current.rows is before
-    assert before.version == "another"
+    assert before.version == store.version() != version
     watched.current.close()
 
 

@@ -245,7 +245,7 @@ def begin(plan: Plan, out: Path) -> None:
         for name, value in asked.items():
             if name in before and before[name] != value:
                 raise UserError(
-                    f"{out} was begun with {name} = {json.dumps(before[name])}, and {plan.file} now says"
+                    f"{out} was started with {name} = {json.dumps(before[name])}, and {plan.file} now says"
                     f" {json.dumps(value)}: the results cannot stand in one table. Put it back, or choose"
                     " another `out`."
                 )

@@ -105,7 +105,7 @@ def _take(plan: Plan, cell: Cell, data: str) -> bool:
 
 
 def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
-    """The result of a cell, or the error that it ended with: the others go on."""
+    """The result of a cell, or the error that it ended with: the others continue."""
     started = perf_counter()
     try:
         with _silenced():

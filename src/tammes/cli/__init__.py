@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
 }
 # What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
 DONE, PROBLEMS_FOUND, WRONG_USE, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
-# What the system may refuse that a user can put right.
+# What the system may refuse that a user can fix.
 _REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EBUSY),
@@ -81,7 +81,7 @@ def without_flag(given: list[str], flag: tuple[str, ...]) -> tuple[list[str], bo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; what the user can put right is one line on stderr and exit code 2."""
+    """Run one command; what the user can fix is one line on stderr and exit code 2."""
     given = [without_password(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     given, debug = without_flag(given, DEBUG)
     given, quiet = without_flag(given, QUIET)

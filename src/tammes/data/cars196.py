@@ -1,4 +1,4 @@
-"""Cars196 (Krause et al., 2013): 16,185 photographs of 196 kinds of cars.
+"""Cars196 (Krause et al., 2013): 16,185 photos of 196 kinds of cars.
 
 The first 98 classes train and the other 98 test, as is usual in metric learning. The division into training and test
 images that comes with the data has every class on both sides and is not used.
@@ -129,7 +129,7 @@ def _variable(file: Path, name: str) -> ndarray:
     except FileNotFoundError:
         raise UserError(f"no such file: {file}. The data set is not whole: unpack it again.") from None
     except (MatReadError, NotImplementedError, OSError, LookupError, TypeError, ValueError, zlib.error) as error:
-        raise UserError(f"cannot read {file}: it is no whole MATLAB file ({error}). Download it again.") from error
+        raise UserError(f"cannot read {file}: not a complete MATLAB file ({error}). Download it again.") from error
     if name not in variables:
         raise UserError(f"{file} has no variable `{name}`: it is another file than that of Cars196.")
     return np.atleast_1d(variables[name])

@@ -1,4 +1,4 @@
-"""CUB-200-2011 (Wah et al., 2011): 11,788 photographs of 200 kinds of birds.
+"""CUB-200-2011 (Wah et al., 2011): 11,788 photos of 200 kinds of birds.
 
 The first 100 classes train and the other 100 test, as is usual in metric learning. The division into training and test
 images that comes with the data has every class on both sides and is not used.

@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval (Liu et al., DeepFashion, CVPR 2016): 52,712 photographs of 7,982 garments."""
+"""In-Shop Clothes Retrieval (Liu et al., DeepFashion, CVPR 2016): 52,712 photos of 7,982 garments."""
 
 from pathlib import Path
 

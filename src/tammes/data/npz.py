@@ -70,7 +70,7 @@ def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
         raise
     except (ValueError, SyntaxError, TokenError) as error:
         if "allow_pickle" not in str(error):
-            raise UserError(f"`{name}` of {file} is no whole array. Save it again.") from error
+            raise UserError(f"`{name}` of {file} is not a complete array. Save it again.") from error
         raise UserError(
             f"`{name}` of {file} holds Python objects, which are not read. "
             f"Save it as numbers or text: np.array({name}, dtype=str)."

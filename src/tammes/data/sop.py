@@ -1,4 +1,4 @@
-"""Stanford Online Products (Oh Song et al., CVPR 2016): 120,053 photographs of 22,634 products from eBay."""
+"""Stanford Online Products (Oh Song et al., CVPR 2016): 120,053 photos of 22,634 products from eBay."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`datasets.pictures.centre` as a network: any picture in, the square that the embedder sees out, to the same bits.
+"""`data.images.centre` as a network: any image in, the square that the embedder sees out, to the same bits.
 
 Pillow resizes by Lanczos in two passes, along rows and then along columns, each with weights of 22 bits and a result
 of 8. Only the square in the middle is needed, so each pass is a product with a matrix of (size, pixels), built for the

@@ -1,4 +1,4 @@
-"""Getting files: downloads that go on where they broke off, checksums, archives; what is there is whole."""
+"""Getting files: downloads that resume, checksums, archives; what is there is whole."""
 
 import errno
 import hashlib
@@ -43,7 +43,7 @@ def fetch(url: str, file: Path, *, checksum: str | None, on_progress: Progress |
     """The file at an address, downloaded unless it is there already.
 
     What arrives is kept in `NAME.partial` beside it. A connection that breaks is made again, and so is one of an
-    earlier call: the download goes on where it was if the server says that the file is still the same, and from the
+    earlier call: the download resumes if the server says that the file is still the same, and from the
     beginning otherwise. Several processes may ask for the same file: one downloads it, the others wait.
 
     Args:
@@ -241,7 +241,7 @@ def _download(url: str, file: Path, partial: Path, on_progress: Progress | None)
             # Without a network from the start, waiting for one is of no use; later, it may come back.
             unreachable = most == first and isinstance(broken.__cause__, ConnectionRefusedError | socket.gaierror)
             if broken.final or unreachable or failures == ATTEMPTS:
-                kept = " What has arrived is kept: the same command goes on from there." if _size(partial) else ""
+                kept = " What has arrived is kept: the same command resumes." if _size(partial) else ""
                 raise UserError(
                     f"cannot download {url}: {broken}.{kept} Try again, or put the file at {file} by hand."
                 ) from broken
@@ -249,7 +249,7 @@ def _download(url: str, file: Path, partial: Path, on_progress: Progress | None)
 
 
 def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
-    """One connection: what the partial file lacks, or all of it where the server cannot go on from there."""
+    """One connection: what the partial file lacks, or all of it where the server cannot resume."""
     start, validator = _to_go_on_from(url, partial)
     headers = {"User-Agent": f"tammes/{__version__}", "Accept-Encoding": "identity"}
     if start:

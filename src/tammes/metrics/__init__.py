@@ -8,11 +8,8 @@ from tammes.metrics.retrieval import (
     PerQuery,
     ami,
     evaluate,
-    map_at_r,
-    mean_reciprocal_rank,
     nmi,
     per_query,
-    r_precision,
     recall_at_k,
 )
 
@@ -24,10 +21,7 @@ __all__ = [
     "PerQuery",
     "ami",
     "evaluate",
-    "map_at_r",
-    "mean_reciprocal_rank",
     "nmi",
     "per_query",
-    "r_precision",
     "recall_at_k",
 ]

@@ -55,60 +55,6 @@ def recall_at_k(ranked: Ranked, labels: Shaped[np.ndarray, " queries"], k: int, 
     return float(_recall(_first_hits(hits, _checked_groups(hits, groups)), k).mean())
 
 
-def r_precision(
-    ranked: Ranked,
-    labels: Shaped[np.ndarray, " queries"],
-    relevant: Integer[np.ndarray, " queries"],
-    groups: Groups | None = None,
-) -> float:
-    """Share of a query's class among its R nearest items, R being how many items of its class it could find.
-
-    The mean over the queries with R > 0, as pytorch-metric-learning has it. Arguments as for `map_at_r`.
-    """
-    return _over_r(ranked, labels, relevant, groups)[0]
-
-
-def map_at_r(
-    ranked: Ranked,
-    labels: Shaped[np.ndarray, " queries"],
-    relevant: Integer[np.ndarray, " queries"],
-    groups: Groups | None = None,
-) -> float:
-    """Mean average precision at R (Musgrave et al. 2020): (1/R) Σ over places i ≤ R that hold the class, of P@i.
-
-    The mean over the queries with R > 0, as pytorch-metric-learning has it.
-
-    Args:
-        ranked: as for `recall_at_k`, at least R of them.
-        relevant: R, how many items of its class each query could find, in the whole gallery and without itself.
-    """
-    return _over_r(ranked, labels, relevant, groups)[1]
-
-
-def mean_reciprocal_rank(
-    ranked: Ranked,
-    labels: Shaped[np.ndarray, " queries"],
-    relevant: Integer[np.ndarray, " queries"],
-    groups: Groups | None = None,
-) -> float:
-    """Mean of one over the place of the first item of the query's class, over the queries that could find one.
-
-    Arguments as for `map_at_r`; the ranking must be deep enough to hold that item.
-    """
-    hits = _hits(ranked, labels)
-    relevant = _checked_relevant(relevant, len(hits))
-    found = _some(relevant > 0)
-    first = _first_hits(hits, _checked_groups(hits, groups))
-    missing = found & (first.relevant == 0)
-    if missing.any():
-        query = int(np.argmax(missing))
-        raise UserError(
-            f"query {query} has {relevant[query]} items of its class, but none among the {hits.shape[1]} ranked."
-            " Rank more items."
-        )
-    return float(_reciprocal_rank(first)[found].mean())
-
-
 def nmi(labels: Labels, clusters: Labels, normaliser: str = "arithmetic") -> float:
     """Normalised mutual information 2 I / (H + H'), or I / sqrt(H H') with the geometric normaliser.
 
@@ -335,24 +281,6 @@ def _precisions(
     return chance.sum(axis=1) / count, average.sum(axis=1) / count
 
 
-def _over_r(
-    ranked: Ranked,
-    labels: Shaped[np.ndarray, " queries"],
-    relevant: Integer[np.ndarray, " queries"],
-    groups: Groups | None,
-) -> tuple[float, float]:
-    hits = _hits(ranked, labels)
-    relevant = _checked_relevant(relevant, len(hits))
-    found = _some(relevant > 0)
-    if relevant.max() > hits.shape[1]:
-        raise UserError(
-            f"query {relevant.argmax()} has {relevant.max()} items of its class, but only {hits.shape[1]} are ranked."
-            " Rank more items."
-        )
-    precision, average = _precisions(hits, _checked_groups(hits, groups), relevant)
-    return float(precision[found].mean()), float(average[found].mean())
-
-
 def _retrieval(
     problem: NeighbourSearch,
     query_classes: Int64[np.ndarray, " queries"],
@@ -495,16 +423,6 @@ def _checked_groups(hits: Bool[np.ndarray, "queries depth"], groups: Groups | No
     if groups.shape != hits.shape or (groups[:, 1:] < groups[:, :-1]).any():
         raise UserError("groups must have the shape of ranked, and must not decrease along a row.")
     return groups
-
-
-def _checked_relevant(relevant: Any, queries: int) -> Integer[np.ndarray, " queries"]:
-    found = as_array(relevant, "relevant")
-    if found.dtype.kind not in "iu" or found.shape != (queries,):
-        raise UserError(
-            f"relevant must be {queries} whole numbers, how many items of its class each query could find; got"
-            f" {found.dtype} of shape {found.shape}."
-        )
-    return found
 
 
 def _some(found: Bool[np.ndarray, " queries"]) -> Bool[np.ndarray, " queries"]:

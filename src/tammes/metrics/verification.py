@@ -113,8 +113,9 @@ class PairCounts:
         checked_fmr(fmr)
         if fmr < 1 / pairs:
             raise UserError(
-                f"a false match rate of {fmr:g} cannot be told: there are only {pairs:,} pairs of different classes, so"
-                f" the smallest rate that can be told is {1 / pairs:.2g}. Ask for a larger rate, or count more items."
+                f"a false match rate of {fmr:g} cannot be measured: there are only {pairs:,} pairs of different"
+                f" classes, so the smallest measurable rate is {1 / pairs:.2g}. Ask for a larger one, or count more"
+                " items."
             )
         false = _shares(self.other)
         chosen = int(np.searchsorted(false, fmr, side="right")) - 1

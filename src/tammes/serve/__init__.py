@@ -5,8 +5,8 @@ app          the ASGI application: api and pages behind the middleware
 middleware   host, token, rate, size and time of every request; the headers of every answer
 api          JSON (models: its schemas)      pages    HTML (templates/, static/)
 state        what the handlers share         reports  the reports of runs
-gallery      the gallery that is served, read again when it changes
+gallery      the gallery that is served, read again when it changes; pixels become vectors
 rows         its items in memory, by their ids
 decoding     uploads are decoded in processes of their own (decoder), with limits on memory and time
-embedding    pixels become vectors, several uploads at a time
+limits       what a client may ask for      connections  how many, and how slow
 """

@@ -2,37 +2,27 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tammes.serve.state import ServerState
 
 
-@dataclass(frozen=True)
-class Route:
-    """A route of the API."""
-
-    method: str
-    path: str
-    summary: str
-    parameters: tuple[tuple[str, str, str], ...]
-    """Name, kind and meaning."""
-    command: str
-
-
-def examples(document: Mapping[str, Any], state: ServerState, base: str) -> dict[str, list[Route]]:
+def examples(document: Mapping[str, Any], state: ServerState, base: str) -> dict[str, list[dict[str, Any]]]:
     """The routes of an OpenAPI document by what they are about, with commands that work as they stand."""
     sample = state.gallery.rows.ids[0] if state.has_gallery and len(state.gallery) else "0" * 16
-    found: dict[str, list[Route]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for path, methods in document["paths"].items():
         for method, about in methods.items():
-            parameters = tuple(
-                (each["name"], _kind(each["schema"]), each.get("description", ""))
-                for each in about.get("parameters", ())
-            )
-            route = Route(
-                method.upper(), path, about["description"], parameters, _command(method, path, sample, state, base)
-            )
+            route = {
+                "method": method.upper(),
+                "path": path,
+                "summary": about["description"],
+                "parameters": [
+                    (each["name"], _kind(each["schema"]), each.get("description", ""))
+                    for each in about.get("parameters", ())
+                ],
+                "command": _command(method, path, sample, state, base),
+            }
             found.setdefault(about["tags"][0], []).append(route)
     order = ["search", "gallery", "pictures", "server"]
     return {name: found[name] for name in order if name in found}

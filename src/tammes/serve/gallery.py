@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float32
+import torch
+from cachetools import LRUCache
+from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
 from tammes.data.images import open_small
@@ -18,13 +21,13 @@ from tammes.gallery.filters import Filter
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.trust import trusted_roots
+from tammes.models.embedder import Embedder
 from tammes.serve.decoding import Preprocessing
-from tammes.serve.embedding import EmbeddingWorker
 from tammes.serve.errors import RequestError
-from tammes.serve.lru_cache import LRUCache
 from tammes.serve.rows import Rows, escaped
 
 _THUMBNAILS = 64_000_000  # bytes of thumbnails that are kept in memory
+_THUMBNAIL_BYTES = 1_000_000  # of one
 _FAR_AWAY = 1.5  # seconds; times 20 between two looks
 _AHEAD = 64  # thumbnails that are read from the store together
 # The kinds of file that browsers show, by their first bytes.
@@ -35,6 +38,34 @@ _KINDS = (
     (b"GIF89a", "image/gif"),
     (b"BM", "image/bmp"),
 )
+
+
+class EmbeddingWorker:
+    """Embeds one image after the other: no more than `uploads_at_once` wait, too few for a batch. To be closed."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._thread = ThreadPoolExecutor(1, "embedding")
+
+    def vector(self, pixels: UInt8[ndarray, "channels height width"]) -> "Future[Float32[ndarray, ' dim']]":
+        """The unit vector of an image, when its turn has come."""
+        try:
+            return self._thread.submit(self._embed, pixels)
+        except RuntimeError:  # it is closed
+            message = "the server is stopping or its gallery was rebuilt. Try again in a moment."
+            raise RequestError(503, message, retry_after=1) from None
+
+    def close(self) -> None:
+        """Finish what waits, and end."""
+        self._thread.shutdown()
+
+    def _embed(self, pixels: ndarray) -> ndarray:
+        with torch.inference_mode():
+            images = torch.from_numpy(pixels[None]).to(self._embedder.mean.device)
+            vector = np.asarray(self._embedder(images)[0].float().cpu().numpy())
+        if not np.isfinite(vector).all():
+            raise ValueError("the network gave a vector that is not finite")
+        return vector
 
 
 class ServedGallery(Gallery):
@@ -49,6 +80,7 @@ class ServedGallery(Gallery):
         self.preprocessing = None if view is None else Preprocessing(view.mode, view.shorter_side, view.size)
         self.rows = Rows(self.store)
         self._thumbnails: LRUCache[tuple[str, str], bytes] = LRUCache(_THUMBNAILS, len)
+        self._lock = Lock()  # of the thumbnails
         self.worker = None if view is None else EmbeddingWorker(view)  # last: it has a thread
 
     @property
@@ -101,29 +133,27 @@ class ServedGallery(Gallery):
 
     def thumbnail(self, item: str) -> bytes:
         """The thumbnail of an item, as a WebP file."""
-        key = item, self.rows.mark(item)
-        if (kept := self._thumbnails.get(key)) is None:
-            self.load_thumbnails([item])
-            kept = self._thumbnails.get(key)
+        kept = self.load_thumbnails([item]).get(item)
         if not kept:
             raise RequestError(404, "this item has no thumbnail.")
         return kept
 
-    def load_thumbnails(self, items: Sequence[str]) -> None:
-        """Read those that are not in memory, together: the store takes as long for one as for many."""
+    def load_thumbnails(self, items: Sequence[str]) -> dict[str, bytes]:
+        """Those of some items; what is not in memory is read together: the store takes as long for one as for many."""
         rows = self.rows
         keys = {rows.path(item): (item, rows.mark(item)) for item in items[:_AHEAD] if item in rows}
-        missing = [path for path, key in keys.items() if self._thumbnails.get(key) is None]
-        if not missing:
-            return
+        with self._lock:
+            kept = {path: self._thumbnails[key] for path, key in keys.items() if key in self._thumbnails}
+        missing = [path for path in keys if path not in kept]
         try:
-            found = self.store.get(missing)
+            found = self.store.get(missing) if missing else []
         except UserError:  # one of them is gone since: each for itself
             found = [row for path in missing for row in self._one(path)]
-        for row in found:
-            # An untrusted gallery may hold anything, and a browser would decode it: only real thumbnails are sent.
-            fine = open_small(row.thumbnail, THUMBNAIL) is not None
-            self._thumbnails.put(keys[row.path], row.thumbnail if fine else b"")
+        # An untrusted gallery may hold anything, and a browser would decode it: only real thumbnails are sent.
+        new = {row.path: row.thumbnail if _is_thumbnail(row.thumbnail) else b"" for row in found}
+        with self._lock:
+            self._thumbnails.update({keys[path]: content for path, content in new.items()})
+        return {keys[path][0]: content for path, content in {**kept, **new}.items()}
 
     def _one(self, path: str) -> list[Row]:
         try:
@@ -221,6 +251,10 @@ def unit_vector(values: Sequence[float], dim: int) -> Float32[ndarray, " dim"]:
         raise RequestError(422, "vector: the numbers must be finite and not all 0.")
     given = given / largest  # its square does not overflow
     return np.asarray(given / np.linalg.norm(given), dtype=np.float32)
+
+
+def _is_thumbnail(content: bytes) -> bool:
+    return len(content) <= _THUMBNAIL_BYTES and open_small(content, THUMBNAIL) is not None
 
 
 def _kind(head: bytes) -> str | None:

@@ -6,16 +6,15 @@ bounds the time, and turns whatever goes wrong into an error response.
 
 import asyncio
 import hmac
-import re
 import sys
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import ceil
 from time import monotonic, perf_counter
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
+from cachetools import LRUCache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -39,7 +38,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
-_WHOLE_ADDRESS = re.compile(rb"https?://([^/?#]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 _CHEAP = ("/static/", "/api/health")  # and images: a page shows many of them
 _CHEAP_COST = 0.05
 _CLIENTS = 10_000  # whose requests are counted
@@ -69,17 +67,17 @@ class RequestMiddleware:
         self._app, self._limits, self._telemetry, self._token = app, limits, telemetry, token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._respond = respond
-        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._clients: LRUCache[str, tuple[float, float]] = LRUCache(_CLIENTS)  # what each has left, and since when
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = perf_counter()
+        began, method = perf_counter(), scope["method"]
         scope = _simplified(scope)
         request = Request(scope)
         body = _Body(receive, request.headers, self._limits, image=scope["path"] in _WITH_IMAGE)
-        answer = _Response(send, body, empty=scope["tammes.head"])
+        answer = _Response(send, body)
         self._telemetry.under_way.inc()
         try:
             try:
@@ -96,7 +94,6 @@ class RequestMiddleware:
         finally:
             self._telemetry.under_way.dec()
             route = getattr(scope.get("route"), "path", "other")
-            method = "HEAD" if scope["tammes.head"] else request.method
             method = method if method in _METHODS else "other"
             self._telemetry.requests.labels(route, method, str(answer.status)).inc()
             self._telemetry.seconds.labels(route).observe(perf_counter() - began)
@@ -141,12 +138,10 @@ class RequestMiddleware:
         if not rate:
             return
         now, most = monotonic(), max(1.0, rate * self._limits.burst)  # at least one request fits in
-        left, since = self._clients.pop(client, (most, now))
+        left, since = self._clients.get(client, (most, now))
         left = min(most, left + (now - since) * rate)
         enough = left >= cost
         self._clients[client] = (left - cost if enough else left, now)
-        if len(self._clients) > _CLIENTS:
-            self._clients.popitem(last=False)
         if not enough:
             raise RequestError(
                 429,
@@ -167,8 +162,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 class _Response:
     """What is sent: its status is remembered, and every answer has the security headers."""
 
-    def __init__(self, send: Send, body: "_Body | None", *, empty: bool) -> None:
-        self._send, self._body, self._empty = send, body, empty
+    def __init__(self, send: Send, body: "_Body | None") -> None:
+        self._send, self._body = send, body
         self.started = False
         self.status = 0
 
@@ -179,9 +174,7 @@ class _Response:
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
-        elif self._empty:
-            message = {**message, "body": b""}
-        if message["type"] == "http.response.body" and self.status >= 400 and self._body is not None:
+        elif self.status >= 400 and self._body is not None:
             # A client that still sends when the connection is closed would not see why it was refused.
             await self._send({**message, "more_body": True})
             if not message.get("more_body", False):
@@ -247,19 +240,9 @@ class _Body:
 
 
 def _simplified(scope: Scope) -> Scope:
-    """A request as the routes know it: HEAD is a GET without its body, and Range is ignored.
-
-    Of a target that is a whole address, as a proxy may send (RFC 9112, 3.2.2), the path and the host are taken.
-    """
-    head = scope["method"] == "HEAD"
+    """A request as the routes know it: HEAD is a GET, whose body the server leaves out, and Range is ignored."""
     headers = [each for each in scope["headers"] if each[0] != b"range"]
-    simple = {**scope, "method": "GET" if head else scope["method"], "headers": headers, "tammes.head": head}
-    whole = _WHOLE_ADDRESS.fullmatch(scope.get("raw_path") or b"")
-    if whole is None:
-        return simple
-    host, path = whole[1], whole[2] or b"/"
-    headers = [(b"host", host), *(each for each in headers if each[0] != b"host")]
-    return {**simple, "headers": headers, "raw_path": path, "path": unquote(path.decode("ascii"))}
+    return {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], "headers": headers}
 
 
 def same_token(given: str, token: str) -> bool:
@@ -273,7 +256,7 @@ def cookie_of(token: str) -> str:
 
 
 def _of_another_site(request: Request) -> bool:
-    """Whether a browser says that a page of another site sends this. A link there that leads here is no such thing."""
+    """Whether a browser says that a page of another site sends this. A link there that leads here is not that."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return request.method not in ("GET", "HEAD") and site not in ("same-origin", "none")
@@ -295,7 +278,7 @@ async def busy(scope: Scope, receive: Receive, send: Send) -> None:
         request, RequestError(503, "too many connections at once. Try again in a moment.", retry_after=1)
     )
     response.headers["Connection"] = "close"
-    await response(scope, receive, _Response(send, None, empty=request.method == "HEAD").send)
+    await response(scope, receive, _Response(send, None).send)
 
 
 async def _nothing() -> Message:

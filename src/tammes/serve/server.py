@@ -3,12 +3,12 @@
 import asyncio
 import ipaddress
 import logging
-import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from threading import current_thread, main_thread
+from signal import SIGINT
+from types import FrameType
 from typing import Any, Literal, cast
 
 import uvicorn
@@ -213,18 +213,8 @@ class Server(uvicorn.Server):
         if self.started:
             self._ready()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        def stop(number: int, frame: Any) -> None:
-            self.signal = self.signal or number
-            self.handle_exit(number, frame)  # the second Ctrl-C does not wait
-
-        if current_thread() is not main_thread():  # only the main thread gets signals; `should_exit` stops it
-            yield
-            return
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Not uvicorn's own, which sends itself the signal once more at the end; the second Ctrl-C does not wait."""
+        self.signal = self.signal or sig
+        self.force_exit = self.should_exit and sig == SIGINT
+        self.should_exit = True

@@ -11,6 +11,7 @@ from secrets import token_urlsafe
 from time import monotonic
 
 import numpy as np
+from cachetools import LRUCache
 from jaxtyping import Float32
 from numpy import ndarray
 from starlette.requests import Request
@@ -22,7 +23,6 @@ from tammes.serve.decoding import DecoderPool
 from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
-from tammes.serve.lru_cache import LRUCache
 from tammes.serve.models import Neighbour
 from tammes.serve.projection import Projector
 from tammes.serve.reports import Report, reports_in
@@ -79,8 +79,9 @@ class ServerState:
         self._watcher = gallery
         self._folders = tuple(folders)
         self._decoders = DecoderPool(self.limits, decoders) if gallery is not None else None
+        least = _UPLOAD_BYTES // self.limits.remembered  # that one counts for, so that no more of them are kept
         self._uploads: LRUCache[str, Upload] = LRUCache(
-            _UPLOAD_BYTES, lambda upload: len(upload.thumbnail) + upload.vector.nbytes, self.limits.remembered
+            _UPLOAD_BYTES, lambda upload: max(least, len(upload.thumbnail) + upload.vector.nbytes)
         )
         self._slots = UploadSlots(self.limits, decoders)
         # Threads of their own: a slow decoding keeps no other request waiting, and searches in memory, each of which
@@ -157,7 +158,7 @@ class ServerState:
                 vector = await asyncio.wrap_future(gallery.worker.vector(decoded.pixels))
         model = gallery.store.about.model
         upload = Upload(token_urlsafe(12), vector, model, decoded.width, decoded.height, decoded.thumbnail)
-        self._uploads.put(upload.id, upload)
+        self._uploads[upload.id] = upload
         return upload
 
     async def search(

@@ -171,7 +171,7 @@ def load_checkpoint(
 
 
 def check_random(state: Tensor | None, file: Path) -> None:
-    """Refuse what is no state of torch's generator on the CPU."""
+    """Refuse what is not a state of torch's generator on the CPU."""
     try:
         torch.Generator().set_state(torch.empty(0) if state is None else state)
     except (RuntimeError, TypeError):

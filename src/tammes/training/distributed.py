@@ -85,7 +85,7 @@ def joined() -> Iterator[None]:
             raise
         raise UserError(
             f"process {found.rank} of {found.number} has lost the others: one of them has ended, and its own last words"
-            " are elsewhere in this output. Once that is put right, go on from the last checkpoint: start the same"
+            " are elsewhere in this output. Once that is fixed, resume from the last checkpoint: start the same"
             f" launcher with `tammes train --resume RUN`. ({_briefly(error)})"
         ) from None
     except UserError as error:

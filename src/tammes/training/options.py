@@ -193,8 +193,8 @@ class TrainOptions(TypedDict, total=False):
     keep_init: Annotated[
         bool,
         Doc(
-            "Keep the embedding layer as it was initialised (init pca, whiten or ridge), while the layers below and above"
-            " it train."
+            "Keep the embedding layer as it was initialised (init pca, whiten or ridge), while the layers below and"
+            " above it train."
         ),
     ]
     sampler: Annotated[

@@ -4,7 +4,7 @@ config.json        every option, with its value          environment.json   vers
 classes.json       class names of the training labels    metrics.jsonl      one line an epoch
 embedder.safetensors, embedder.json                      the network that is kept; of vectors learner.safetensors, .json
 last/              the network of the last epoch         candidates.json    what was measured on validation classes
-checkpoint.safetensors                                   to go on from; previous.safetensors is the one before it
+checkpoint.safetensors                                   to resume from; previous.safetensors is the one before it
 frozen.safetensors                                       the weights that do not train, if there are any
 results.json       the evaluation                        log.txt            what was printed
 calibration.json   the threshold of `tammes calibrate`   report.html        the page of `tammes report`
@@ -92,7 +92,7 @@ class RunFolder:
             write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
 
     def read(self, name: str, needs: Sequence[str] = ()) -> Any:
-        """What was written under that name, or None; it may be a stranger's, so its shape is checked.
+        """What was written under that name, or None; it may be untrusted, so its shape is checked.
 
         Args:
             needs: what must be in it; then it must be there.
@@ -110,13 +110,13 @@ class RunFolder:
     def advice(self, name: str) -> str:
         """What to do about a file that is not as it was written."""
         if name == "calibration":
-            return f"Make it anew: tammes calibrate {self.folder}"
+            return f"Calibrate again: tammes calibrate {self.folder}"
         if name == "results" and self.checkpoint.exists():
-            return f"Have it made anew: remove it, then tammes train --resume {self.folder}"
+            return f"To rebuild it, remove it, then: tammes train --resume {self.folder}"
         if name == "metrics":
             return "Remove it: nothing is lost but the curves."
         return (
-            f"Put back the file that training wrote, or train anew: tammes train DATA --out {self.folder} --overwrite"
+            f"Put back the file that training wrote, or train again: tammes train DATA --out {self.folder} --overwrite"
         )
 
     def _check_slots(self, train: list[str], places: CentroidSlots, file: Path) -> None:
@@ -172,12 +172,12 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """What to go on from."""
+        """What to resume from."""
         return self.folder / NEWEST
 
     @property
     def state(self) -> str:
-        """finished, interrupted (there is something to go on from), or started."""
+        """finished, interrupted (there is a checkpoint), or started."""
         if (self.folder / "results.json").exists():
             return "finished"
         return "interrupted" if any((self.folder / name).exists() for name in (NEWEST, PREVIOUS)) else "started"
@@ -304,8 +304,7 @@ def open_run(folder: Path, objects: "Objects | None" = None) -> RunFolder:
     if not is_run(folder):
         if (folder / _LOCK).exists() and _is_begun(folder):
             raise UserError(
-                f"{folder} was stopped before there was anything to go on from. Start it again: tammes train DATA"
-                f" --out {folder}"
+                f"{folder} was stopped before its first checkpoint. Start it again: tammes train DATA --out {folder}"
             )
         raise UserError(
             f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
@@ -317,7 +316,7 @@ def open_finished(folder: Path, objects: "Objects | None" = None) -> RunFolder:
     """A run folder that is there and whose training has ended."""
     run = open_run(folder, objects)
     if run.state != "finished":
-        raise UserError(f"{folder} has not finished. Go on with it: tammes train --resume {folder}")
+        raise UserError(f"{folder} has not finished. Resume it: tammes train --resume {folder}")
     return run
 
 

@@ -174,7 +174,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         The first call decides the classes: those in `classes`, or else those in its `y`. For the gradient method it
         also decides, once for all, how vectors are centred and scaled and what the network starts from, so its vectors
         should be a fair sample. Ridge adds everything up: after the last call it is what one call with all vectors
-        would have made. After `fit` both go on from there. One that was loaded does not.
+        would have made. After `fit` both continue from there. One that was loaded does not.
         """
         check_options(self)
         if getattr(self, "_loaded", False):
@@ -246,7 +246,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def save(self, folder: str | Path) -> None:
         """Write learner.safetensors and learner.json into a folder, each whole or not at all.
 
-        What is needed to `transform` and `score` is saved, not what `partial_fit` would go on from.
+        What is needed to `transform` and `score` is saved, not what `partial_fit` would continue from.
         """
         check_is_fitted(self)
         write_learner(self, Path(folder))

@@ -94,7 +94,7 @@ def _use_words(learner: "MetricLearner", said: dict[str, Any]) -> None:
     names = said.get("columns")
     if names is not None:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError("the names of its columns are no text.")
+            raise UserError("the names of its columns are not text.")
         learner.feature_names_in_ = np.array(names, dtype=object)
     passes, history, chosen = said.get("epochs"), said.get("history"), said.get("regularisation")
     if type(passes) is not int or not isinstance(history, list) or not isinstance(chosen, float | None):

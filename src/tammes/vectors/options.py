@@ -132,7 +132,7 @@ def _check_number(option: str, value: Any, *, optional: bool = False) -> None:
 
 
 def _check_share(option: str, value: Any, least: float | None, below: float | None) -> None:
-    """Refuse what is no number, below `least` (or, without one, not above 0), or not below `below`."""
+    """Refuse what is not a number, below `least` (or, without one, not above 0), or not below `below`."""
     good = isinstance(value, Real) and not isinstance(value, bool)
     good = (
         good

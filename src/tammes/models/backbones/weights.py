@@ -160,7 +160,7 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
             f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} `weights=FILE`;"
-            f" `weights='none'` begins with random ones.{advice_without_network(name)}"
+            f" `weights='none'` starts from random ones.{advice_without_network(name)}"
         ) from error
 
 

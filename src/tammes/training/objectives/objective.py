@@ -23,7 +23,7 @@ class Objective(nn.Module):
         on_features: whether it is more than a loss.
         gathers: whether, of several processes, each computes the loss of the batch of all of them: needed where the
             loss compares the images of a batch, or remembers them. Otherwise each has that of its own share.
-        hold: what keeps embeddings of old classes in place, where a run goes on with new ones.
+        hold: what keeps embeddings of old classes in place, where a run continues with new ones.
     """
 
     features: Callable[[Tensor], Tensor]
