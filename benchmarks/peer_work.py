@@ -451,7 +451,7 @@ def head_tammes(given: Given) -> Work:
         lambda number: training_batches(config, data, number),
         build_optimizer(config, objective),
         epochs=1000,
-        schedule=lambda _: 1.0,
+        schedule=lambda *_: 1.0,
     )
     return lambda: {"images": next(epochs).images}
 
@@ -626,7 +626,7 @@ def omniglot_pml(given: Given) -> Work:
     def epoch(number: int) -> float:
         network.train()
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * cosine(given["epochs"])(number)
+            group["lr"] = config.lr * cosine(given["epochs"])(number, 0)
         started = process_time()
         for pictures, own in loader:
             optimizer.zero_grad()

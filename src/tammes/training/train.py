@@ -169,6 +169,8 @@ def _train(
     config, data, objective = distributed.one_a_host_first(
         lambda: _build(config, resumed, select, accelerator.device, begins=begins)
     )
+    if begins and config.source is None:
+        init_layers(config, data, objective)
     run = distributed.agreed(lambda: resumed or _new_run(config, data, until_done, overwrite=overwrite))
     until_done.enter_context(if_stopped(then=to_resume(run)))
     if begins:
@@ -265,8 +267,6 @@ def _build(
         assert resumed is not None
         load_weights(resumed, objective)
     data = replace(data, kept=keep_activations(config, data, frozen))
-    if config.source is None and begins:
-        init_layers(config, data, objective)
     return config, data, objective
 
 
