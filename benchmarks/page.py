@@ -32,6 +32,7 @@ SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
+    "Our recipe: both new layers in closed form": ("recipe-cub", "recipe-cars196"),
     "The paper's own experiment (its table 2)": (
         *("paper-cub", "paper-cub-20", "paper-cars196", "cub-layers-head", "cub-layers-top"),
     ),
@@ -77,18 +78,19 @@ BOUND = {
 # Images that train and test, to estimate by; results say how many there were.
 IMAGES = {"CUB_200_2011": (5864, 5924), "cars196": (8054, 8131)}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
-# Rows of the README: how they were trained, the plan, its preset, the methods.
+# Rows of the README's table: what was done, the plan of a data set, its preset and method; and rows of the paper.
 IN_README = (
-    ("`head --preset paper`", "cub-layers-head", "paper", ("one-hot centroids",)),
-    ("`top`", "cub-centroids-top", "default", ("one-hot centroids", "K-means centroids")),
-    ("`all --preset paper --epochs 20`", "paper-cub-20", "paper", ("discriminative, one-hot centroids",)),
-    ("`all --preset paper`", "paper-cub", "paper", ("discriminative, one-hot centroids",)),
+    ("pretrained, maximum pooling, nothing trained", "recipe-{}", "default", UNTRAINED),
+    ("`tammes train --train top`", "{}-centroids-top", "default", "one-hot centroids"),
+    ("`tammes train --preset paper --epochs 20`", "paper-{}-20", "paper", "discriminative, one-hot centroids"),
+    ("`tammes train --preset paper`, 40 epochs", "paper-{}", "paper", "discriminative, one-hot centroids"),
+    ("**`tammes train`**, every layer, 3 epochs", "recipe-{}", "default", "discriminative, one-hot centroids"),
 )
-PAPER_IN_README = (
-    ("one-hot centroids", "centroids-cub", "one-hot"),
-    ("K-means centroids", "centroids-cub", "K-means"),
-    ("softmax", "cub", "Softmax"),
-)
+PAPER_IN_README = {
+    "the paper's softmax, up to 40 epochs": "Softmax",
+    "the paper's discriminative loss, up to 40 epochs": "Discriminative",
+}
+DATA_IN_README = {"cub": "CUB", "cars196": "CARS196"}
 
 
 def write_page() -> None:
@@ -872,8 +874,8 @@ def in_short(stored: Mapping[str, Any]) -> list[str]:
 
 
 def readme(text: str, results: Path = RESULTS) -> str:
-    """The README with its table as it should be, between <!-- results: cub --> and <!-- end -->."""
-    return _with_block(text, "README.md", "results: cub", readme_cub(results))
+    """The README with its table as it should be, between <!-- results --> and <!-- end -->."""
+    return _with_block(text, "README.md", "results", readme_table(results))
 
 
 def tables_page(text: str, results: Path = RESULTS) -> str:
@@ -961,67 +963,52 @@ def many_classes(stored: Mapping[str, Any]) -> list[str]:
     return [*lines, *_machine(stored)]
 
 
-def readme_cub(results: Path) -> list[str]:
-    rows, plans = _cub_rows(results)
-    rows += [
-        [
-            f"the paper, every layer, {said}",
-            *(f"{published_table(of).rows[row][MEASURES[name]]:.2f}" for name in RECALLS),
-            "",
-        ]
-        for said, of, row in PAPER_IN_README
-    ]
-    titles = ["trained", *(MEASURES[name] for name in RECALLS), "seconds to train"]
-    made = [f"`{name}`" for name in plans]
-    by = f"; by {', '.join(made)} in `benchmarks/plans/`" if made else ""
+def readme_table(results: Path) -> list[str]:
+    """Both data sets side by side: what was trained here, and the paper's figures."""
+    shown: dict[str, list[str]] = {"trained": []}
+    shown |= {f"{name} {column}": [] for name in DATA_IN_README.values() for column in ("R@1", "R@8", "minutes")}
+    plans: list[str] = []
+
+    def add(what: str, *cells: str) -> None:
+        for column, cell in zip(shown.values(), (what, *cells), strict=True):
+            column.append(cell)
+
+    for what, pattern, preset, method in IN_README:
+        found = [_row_of(results, pattern.format(data), preset, method) for data in DATA_IN_README]
+        plans += [pattern.format(data) for data, row in zip(DATA_IN_README, found, strict=True) if row is not None]
+        if any(found):
+            add(what, *(cell for row in found for cell in _brief(row)))
+    for what, row in PAPER_IN_README.items():
+        figures = [published_table(data).rows[row] for data in DATA_IN_README]
+        add(what, *(cell for each in figures for cell in (f"{each['R@1']:.2f}", f"{each['R@8']:.2f}", "")))
     said = (
-        "CUB-200-2011, 100 kinds of birds never seen in training, GoogLeNet's published weights, no GPU, per cent,"
-        " means over seeds ± half of the 95 % interval ([docs/results.md](docs/results.md) has all rows and their"
-        f" commands{by}):"
+        "R@1 and R@8 in per cent on 100 kinds of birds and 98 models of cars never seen in training, GoogLeNet's"
+        " published weights, two processor cores and no GPU; ± half of the 95 % interval where there are several seeds"
+        " ([docs/results.md](docs/results.md) has all rows and their commands; by"
+        f" {', '.join(f'`{name}`' for name in dict.fromkeys(plans)) or 'no plan'} in `benchmarks/plans/`):"
     )
-    return [
-        *wrap(said, 127, break_on_hyphens=False, break_long_words=False),
-        "",
-        *_drawn({title: [row[number] for row in rows] for number, title in enumerate(titles)}),
-    ]
+    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *_drawn(shown)]
+
+
+def _row_of(results: Path, plan: str, preset: str, method: str) -> Row | None:
+    """A row of a plan that is stored, in the penultimate layer."""
+    stored = _read(results / "plans" / f"{plan}.json")
+    rows = [] if stored is None else from_json(stored["tables"]).get(preset, [])
+    of = (row for row in rows if row.measures and row.method == method and row.layer in ("penultimate", ""))
+    return next(of, None)
+
+
+def _brief(row: Row | None) -> tuple[str, str, str]:
+    """R@1 with its interval, R@8, minutes of training."""
+    if row is None:
+        return "not run", "", ""
+    minutes = "" if row.minutes is None else f"{row.minutes:,.1f}"
+    return str(row.measures["recall_at_1"]), f"{row.measures['recall_at_8'].mean:.2f}", minutes
 
 
 def _every_layer(results: Path) -> bool:
     """Whether the paper's own experiment is stored; an earlier run in fewer epochs stands for it until then."""
     return any((results / "plans" / f"{name}.json").exists() for name in ("paper-cub", "paper-cub-20"))
-
-
-def _cub_rows(results: Path) -> tuple[list[list[str]], list[str]]:
-    """Rows of the plans that are stored, the untrained ones first; and the names of these plans."""
-    rows: list[list[str]] = []
-    untrained: dict[str, list[str]] = {}
-    plans: list[str] = []
-    for how, name, preset, methods in IN_README:
-        stored = _read(results / "plans" / f"{name}.json")
-        of = [] if stored is None else [row for row in from_json(stored["tables"]).get(preset, []) if row.measures]
-        if stored is None or not of:
-            continue
-        pool = stored["pools"][preset]
-        said = "pretrained features" + ("" if pool == "published" else f", {pool} pooling")
-        untrained[said] = _brief(said, next(row for row in of if row.method == UNTRAINED))
-        rows += [
-            _brief(f"{how}, {row.method}", row) for row in of if row.method in methods and row.layer == "penultimate"
-        ]
-        plans += [name] * (name not in plans)
-    rows = [*untrained.values(), *rows]
-    every = None if _every_layer(results) else _read(results / "cub_all.json")
-    if every is not None:
-        recalls = [f"{100 * every['penultimate'][name]:.2f}" for name in RECALLS]
-        said = f"every layer in {len(every['epochs'])} epochs, one-hot centroids, one seed"
-        rows.append([said, *recalls, f"{every['seconds']:,.0f}"])
-    return rows, plans
-
-
-def _brief(name: str, row: Row) -> list[str]:
-    """A row of the README: the first recall with its interval."""
-    first, *others = (row.measures[measure] for measure in RECALLS)
-    seconds = "" if row.minutes is None else f"{60 * row.minutes:,.0f}"
-    return [name, str(first), *(f"{figure.mean:.2f}" for figure in others), seconds]
 
 
 def methods(results: Path) -> list[str]:

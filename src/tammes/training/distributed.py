@@ -85,8 +85,8 @@ def joined() -> Iterator[None]:
             raise
         raise UserError(
             f"process {found.rank} of {found.number} has lost the others: one of them has ended, and its own last words"
-            " are elsewhere in this output. Once that is fixed, resume from the last checkpoint: start the same"
-            f" launcher with `tammes train --resume RUN`. ({_briefly(error)})"
+            " are elsewhere in this output. Once that is fixed, start the same launcher again: with `tammes train"
+            f" --resume RUN` to resume a training, otherwise with the same command. ({_briefly(error)})"
         ) from None
     except UserError as error:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None
