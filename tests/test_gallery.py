@@ -520,7 +520,7 @@ def test_what_is_refused(
 ) -> None:
     image = str(photos / "class 0" / "0.png")
     nowhere = str(tmp_path / "nowhere")
-    assert f"tammes index RUN FOLDER --gallery {nowhere}" in refused(capsys, "search", nowhere, image)
+    assert f"tammes index MODEL FOLDER --gallery {nowhere}" in refused(capsys, "search", nowhere, image)
     assert "which image?" in refused(capsys, "search", str(whole))
     assert "-k must be at least 1" in refused(capsys, "search", str(whole), image, "-k", "0")
     assert "class 77" in refused(capsys, "search", str(whole), image, "--label", "class 77")

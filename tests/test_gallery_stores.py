@@ -237,7 +237,7 @@ def test_columns_of_an_untrusted_gallery_are_what_they_should_be(folder: str) ->
             open_gallery(folder)
         assert str(raised.value) == (
             f"the gallery {folder} does not hold what it says: paths, labels and vectors of 8 numbers. Rebuild it:"
-            f" tammes index RUN FOLDER --gallery {folder} --rebuild"
+            f" tammes index MODEL FOLDER --gallery {folder} --rebuild"
         )
 
 

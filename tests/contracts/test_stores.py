@@ -243,7 +243,7 @@ def test_what_a_row_must_be(store: Store) -> None:
 
 
 def test_where_there_is_no_gallery_the_error_says_how_to_make_one(uri: str) -> None:
-    with pytest.raises(UserError, match="there is no gallery .*Make it: tammes index RUN FOLDER --gallery "):
+    with pytest.raises(UserError, match="there is no gallery .*Make it: tammes index MODEL FOLDER --gallery "):
         open_gallery(uri)
 
 

@@ -51,7 +51,7 @@ def data(config: Data) -> None:
     if name == "glyphs":
         if source is not None:
             raise UserError("`source` is for data sets that are downloaded; glyphs are drawn here.")
-        _show(config, write_glyphs(config.to), f"tammes index RUN {shlex.quote(str(config.to))} --gallery GALLERY")
+        _show(config, write_glyphs(config.to), f"tammes index MODEL {shlex.quote(str(config.to))} --gallery GALLERY")
         return
     if source is not None and not is_address(source) and not Path(source).is_dir():
         raise UserError(f"`source` must be a folder or an address that begins with http; there is no {source}.")

@@ -117,7 +117,7 @@ class About:
             if given != FORMAT:
                 raise UserError(
                     f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
-                    f" tammes that made it, or rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
+                    f" tammes that made it, or rebuild it: tammes index MODEL FOLDER --gallery {where} --rebuild"
                 )
             texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
             if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
@@ -174,11 +174,11 @@ def _may_be_a_path(text: str) -> bool:
 
 
 def no_gallery(where: str) -> UserError:
-    return UserError(f"there is no gallery {where}. Make it: tammes index RUN FOLDER --gallery {where}")
+    return UserError(f"there is no gallery {where}. Make it: tammes index MODEL FOLDER --gallery {where}")
 
 
 def how_to_remake(where: str) -> str:
-    return f"Rebuild it: tammes index RUN FOLDER --gallery {where} --rebuild"
+    return f"Rebuild it: tammes index MODEL FOLDER --gallery {where} --rebuild"
 
 
 def missing_paths(where: str, missing: Sequence[str]) -> UserError:
