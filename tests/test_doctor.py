@@ -265,7 +265,7 @@ def test_small_drawings_are_not_tiny_for_a_network_that_wants_them_so(tmp_path: 
     assert examine(folder(root), shorter_side=28).kinds == {}
 
 
-@pytest.mark.parametrize(("data", "network"), [("photos", "resnet18"), ("glyphs", "conv4")])
+@pytest.mark.parametrize(("data", "network"), [("photos", "resnet50"), ("glyphs", "conv4")])
 def test_images_are_judged_in_the_size_that_training_scales_them_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, network: str
 ) -> None:
