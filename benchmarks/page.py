@@ -84,7 +84,7 @@ IN_README = (
     ("`tammes train --train top`", "{}-centroids-top", "default", "one-hot centroids"),
     ("`tammes train --preset paper --epochs 20`", "paper-{}-20", "paper", "discriminative, one-hot centroids"),
     ("`tammes train --preset paper`, 40 epochs", "paper-{}", "paper", "discriminative, one-hot centroids"),
-    ("**`tammes train`**, every layer, 3 epochs", "recipe-{}", "default", "discriminative, one-hot centroids"),
+    ("**`tammes train --backbone googlenet`**, 3 epochs", "recipe-{}", "default", "discriminative, one-hot centroids"),
 )
 PAPER_IN_README = {
     "the paper's softmax, up to 40 epochs": "Softmax",
