@@ -9,6 +9,7 @@ from PIL import Image
 
 from tammes import DiscriminativeLoss, UserError
 from tammes.io.machine import images_at_once
+from tammes.losses import SoftmaxLoss
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tests.oracles import seeded
 
@@ -93,7 +94,7 @@ def test_a_class_layer_in_closed_form_leads_to_the_centroids_and_leaves_the_embe
     features = 20 * torch.randn(7, 64, generator=seeded(0))[labels] + torch.randn(210, 64, generator=seeded(1))
     embedder.init_from(features, labels)
     before = embedder.embedding(features).detach()
-    embedder.init_class_layer(features, loss.centroids_of(labels))
+    embedder.init_class_layer(features, loss.targets_of(labels))
     torch.testing.assert_close(embedder.embedding(features), before)
     assert 0.5 < embedder.penultimate(features).norm(dim=1).mean() < 2
     outputs = embedder.outputs(features)
@@ -101,6 +102,23 @@ def test_a_class_layer_in_closed_form_leads_to_the_centroids_and_leaves_the_embe
     assert loss(outputs, labels) < loss(made(dim=16, class_dim=7).outputs(features), labels) - 0.3
     # Without regularisation it would be the least-squares solution: with it, outputs are a little shorter.
     assert outputs.gather(1, labels[:, None]).mean() < 1
+
+
+def test_a_softmax_classifier_in_closed_form_has_the_scale_of_the_smallest_loss() -> None:
+    embedder, loss = made(dim=16, class_dim=7), SoftmaxLoss(7)
+    labels = torch.arange(7).repeat(30)
+    features = 4 * torch.randn(7, 64, generator=seeded(0))[labels] + 9 * torch.randn(210, 64, generator=seeded(1))
+    embedder.init_class_layer(features, loss.targets_of(labels), norm=3.0)
+    assert 1.5 < embedder.penultimate(features).norm(dim=1).mean() < 6
+    outputs = embedder.outputs(features)
+    embedder.scale_outputs(loss.best_scale(outputs, labels))
+    found = loss(embedder.outputs(features), labels)
+    torch.testing.assert_close(
+        embedder.outputs(features), outputs * loss.best_scale(outputs, labels), rtol=1e-4, atol=1e-4
+    )
+    assert found < loss(outputs, labels) - 0.1
+    for factor in (0.8, 1.25):
+        assert found < loss(factor * embedder.outputs(features), labels)
 
 
 def test_a_round_trip_through_files_changes_nothing(tmp_path: Path) -> None:

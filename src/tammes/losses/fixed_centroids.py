@@ -85,8 +85,8 @@ class FixedCentroids(FullPrecisionBuffers, ABC):
         unit = normalise(embeddings if factor is None else embeddings * factor)
         return distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids)
 
-    def centroids_of(self, labels: Integer[Tensor, " some"]) -> Float[Tensor, "some dim"]:
-        """The centroids of these classes."""
+    def targets_of(self, labels: Integer[Tensor, " some"]) -> Float[Tensor, "some dim"]:
+        """The centroids of these classes: where their embeddings should be."""
         return one_hot(labels, self.dim).float() if self.centroids is None else self.centroids[labels]
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:

@@ -170,23 +170,35 @@ class Embedder(nn.Module):
 
     @torch.no_grad()
     def init_class_layer(
-        self, features: Float[Tensor, "images features"], centroids: Float[Tensor, "images outputs"]
-    ) -> None:
+        self, features: Float[Tensor, "images features"], targets: Float[Tensor, "images outputs"], norm: float = 1.0
+    ) -> float:
         """Initialise the class layer with the ridge regression of the embeddings onto the centroids of their classes.
 
-        The embedding layer is scaled such that embeddings have a norm of about 1, which changes nothing in how they
+        The embedding layer is scaled such that embeddings have about this norm, which changes nothing in how they
         compare: at the norm of the features, a step of the class layer would undo what is found here.
+
+        Returns:
+            the factor of that scaling.
         """
         assert isinstance(self.penultimate, nn.Linear)
         assert self.class_layer is not None
-        self.penultimate.weight /= typical_length(self.penultimate(features))
-        vectors, targets = self.penultimate(features).double().cpu(), centroids.double().cpu()
+        factor = norm / float(typical_length(self.penultimate(features)))
+        self.penultimate.weight *= factor
+        vectors, targets = self.penultimate(features).double().cpu(), targets.double().cpu()
         mean, target = vectors.mean(0), targets.mean(0)
         covariance = (vectors - mean).T @ (vectors - mean) / len(vectors)  # (dim, dim)
         covariance.diagonal().add_(RIDGE * covariance.diagonal().mean())
         found = torch.linalg.solve(covariance, (vectors - mean).T @ (targets - target) / len(vectors))  # (dim, outputs)
         self.class_layer.weight.copy_(found.T)
         self.class_layer.bias.copy_(target - mean @ found)
+        return factor
+
+    @torch.no_grad()
+    def scale_outputs(self, factor: Float[Tensor, ""]) -> None:
+        """Multiply the class layer's outputs by a factor."""
+        assert self.class_layer is not None
+        self.class_layer.weight.mul_(factor)
+        self.class_layer.bias.mul_(factor)
 
     @torch.no_grad()
     def closed_form(

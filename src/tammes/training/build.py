@@ -14,7 +14,7 @@ from tammes.errors import UserError, out_of_memory, unknown_name
 from tammes.geometry import typical_length
 from tammes.io.console import working
 from tammes.io.machine import TRAINING, images_at_once
-from tammes.losses import DiscriminativeLoss, find_miner
+from tammes.losses import DiscriminativeLoss, SoftmaxLoss, find_miner
 from tammes.models.backbones import backbone
 from tammes.models.backbones.base import Backbone
 from tammes.models.backbones.module import of_module
@@ -159,14 +159,17 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
 @torch.inference_mode()
 def init_layers(config: TrainConfig, data: Data, objective: Objective) -> None:
     """Initialise the embedding layer where it is not random, or where the loss depends on the norm of embeddings."""
-    embedder, norm = objective.embedder, config.method.initial_norm
+    embedder, loss, norm = objective.embedder, objective.loss, config.method.initial_norm
     if config.init != "random":
         with working("initialising the new layers"):
             features, labels = first_features(config, data, objective)
             embedder.init_from(features, None if config.init == "pca" else labels)
             if config.init == "ridge":
-                embedder.init_class_layer(features, objective.loss.centroids_of(labels.to(features.device)))  # type: ignore[operator]
-    if norm is not None:
+                labels = labels.to(features.device)
+                objective.gain = embedder.init_class_layer(features, loss.targets_of(labels), norm or 1.0)  # type: ignore[operator]
+                if isinstance(loss, SoftmaxLoss):
+                    embedder.scale_outputs(loss.best_scale(embedder.outputs(features), labels))
+    if norm is not None and config.init != "ridge":
         with working("measuring the norm of the embeddings"), leaving_no_trace(objective):
             objective.gain = (
                 norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()

@@ -330,8 +330,8 @@ def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, p
 
 
 def _has_class_layer(method: Method, class_layer: bool) -> bool:
-    """Whether there is a class layer, with centroids for its outputs."""
-    return class_layer and method.on == "class layer" and "centroids" in method.takes
+    """Whether there is a class layer, with centroids for its outputs or one output per class."""
+    return class_layer and method.on == "class layer" and bool(method.takes)
 
 
 def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
@@ -541,7 +541,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         raise UserError("`sync_batch_norm` is for batch normalisation that trains: leave one of the two out.")
     if config.init == "ridge" and config.source is None and not _has_class_layer(config.method, config.class_layer):
         raise UserError(
-            f"`init='ridge'` finds a class layer by its centroids, and there is none with `loss={config.loss!r}`"
+            f"`init='ridge'` finds a class layer by what its outputs should be, and there is none with `loss={config.loss!r}`"
             f"{'' if config.class_layer else ' and `class_layer=False`'}: use `init='whiten'`."
         )
     if config.keep_init:
