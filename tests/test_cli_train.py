@@ -344,7 +344,10 @@ def test_a_start_can_be_kept(init: str, photos: Path, trained: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--init", "ridge", "--loss", "triplet"], "--init ridge finds a class layer by its centroids, and there is"),
+        (
+            ["--init", "ridge", "--loss", "triplet"],
+            "--init ridge initialises the class layer, and there is none with --loss triplet",
+        ),
         (["--init", "ridge", "--no-class-layer"], "and --no-class-layer: use --init whiten."),
         (["--init", "random"], "--keep-init keeps what --init finds: give --init pca or --init whiten."),
         (

@@ -541,7 +541,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         raise UserError("`sync_batch_norm` is for batch normalisation that trains: leave one of the two out.")
     if config.init == "ridge" and config.source is None and not _has_class_layer(config.method, config.class_layer):
         raise UserError(
-            f"`init='ridge'` finds a class layer by what its outputs should be, and there is none with `loss={config.loss!r}`"
+            f"`init='ridge'` initialises the class layer, and there is none with `loss={config.loss!r}`"
             f"{'' if config.class_layer else ' and `class_layer=False`'}: use `init='whiten'`."
         )
     if config.keep_init:
