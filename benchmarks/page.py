@@ -18,7 +18,7 @@ from typing import Any
 from tammes.benchmark.cells import renamed
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
-from tammes.benchmark.tables import MEASURES, UNTRAINED, Row, columns, from_json, table
+from tammes.benchmark.tables import MEASURES, UNTRAINED, Figure, Row, columns, from_json, table
 from tammes.cli.losses import explained
 from tammes.errors import UserError
 from tammes.training.objectives import METHODS
@@ -67,6 +67,8 @@ COPIES = (
     " of CARS196 15 of the 16,185 images were missing (8,048 trained, 8,122 tested). The ImageNet weights of GoogLeNet,"
     " VGG-16 and ResNet-50 were stored in half precision. Training computes in what the command says."
 )
+# Rows of evaluation that no loss had a part in.
+CLOSED_FORMS = {"pca_whitened": "PCA whitening, nothing trained", "whitened": "whitening, nothing trained"}
 BOUND = {
     "loss": "training loss",
     "triplet_loss": "L_t",
@@ -173,7 +175,7 @@ def _plan(name: str, results: Path, plans: Path) -> list[str]:
     """A plan as it was stored; one that compares with the paper and was not run is shown as such."""
     stored = _read(results / "plans" / f"{name}.json")
     if stored is not None:
-        return plan_section(stored)
+        return plan_section(stored, results)
     file = plans / f"{name}.toml"
     if not file.exists():
         return []
@@ -181,7 +183,7 @@ def _plan(name: str, results: Path, plans: Path) -> list[str]:
     return [] if plan.paper is None else not_run_section(plan, _read(results / "throughput.json"))
 
 
-def plan_section(stored: Mapping[str, Any]) -> list[str]:
+def plan_section(stored: Mapping[str, Any], results: Path = RESULTS) -> list[str]:
     """What was found, and how each row was made."""
     lines = [f"### {stored['title']}", ""]
     caveat = CAVEATS.get(stored["plan"])
@@ -191,11 +193,30 @@ def plan_section(stored: Mapping[str, Any]) -> list[str]:
     for preset, rows in from_json(stored["tables"]).items():
         lines += [f"Preset {preset}:", ""] if len(stored["tables"]) > 1 else []
         lines += [
-            *_drawn(_with_not_run(rows)),
+            *_drawn(_with_not_run([*rows, *_closed_forms(stored["data"], stored["runs"][preset], results)])),
             *_curves(stored["runs"][preset]),
             *_drawn(_made(stored["runs"][preset])),
         ]
     return lines
+
+
+def _closed_forms(data: str, runs: Sequence[Mapping[str, Any]], results: Path) -> list[Row]:
+    """Rows of the same network without any loss, where it was measured: its features whitened."""
+    trained = {tuple(re.findall(r"--(?:backbone|pool) (\S+)", run["command"])) for run in runs}
+    file = results / "pretrained.json"
+    measured = json.loads(file.read_text()) if file.exists() else []
+    return [
+        Row(
+            title,
+            "",
+            "last",
+            {name: Figure(100 * row[name], None, 1) for name in MEASURES if row.get(name) is not None},
+        )
+        for each in measured
+        if each["data"] == data and {(each["network"], each["pool"])} == trained
+        for name, title in CLOSED_FORMS.items()
+        for row in [each["rows"][name]]
+    ]
 
 
 def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
