@@ -32,9 +32,11 @@ SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
-    "Our recipe: both new layers in closed form": ("recipe-cub", "recipe-cars196"),
+    "Our recipe: both new layers in closed form": (
+        *("recipe-cub", "recipe-cars196", "recipe-resnet50-cub", "recipe-resnet50-cars196", "recipe-methods-cub"),
+    ),
     "The paper's own experiment (its table 2)": (
-        *("paper-cub", "paper-cub-20", "paper-cars196", "cub-layers-head", "cub-layers-top"),
+        *("paper-cub", "paper-cub-20", "paper-cars196", "paper-cars196-20", "cub-layers-head", "cub-layers-top"),
     ),
     "Where the centroids are (table 3)": ("cub-centroids-head", "cub-centroids-top", "cub-softmax-top"),
     "CUB-200-2011, every method (table 4)": ("minutes-cub", "methods-cub", "cub-methods"),
