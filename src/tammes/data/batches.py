@@ -1,10 +1,7 @@
 """Batches of decoded images, cropped for training or evaluation by a thread a little ahead of their use."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
-from queue import Empty, Queue
-from threading import Event, Thread
-from typing import NamedTuple, TypeVar, Unpack
+from collections.abc import Callable, Generator, Sequence
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -14,12 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tammes.data.image_cache import Decoded
+from tammes.data.parallel import in_order
 from tammes.data.samplers import Sampling, Turn, turns
 from tammes.data.transforms import Transform, centre_crops, crop_each, crop_stack, random_crops, transform_each
 from tammes.errors import UserError
 
 Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
-Item = TypeVar("Item")
 
 _AHEAD = 2  # batches made before they are asked for
 
@@ -135,8 +132,10 @@ class Batches:
                 generator=torch.Generator(),  # nobody else's random numbers change
             )
             return
-        made = (self._made(turn) for turn in self._turns)
-        yield from _made_ahead(made) if self._ahead else made
+        if self._ahead:
+            yield from in_order(lambda number: self._made(self._turns[number]), len(self._turns), 1, _AHEAD)
+        else:
+            yield from map(self._made, self._turns)
 
     def _made(self, turn: Turn) -> Batch:
         labels, indices = self._labels[turn.positions], self._indices[turn.positions]
@@ -171,38 +170,3 @@ def _window(sizes: Int64[ndarray, "chosen 2"], crop: int | tuple[int, int] | Non
             "Scale the images up, or choose a network with a smaller input."
         )
     return height, width
-
-
-class _Failure(NamedTuple):
-    error: BaseException
-
-
-def _made_ahead(source: Iterator[Item]) -> Generator[Item, None, None]:
-    """The items of a source, made by a thread of its own, a few ahead; closing it early stops the thread."""
-    queue: Queue[Item | _Failure | None] = Queue(_AHEAD)
-    stop = Event()
-
-    def work() -> None:
-        try:
-            for item in source:
-                queue.put(item)
-                if stop.is_set():
-                    return
-            queue.put(None)
-        except BaseException as error:
-            queue.put(_Failure(error))
-
-    thread = Thread(target=work, daemon=True, name="tammes-batches")
-    thread.start()
-    try:
-        while (item := queue.get()) is not None:
-            if isinstance(item, _Failure):
-                raise item.error
-            yield item
-    finally:
-        # The thread sees `stop` after its next put, for which emptying the queue makes room.
-        stop.set()
-        with suppress(Empty):
-            while True:
-                queue.get_nowait()
-        thread.join()

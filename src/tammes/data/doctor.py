@@ -4,7 +4,6 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from PIL import ExifTags, Image
 from tammes.data.dataset import Dataset
 from tammes.data.folder import files_below
 from tammes.data.images import ROOM, bands_in_mode, identified, resized_size
+from tammes.data.parallel import in_order
 from tammes.data.perceptual_hash import CROPS, alike_pairs, hashes
 from tammes.data.splits import Split, split
 from tammes.errors import UserError
@@ -178,12 +178,8 @@ class _Seen(NamedTuple):
 
 
 def _looks(dataset: Dataset, shorter_side: int, threads: int) -> Iterator[_Seen]:
-    """What is seen of each image, in order; a block at a time, so that little waits."""
-    block = 32 * threads
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(dataset), block):
-            some = range(start, min(start + block, len(dataset)))
-            yield from pool.map(lambda index: _look_in_turn(dataset, index, shorter_side), some)
+    """What is seen of each image, in order."""
+    return in_order(lambda index: _look_in_turn(dataset, index, shorter_side), len(dataset), threads, 32 * threads)
 
 
 def _look_in_turn(dataset: Dataset, index: int, shorter_side: int) -> _Seen:

@@ -6,7 +6,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import blake2b, sha256
@@ -38,6 +38,7 @@ DIGEST = 16  # bytes of the digest of an image
 _SUFFIX, _WHAT = ".pixels", "the decoded images"
 _BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
 _SHOWN = 10  # broken images named in an error
+_WAITING = 1 << 28  # bytes of decoded images that may wait to be written
 _LARGE = 2**25  # pixels; larger pictures are scaled by Pillow, which needs no copy of them
 
 
@@ -296,21 +297,24 @@ def _write(
         sink.seek(0)
         sink.write(_HEADER.pack(_MAGIC, _VERSION, done, num_bytes, len(tail), zlib.crc32(tail)))
 
+    def work(index: int) -> UInt8[ndarray, "channels height width"] | str:
+        return _in_turn(dataset, first + index, form)
+
     try:
-        for image in in_order(
-            lambda index: _in_turn(dataset, first + index, form), len(dataset) - first, threads, _num_bytes
-        ):
-            if isinstance(image, str):
-                bad.append((done, image))
-                # A blank keeps images of one size in one array.
-                image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
-            sizes[:, done] = image.shape[1:]
-            digests.append(image_digest(image))
-            sink.write(image.data)
-            digest.update(image.data)
-            done += 1
-            if on_progress is not None:
-                on_progress(done, len(dataset))
+        with closing(in_order(work, len(dataset) - first, threads, _WAITING, _num_bytes)) as rest:
+            for image in rest:
+                if isinstance(image, str):
+                    bad.append((done, image))
+                    # A blank keeps images of one size in one array.
+                    image = np.zeros((form.channels, *(form.size or (0, 0))), dtype=np.uint8)
+                sizes[:, done] = image.shape[1:]
+                digests.append(image_digest(image))
+                sink.write(image.data)
+                with_image = digest.copy()
+                with_image.update(image.data)
+                digest, done = with_image, done + 1  # Ctrl-C comes before both or after both
+                if on_progress is not None:
+                    on_progress(done, len(dataset))
     except KeyboardInterrupt:
         finish()
         raise

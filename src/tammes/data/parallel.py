@@ -1,72 +1,88 @@
-"""Work done by several threads, its results taken in order: never far ahead, and what waits takes little memory."""
+"""Work done by several threads, its results taken in order: never far ahead, and what waits takes little memory.
+
+Ctrl-C may interrupt whoever takes the results at any point. `threading.Condition`, and with it `Queue`, `Event` and
+`Future`, may then stay locked for good, and the threads that need it would never end. So the two sides share numbers
+that only one of them writes, and queues that C code locks (`SimpleQueue`).
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from threading import Condition
+from threading import Lock, Thread
 from typing import TypeAlias, TypeVar
 
 Result = TypeVar("Result")
-_Queue: TypeAlias = "SimpleQueue[tuple[Result, int] | BaseException]"  # each result with its bytes
+_Queue: TypeAlias = "SimpleQueue[tuple[Result, int] | BaseException]"  # each result with its size
 
 _CHUNK = 8  # pieces of work that a thread takes at once: handing over costs more than a small image
-_WAITING = 1 << 28  # bytes of results that may wait to be taken
 
 
 def in_order(
-    work: Callable[[int], Result], count: int, threads: int, num_bytes: Callable[[Result], int]
+    work: Callable[[int], Result], count: int, threads: int, most: int, size: Callable[[Result], int] = lambda _: 1
 ) -> Generator[Result, None, None]:
-    """work(0), work(1), … by a pool of threads.
+    """work(0), work(1), … by several threads. Closing it early waits for the work under way, and ends them.
 
-    Once the results that wait take `_WAITING` bytes, only the one that is taken next is worked on: a few results of any
-    size never fill the memory, and the one that everything waits for is never held up.
+    Once the results that wait have the size `most` together, only the one that is taken next is worked on: a few
+    results of any size never fill the memory, and the one that everything waits for is never held up.
     """
-    room, held, at, stopped = Condition(), 0, 0, False
+    made, taken, at, stopped = 0, 0, 0, False  # sizes; the number of the one that is taken next
+    writing_made = Lock()  # of the threads alone
+    chunks: SimpleQueue[tuple[range, _Queue[Result]] | None] = SimpleQueue()
+    starts = range(0, count, _CHUNK)
+    wakes: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(min(threads, len(starts)))]  # one for each thread
+    running: list[Thread] = []
 
-    def chunk(indices: range, found: "_Queue[Result]") -> None:
-        nonlocal held
+    def run(wake: "SimpleQueue[None]") -> None:
+        while (given := chunks.get()) is not None:
+            chunk(*given, wake)
+
+    def chunk(indices: range, found: "_Queue[Result]", wake: "SimpleQueue[None]") -> None:
+        nonlocal made
         for index in indices:
-            with room:
-                while held >= _WAITING and index != at and not stopped:
-                    room.wait()
-                if stopped:
-                    return
+            while made - taken >= most and index != at and not stopped:
+                wake.get()
+            if stopped:
+                return
             try:
                 result = work(index)
-                size = num_bytes(result)
+                weight = size(result)
             except BaseException as error:  # raised where the result is taken
                 found.put(error)
                 return
-            with room:
-                held += size
-            found.put((result, size))
+            with writing_made:
+                made += weight
+            found.put((result, weight))
 
-    def taken(indices: range, found: "_Queue[Result]") -> Iterator[Result]:
-        nonlocal held, at
+    def results(indices: range, found: "_Queue[Result]") -> Iterator[Result]:
+        nonlocal taken, at
         for index in indices:
             given = found.get()
             if isinstance(given, BaseException):
                 raise given
-            result, size = given
-            with room:
-                held -= size
-                at = index + 1
-                room.notify_all()
-            yield result
+            taken, at = taken + given[1], index + 1
+            for wake in wakes:
+                if wake.empty():  # otherwise it will look again anyway
+                    wake.put(None)
+            yield given[0]
 
     waiting: deque[tuple[range, _Queue[Result]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for start in range(0, count, _CHUNK):
-                waiting.append((range(start, min(start + _CHUNK, count)), SimpleQueue()))
-                pool.submit(chunk, *waiting[-1])
-                if len(waiting) > 4 * threads:
-                    yield from taken(*waiting.popleft())
-            while waiting:
-                yield from taken(*waiting.popleft())
-        finally:
-            with room:
-                stopped = True
-                room.notify_all()
-            pool.shutdown(wait=True, cancel_futures=True)
+    try:
+        for wake in wakes:
+            # A daemon: one that is interrupted at its start would not end, and the program would wait for it.
+            thread = Thread(target=run, args=(wake,), daemon=True, name="tammes-ahead")
+            thread.start()
+            running.append(thread)
+        for start in starts:
+            waiting.append((range(start, min(start + _CHUNK, count)), SimpleQueue()))
+            chunks.put(waiting[-1])
+            if len(waiting) > 4 * threads:
+                yield from results(*waiting.popleft())
+        while waiting:
+            yield from results(*waiting.popleft())
+    finally:
+        stopped = True
+        for wake in wakes:
+            wake.put(None)
+            chunks.put(None)
+        for thread in running:
+            thread.join()

@@ -1,8 +1,8 @@
 """From folders and tables of images to a gallery: what is new or changed is embedded, what is gone is taken out."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from io import BytesIO
@@ -18,6 +18,7 @@ from PIL import Image
 
 from tammes.data.folder import images_below
 from tammes.data.images import ROOM, check_shape, open_picture, small
+from tammes.data.parallel import in_order
 from tammes.data.table import Box, cropped, is_table, name_in, table_lines
 from tammes.errors import UserError
 from tammes.gallery.filters import Value
@@ -225,8 +226,7 @@ def index(
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
     features = ImageFeatures(embedder)
-    with ThreadPoolExecutor(threads) as pool:
-        reading = _ahead(pool, what.fresh, lambda each: _read(each, embedder, known), 2 * embedder.at_once + threads)
+    with closing(_read_ahead(what.fresh, embedder, known, threads)) as reading:
         while batch := list(islice(reading, _BATCH)):
             _store(store, features, batch, known, so_far)
             yield so_far
@@ -247,9 +247,7 @@ def vectors_of(
 ) -> tuple[list[Path], Float32[ndarray, "images dim"], list[str]]:
     """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
     read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
-    with ThreadPoolExecutor(threads) as pool:
-        sources = [Source(fspath(file), file) for file in files]
-        reading = _ahead(pool, sources, lambda each: _read(each, embedder, {}), 2 * embedder.at_once + threads)
+    with closing(_read_ahead([Source(fspath(file), file) for file in files], embedder, {}, threads)) as reading:
         while batch := list(islice(reading, _BATCH)):
             good = [each for each in batch if each.pixels is not None]
             read += [each.source.file for each in good]
@@ -274,6 +272,15 @@ class _Image:
     key: bytes = b""  # of the cache of features
     broken: str | None = None
     seen: bool = True  # whether its content could be read at all, if not understood
+
+
+def _read_ahead(
+    sources: Sequence[Source], embedder: Embedder, known: Mapping[str, str], threads: int
+) -> Generator[_Image, None, None]:
+    """What is read of the images, in their order, while the network works: never many in memory."""
+    return in_order(
+        lambda index: _read(sources[index], embedder, known), len(sources), threads, 2 * embedder.at_once + threads
+    )
 
 
 def _read(source: Source, embedder: Embedder, known: Mapping[str, str]) -> _Image:
@@ -344,20 +351,6 @@ def _vectors(features: ImageFeatures, images: Sequence[_Image]) -> list[ndarray]
         return []
     found = features([each.pixels for each in images if each.pixels is not None], [each.key for each in images])
     return list(features.embedder.embedding(found).float().cpu().numpy())
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, sources: Iterable[Source], read: Callable[[Source], _Image], most: int
-) -> Iterator[_Image]:
-    """What is read of the images, in their order, never more than so many in memory."""
-    waiting, rest = [], iter(sources)
-    for source in islice(rest, most):
-        waiting.append(pool.submit(read, source))
-    while waiting:
-        found = waiting.pop(0).result()
-        for source in islice(rest, 1):
-            waiting.append(pool.submit(read, source))
-        yield found
 
 
 def _label(fingerprint: str) -> str:
