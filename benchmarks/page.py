@@ -15,7 +15,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from tammes.benchmark.cells import renamed
 from tammes.benchmark.plan import Plan, read_plan
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import MEASURES, UNTRAINED, Figure, Row, columns, from_json, table
@@ -146,28 +145,7 @@ def _if_stored(results: Path, name: str, section: Callable[[Mapping[str, Any]], 
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    return dict(json.loads(file.read_text(), object_hook=_as_now)) if file.exists() else None
-
-
-def _as_now(stored: dict[str, Any]) -> dict[str, Any]:
-    """What was stored under the names that options had then, under those that they have now."""
-    found = renamed(stored)
-    if isinstance(found.get("chosen"), str):
-        found["chosen"] = re.sub(r"^rate ", "lr ", found["chosen"])
-    if isinstance(found.get("command"), str):
-        found["command"] = command_now(found["command"])
-    return found
-
-
-def command_now(command: str) -> str:
-    """A command of `tammes train` with the flags that it has now.
-
-    >>> command_now("tammes train birds --rate 0.1 --backbone-rate 0.01 --mirror True --start pca --keep-start False")
-    'tammes train birds --lr 0.1 --backbone-lr 0.01 --mirror --init pca --no-keep-init'
-    """
-    found = re.sub(r"--((?:backbone-|proxy-)?)rate\b", r"--\1lr", command)
-    found = re.sub(r"--((?:keep-)?)start\b", r"--\1init", found)
-    return re.sub(r"--([a-z-]+) (True|False)\b", lambda flag: f"--{'' if flag[2] == 'True' else 'no-'}{flag[1]}", found)
+    return dict(json.loads(file.read_text())) if file.exists() else None
 
 
 # ---- plans

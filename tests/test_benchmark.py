@@ -59,9 +59,6 @@ centroids = "nowhere"
 [[method]]
 name = "softmax"
 loss = "softmax"
-[[method]]
-name = "later"
-loss = "of-tomorrow"
 """
 SEARCH = """
 data = "photos"
@@ -123,7 +120,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_are_run(done: Path) -> Non
     states = {(cell["method"], cell["seed"]): cell["state"] for cell in results(done)["cells"]}
     assert states == {
         ("one-hot", 0): "done", ("one-hot", 1): "done", ("broken", 0): "failed", ("broken", 1): "failed",
-        ("softmax", 0): "done", ("softmax", 1): "done", ("later", 0): "not there yet", ("later", 1): "not there yet",
+        ("softmax", 0): "done", ("softmax", 1): "done",
     }  # fmt: skip
     broken = next(cell for cell in results(done)["cells"] if cell["method"] == "broken")
     assert broken["error"].startswith("unknown kind of centroids 'nowhere'.")
@@ -137,7 +134,6 @@ def test_the_table_holds_all_of_the_protocol(done: Path) -> None:
     assert rows["softmax, penultimate layer"]["difference"]["seeds"] == 2
     assert rows["softmax, penultimate layer"]["difference"]["half"] is not None
     assert rows["before training"]["seeds"] == 2
-    assert rows["later, last layer"]["remark"] == "not there yet: loss of-tomorrow"
     assert rows["broken, last layer"]["remark"].startswith("2 of 2 failed: unknown kind of centroids")
     page = (done / "out" / "table.md").read_text()
     assert "conv4 from none, trained: all, pool published, dim 16" in page
@@ -151,13 +147,6 @@ def test_the_results_say_of_which_plan_they_are_and_how_every_cell_is_made(done:
     assert commands["one-hot", 1].startswith(f"tammes train {root / 'photos'} --out ")
     shared = "--backbone conv4 --dim 16 --epochs 2 --batch-size 8 --val-classes 2"
     assert commands["broken", 0] == f"tammes train photos --centroids nowhere {shared} --precision no"
-    assert commands["later", 1] == f"tammes train photos --loss of-tomorrow {shared} --seed 1 --precision no"
-
-
-def test_the_options_of_a_loss_that_is_not_there_yet_are_in_its_command(tmp_path: Path) -> None:
-    plan = read_plan(planned(tmp_path, PLAN + "sharpness-of-it = 3\n"))
-    cell = table_cells(plan, tmp_path)[3]
-    assert plan.command(cell.method, cell.preset, cell.seed).endswith("--precision no --sharpness-of-it 3")
 
 
 def test_a_plan_that_compares_centroids_stores_how_far_apart_they_are(done: Path) -> None:
@@ -231,7 +220,6 @@ def test_a_dry_run_of_what_is_done_estimates_by_it(
 ) -> None:
     words = ["benchmark", str(done / "plan.toml"), "--data", str(root), "--dry-run"]
     said = printed(capsys, *words, "--out", str(done / "out"))
-    assert "not there yet  later, preset default, seed 0" in said
     assert said.endswith("\nNothing is left to run.\n")
     more = planned(tmp_path, PLAN.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     found = json.loads(printed(capsys, "benchmark", str(more), *words[2:], "--out", str(done / "out"), "--json"))
@@ -583,7 +571,6 @@ def test_a_person_sees_methods_by_seeds(done: Path, tmp_path: Path) -> None:
     lines = {line.split("│")[1].strip(): line for line in drawn.getvalue().splitlines() if line.startswith("│")}
     assert re.search(r"one-hot +│ +\d+\.\d\d │ +\d+\.\d\d │", lines["one-hot"])
     assert lines["broken"].count("failed") == 2
-    assert lines["later"].count("not there yet") == 2
     searched = read_plan(planned(tmp_path, SEARCH))
     cells = trials(searched, tmp_path, "default", searched.methods[0])
     cells[0].file.parent.mkdir(parents=True)

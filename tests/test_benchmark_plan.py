@@ -72,63 +72,64 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("data = ", "is not TOML"),
-        ('name = "x"\n' + SHORTEST, "unknown key 'name'. Known: title, data"),
+        ('name = "x"\n' + SHORTEST, "unknown key 'name'. Known: data, layers"),
         ('sedes = [1]\n' + SHORTEST, "unknown key 'sedes'. Did you mean 'seeds'?"),
         ('[[method]]\nname = "one"\n', "data is missing."),
-        ('data = "vectors.npz"\n', "holds vectors, and a benchmark is of images"),
+        (SHORTEST.replace("glyphs", "vectors.npz"), "holds vectors, and a benchmark is of images"),
         ('data = "glyphs"\n', "method is missing."),
-        ('data = "glyphs"\nmethod = []\n', "needs one [[method]] or more"),
+        ('data = "glyphs"\nmethod = []\n', "method must be a list of one value or more, got []."),
         ('data = "glyphs"\n[[method]]\npush = 0.1\n', "[[method]] name is missing."),
-        ("seeds = 3\n" + SHORTEST, "seeds must be a list of one value or more, got 3."),
+        ("seeds = 3\n" + SHORTEST, "seeds must be a list, got 3."),
         ("seeds = [1, 1]\n" + SHORTEST, "seeds has a value twice"),
-        ("seeds = [-1]\n" + SHORTEST, "each of seeds must be a whole number from 0 to 18446744073709551615, got -1."),
+        ("seeds = [-1]\n" + SHORTEST, "seeds[0] must be greater than or equal to 0, got -1."),
         (f"seeds = [{10**26}]\n" + SHORTEST, f"seeds is too large: {10**26}. A whole number must be from -2**63"),
         ("seeds = [0x" + 5000 * "f" + "]\n" + SHORTEST, "seeds is too large: a number of thousands of digits."),
         ("seeds = [" + 5000 * "9" + "]\n" + SHORTEST, "holds a number of thousands of digits. A whole number must be"),
         (SHORTEST + f"[train]\nepochs = {10**26}\n", f"train epochs is too large: {10**26}."),
-        (SHORTEST + "[search]\nlr = [1]\nseed = -1\n", "[search] seed must be a whole number from 0"),
-        ('data = "glyphs"\n[[method]]\nname = ""\n', "name of a [[method]] must be a line of up to 200 letters"),
+        (SHORTEST + "[search]\nlr = [1]\nseed = -1\n", "[search] seed must be greater than or equal to 0, got -1."),
+        ('data = "glyphs"\n[[method]]\nname = ""\n', "[[method]] name must be a line of up to 200 letters"),
         ('data = "glyphs"\n[[method]]\nname = "\\u0000"\n', "as it is that of a folder too; got '\\x00'."),
-        ('data = "glyphs"\n[[method]]\nname = "' + 201 * "x" + '"\n', "the name of a [[method]] must be a line"),
-        ("seeds = [true]\n" + SHORTEST, "seeds must be a whole number, got True."),
-        ('presets = ["best"]\n' + SHORTEST, "presets must be 'default' or 'paper', got 'best'."),
-        ('layers = ["first"]\n' + SHORTEST, "layers must be 'penultimate' or 'last', got 'first'."),
+        ('data = "glyphs"\n[[method]]\nname = "' + 201 * "x" + '"\n', "[[method]] name must be a line"),
+        ("seeds = [true]\n" + SHORTEST, "seeds[0] must be a whole number, got True."),
+        ('presets = ["best"]\n' + SHORTEST, "presets[0] must be 'default' or 'paper', got 'best'."),
+        ('layers = ["first"]\n' + SHORTEST, "layers[0] must be 'penultimate' or 'last', got 'first'."),
         ('paper = "cup"\n' + SHORTEST, "unknown table of the paper 'cup'. Did you mean 'cub'?"),
         (SHORTEST + "push = \"far\"\n", "method 'one': push must be a number, got 'far'."),
         (SHORTEST + "mirrored = true\n", "one': 'mirrored' is not an option of tammes train. Did you mean 'mirror'?"),
         (SHORTEST + "epochs = 3\n", "method 'one': epochs must be the same for all: put it in [train]."),
-        (SHORTEST + "seed = 3\n", "method 'one' does not take seed: it belongs in seeds, at the top of the file."),
+        (SHORTEST + "seed = 3\n", "method 'one': seed is not for here: it belongs in seeds, at the top of the file."),
         (SHORTEST + "batch-size = 1\nbatch_size = 2\n", "given twice, with - and with _"),
         (SHORTEST + "search = { push = [0.1] }\n", "search needs a table [search] with lr"),
         (SHORTEST + 'paper = "x"\n', "paper names a row, but the file does not say of which table"),
         ('paper = "cub"\n' + SHORTEST + 'paper = "x"\n', "paper has no row 'x'. Its rows: Softmax, Semi-hard"),
-        ('paper = "cub"\n' + SHORTEST + "paper = 3\n", "paper must be the name of a row, or {"),
-        ('paper = "cub"\n' + SHORTEST + 'paper = { last = "Softmax" }\n', "paper: unknown key 'last'"),
+        ('paper = "cub"\n' + SHORTEST + "paper = 3\n", "[[method]] paper must be a text, got 3."),
+        ('paper = "cub"\n' + SHORTEST + 'paper = { last = "Softmax" }\n', "method 'one': paper: unknown layer 'last'"),
         (SHORTEST + '[[method]]\nname = "One!"\n', "'one' and 'One!' would share a folder"),
         (SHORTEST + "[search]\nlrs = [1]\n", "[search] unknown key 'lrs'. Did you mean 'lr'?"),
-        (SHORTEST + "[search]\nquarters = [1]\n", "[search] lr must be a list"),
-        (SHORTEST + "[search]\nlr = [1]\nquarters = [4]\n", "quarters must be 0, 1, 2 or 3, got 4."),
+        (SHORTEST + "[search]\nquarters = [1]\n", "[search] lr is missing."),
+        (SHORTEST + "[search]\nlr = [1]\nquarters = [4]\n", "quarters[0] must be 0, 1, 2 or 3, got 4."),
         (SHORTEST + "[search]\nlr = [1]\n[train]\nlr = 1\n", "lr is given in [train] and searched for"),
         (SHORTEST + "lr = 2\n[search]\nlr = [1]\n", "method 'one': lr is searched for in [search]"),
         (SHORTEST + "search = { push = [1], dim = [2] }\n[search]\nlr = [1]\n", "hyper-parameter, got dim, push"),
-        (SHORTEST + "search = { lr = [1, 2] }\n[search]\nlr = [1]\n", "2 values of lr, and [search] 1"),
+        (SHORTEST + "search = { lr = [1, 2] }\n[search]\nlr = [1]\n", "2 values of lr, and [search] has 1"),
         (SHORTEST + "seeds = [3]\n", "method 'one': seeds has 3, and seeds at the top"),
         (SHORTEST + "[search]\nlr = [1]\n[search.train]\nepoch = 1\n", "'epoch' is not an option"),
         ('rates_from = "x"\n' + SHORTEST + "[search]\nlr = [1]\n", "rates_from = 'x' and [search] both"),
         ('rates_from = "x"\n' + SHORTEST, "cannot read the plan"),
-        ('rates_from = "plan"\n' + SHORTEST, "has no [search], so no rates can be taken over"),
+        ('rates_from = "plan"\n' + SHORTEST, "there is no [search], so no rates can be taken over"),
         (SHORTEST + "[train]\ncurve = [1.5]\n", "curve[0] must be a whole number, got 1.5"),
-        (SHORTEST + "search = { epochs = [1] }\n[search]\nlr = [1]\n", "search cannot be of epochs"),
+        (SHORTEST + "search = { epochs = [1] }\n[search]\nlr = [1]\n", "search: cannot be of epochs"),
         (SHORTEST + "push = 0\nsearch = { push = [1] }\n[search]\nlr = [1]\n", "cannot be of push: it is given"),
         (
             SHORTEST + 'loss = "lifted"\nmargin = 0.2\nsearch = { margin = [1] }\n[search]\nlr = [1]\n',
             "cannot be of margin: it is given",
         ),
         (SHORTEST + 'loss = "lifted"\nmargin = "wide"\n', "method 'one': margin of lifted structure must be a finite"),
+        (SHORTEST + 'loss = "liftd"\n', "method 'one': unknown loss 'liftd'. Did you mean 'lifted'?"),
         (SHORTEST + 'loss = "lifted"\ncolour = 1\n', "'colour' is not an option of tammes train."),
         (
             SHORTEST + 'loss = "lifted"\nloss-options = ["margin=1"]\n',
-            "does not take loss-options: it belongs in the method by their own names, such as margin = 0.2.",
+            "loss-options is not for here: it belongs in the method by their own names, such as margin = 0.2.",
         ),
         (SHORTEST + "search = { pull = [1] }\n[search]\nlr = [1]\n", "'pull' is not an option of tammes train"),
         ('layers = ["last"]\n' + SHORTEST + "class-layer = false\n", "without a class layer there is no layer 'last'"),
@@ -146,20 +147,12 @@ def test_a_plan_that_is_not_there(tmp_path: Path) -> None:
         read_plan(tmp_path / "none.toml")
 
 
-def test_a_loss_that_is_not_there_yet_may_have_options_of_its_own(tmp_path: Path) -> None:
-    text = SHORTEST + 'loss = "of-tomorrow"\nsharpness = 3\nsearch = { softness = [1, 2] }\n[search]\nlr = [1]\n'
-    method = plan(tmp_path, text).methods[0]
-    assert method.missing == "loss of-tomorrow"
-    assert (method.options, method.search) == ({"loss": "of-tomorrow", "sharpness": 3}, {"softness": (1, 2)})
-
-
 PLANS = sorted((ROOT / "benchmarks" / "plans").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", PLANS, ids=lambda file: file.stem)
 def test_the_plans_that_come_with_the_code_are_plans(file: Path, tmp_path: Path) -> None:
     found = read_plan(file)
-    assert [method.name for method in found.methods if method.missing is not None] == []
     check_options(found, table_cells(found, tmp_path), found.data)
     assert f"#     tammes benchmark benchmarks/plans/{file.name}" in file.read_text()
 

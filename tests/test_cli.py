@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import tyro
-from typing_extensions import Doc, TypedDict
+from typing_extensions import TypedDict
 
 from tammes.cli import COMMANDS, QUIET, arguments, main, parsed, without_flag
 from tammes.cli import help as help_pages
@@ -202,13 +202,20 @@ def test_what_we_cannot_explain_is_said_as_tyro_says_it(monkeypatch: pytest.Monk
 class Typed(TypedDict, total=False):
     """Do something."""
 
-    data: Annotated[str, tyro.conf.Positional, Doc("What to do it with.")]
-    epochs: Annotated[int, Doc("How often.")]
-    init: Annotated[Literal["random", "pca"], Doc("What it begins as.")]
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER"), Doc("Where.")]
-    hidden: Annotated[tuple[int, ...], Doc("Widths.")]
-    json: Annotated[bool, Doc("Print one JSON object.")]
-    class_layer: Annotated[bool, tyro.conf.FlagCreatePairsOff, Doc("Leave out the class layer.")]
+    data: Annotated[str, tyro.conf.Positional]
+    """What to do it with."""
+    epochs: int
+    """How often."""
+    init: Literal["random", "pca"]
+    """What it begins as."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Where."""
+    hidden: tuple[int, ...]
+    """Widths."""
+    json: bool
+    """Print one JSON object."""
+    class_layer: Annotated[bool, tyro.conf.FlagCreatePairsOff]
+    """Leave out the class layer."""
 
 
 @pytest.mark.parametrize(

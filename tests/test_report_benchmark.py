@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from tammes.benchmark.cells import DONE, FAILED, MISSING, WAITING
+from tammes.benchmark.cells import DONE, FAILED, WAITING
 from tammes.benchmark.page import benchmark_sections
 from tammes.benchmark.plan import slug
 from tammes.benchmark.published import published_table
@@ -126,9 +126,8 @@ def test_what_is_not_done_is_counted(tmp_path: Path) -> None:
         cell("b", 0, FAILED, error="no room"),
         cell("c", 0, WAITING),
         cell("c", 1, "running"),
-        cell("d", 0, MISSING),
     ]
-    assert "1 of 5 trainings is done; 1 failed; 2 did not run yet; 1 cannot run: the method is not there yet." in said(
+    assert "1 of 4 trainings is done; 1 failed; 2 did not run yet." in said(
         made(results([trained("a", 50.0)], cells), tmp_path)["compared"]
     )
 
@@ -438,12 +437,12 @@ def test_more_than_twenty_trainings_are_folded_away(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_without_any_result_says_so(tmp_path: Path) -> None:
-    rows = [Row("a", "penultimate", "last", remark="not there yet: --loss later"), Row(UNTRAINED, "", "last")]
-    sections = made(results(rows, [cell("a", 0, MISSING)]), tmp_path)
+    rows = [Row("a", "penultimate", "last", remark="1 of 1 not run yet"), Row(UNTRAINED, "", "last")]
+    sections = made(results(rows, [cell("a", 0, WAITING)]), tmp_path)
     assert list(sections) == ["compared", "results-default", "runs"]
     assert "No training has a result yet." in said(sections["results-default"])
     found = table(sections["results-default"])
-    assert [said(row["remark"]) for row in found] == ["not there yet: --loss later", "no result yet"]
+    assert [said(row["remark"]) for row in found] == ["1 of 1 not run yet", "no result yet"]
     assert charts(sections["results-default"]) == {}
     assert "highest" not in said(sections["compared"])
 

@@ -253,18 +253,6 @@ def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
     assert "the paper's R@1" in heads[0]
 
 
-def test_what_was_stored_under_older_names_is_shown_under_those_of_now(kept: Path) -> None:
-    file = kept / "plans" / "cub-centroids-top.json"
-    stored = json.loads(file.read_text())
-    stored["tables"]["default"][0]["chosen"] = "rate 0.1, push 0.5 of 8"
-    old = "--rate 0.1 --backbone-rate 0.01 --mirror True --start pca --keep-start False"
-    stored["runs"]["default"][0]["command"] = f"tammes train birds {old} --seed 0"
-    file.write_text(json.dumps(stored))
-    made = page(kept)
-    assert "| lr 0.1, push 0.5 of 8 |" in made
-    assert "`tammes train birds --lr 0.1 --backbone-lr 0.01 --mirror --init pca --no-keep-init --seed 0`" in made
-
-
 def test_the_commands_of_the_page_are_understood() -> None:
     commands = re.findall(r"`(tammes train [^`]+)`", PAGE.read_text())
     assert len(commands) > 100
@@ -367,7 +355,7 @@ def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
 def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> None:
     of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
     measures = {"recall_at_1": 0.5, "recall_at_2": 0.6, "recall_at_4": 0.7, "recall_at_8": 0.8}
-    epoch = {"epoch": 1, "rate": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
+    epoch = {"epoch": 1, "lr": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
     every = {
         "machine": of, "command": "tammes train all", "seed": 3, "commit": of["commit"], "epochs": [epoch],
         "seconds": 120.0, "untrained": measures, "penultimate": measures | {"recall_at_1": 0.55}, "last": measures,

@@ -18,31 +18,11 @@ from typing_extensions import TypedDict
 from tammes.benchmark.plan import Method, Plan, describe_options, slug
 from tammes.errors import UserError
 from tammes.io.files import check_no_links, lock, open_inside, write_atomically
-from tammes.io.schema import checked, read_json
+from tammes.io.schema import read_json
 from tammes.training.run_schema import BesideRecall, Line, Measures
 
 SCHEMA = 2  # of a cell's file; 1 had no epochs and no number of images
-WAITING, RUNNING, DONE, FAILED, MISSING = "waiting", "running", "done", "failed", "not there yet"
-
-
-# Options that older results have under another name.
-_RENAMED = {
-    "rate": "lr",
-    "backbone_rate": "backbone_lr",
-    "proxy_rate": "proxy_lr",
-    "start": "init",
-    "keep_start": "keep_init",
-}
-
-
-def renamed(options: dict[str, Any]) -> dict[str, Any]:
-    """Options, or what a result says of them, by the names that they have now.
-
-    >>> renamed({"rate": 0.1, "start": "pca", "push": 0.5})
-    {'lr': 0.1, 'init': 'pca', 'push': 0.5}
-    """
-    known = {name: value for name, value in options.items() if name not in _RENAMED}
-    return {_RENAMED.get(name, name): value for name, value in options.items()} | known
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 
 
 class Failed(TypedDict):
@@ -163,9 +143,7 @@ class Cell:
 
     @property
     def state(self) -> str:
-        """waiting, running (here or in another process), done, failed, or not there yet: its method is not."""
-        if self.method.missing is not None:
-            return MISSING
+        """waiting, running (here or in another process), done, or failed."""
         result = self.result()
         if result is not None:
             return FAILED if "error" in result else DONE
@@ -179,12 +157,9 @@ class Cell:
         """
         shape = Failed | (Tabled if self.quarter is None else Tried)
         advice = f"Remove it to train it again: {self.name}."
-        found: dict[str, Any] | None = read_json(self.file, dict[str, Any], advice)
+        found: dict[str, Any] | None = read_json(self.file, shape, advice)
         if found is None:
             return None
-        old = {name: found[name] for name in ("config", "chosen") if isinstance(found.get(name), dict)}
-        found |= {name: renamed(options) for name, options in old.items()}
-        checked(found, shape, str(self.file), advice)
         if found.get("schema", SCHEMA) > SCHEMA:
             raise UserError(
                 f"{self.file}: schema {found['schema']} is of a newer version of tammes; {SCHEMA} is known."

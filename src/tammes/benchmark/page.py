@@ -14,7 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from tammes import __version__
-from tammes.benchmark.cells import DONE, FAILED, MISSING
+from tammes.benchmark.cells import DONE, FAILED
 from tammes.benchmark.columns import Column, Shown, describe_machine
 from tammes.benchmark.complexity import Complexity, complexity_part
 from tammes.benchmark.plan import slug
@@ -132,12 +132,11 @@ def _compared(results: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], f
 def _progress(cells: Sequence[Mapping[str, Any]]) -> str:
     """How many trainings have a result, and what became of the others."""
     states = Counter(cell["state"] for cell in cells)
-    done, failed, missing = states[DONE], states[FAILED], states[MISSING]
-    waiting = len(cells) - done - failed - missing
+    done, failed = states[DONE], states[FAILED]
+    waiting = len(cells) - done - failed
     said = [f"{done} of {len(cells)} training{'s' * (len(cells) != 1)} {'is' if done == 1 else 'are'} done"]
     said += [f"{failed} failed"] if failed else []
     said += [f"{waiting} did not run yet"] if waiting else []
-    said += [f"{missing} cannot run: the method is not there yet"] if missing else []
     return "; ".join(said) + "."
 
 
@@ -208,7 +207,7 @@ def _columns(rows: Sequence[Row], names: Mapping[str, str], paper: str | None) -
         Column("seconds an epoch", [_time(_seconds(row)) for row in rows], "number"),
     ]
     for name, title in DISTANCES.items():
-        lengths = [None if row.distances is None else row.distances[name] for row in rows]
+        lengths = [(row.distances or {}).get(name) for row in rows]
         cells = [
             Shown("" if length is None else f"{length:.3f}", length, _published(row, title, 3))
             for row, length in zip(rows, lengths, strict=True)

@@ -3,32 +3,36 @@
 Nothing in it is guessed at: a key that is not known, or a value of the wrong kind, is an error that names it.
 """
 
-import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field
 
 from tammes.benchmark.published import published_row, published_table
-from tammes.errors import UserError, check_seed, shown
+from tammes.errors import UserError, shown, unknown_name
 from tammes.io.files import read_text
-from tammes.io.schema import adapter, problem
+from tammes.io.schema import built
 from tammes.losses import Method as Loss
 from tammes.training.config import command_of
-from tammes.training.objectives import METHODS, find_method, find_miner
-from tammes.training.options import TrainOptions
+from tammes.training.objectives import find_method, find_miner
+from tammes.training.options import Layer, Preset, TrainOptions
 
+T = TypeVar("T")
+
+_ADVICE = "docs/benchmark.md says what a plan holds."
 _MOST = 2**63  # what a whole number of TOML must be below
 _RANGE = "A whole number must be from -2**63 to 2**63 - 1, as TOML has it."
 _LONGEST_NAME = 200  # bytes of a folder: those of file systems end at 255, with what is put before and behind it
 
-LAYERS = ("penultimate", "last")
-QUARTERS = (0, 1, 2, 3)
+Quarter = Literal[0, 1, 2, 3]
+QUARTERS: tuple[Quarter, ...] = (0, 1, 2, 3)
+_KINDS = get_type_hints(TrainOptions)
 # What must be the same for every method, or the table compares something else.
 FOR_ALL = {
     *("backbone", "weights", "train", "cut", "views", "pool", "dim", "epochs", "mirror", "shift", "precision"),
@@ -51,6 +55,25 @@ ELSEWHERE = {
     "hidden": "nowhere: it is for vectors, and a benchmark is of images",
     "method": "nowhere: it is for vectors, and a benchmark is of images",
 }
+
+
+def _different(values: tuple[T, ...]) -> tuple[T, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"has a value twice: {list(values)}")
+    return values
+
+
+def _as_a_folder(name: str) -> str:
+    if not name.strip() or not name.isprintable() or len(slug(name).encode()) > _LONGEST_NAME:
+        raise ValueError(
+            f"must be a line of up to {_LONGEST_NAME} letters that can be printed, as it is that of a folder too; got"
+            f" {shown(name)}"
+        )
+    return name
+
+
+Several = Annotated[tuple[T, ...], Field(min_length=1), AfterValidator(_different)]
+Seed = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -79,12 +102,6 @@ class Method:
         """Its name as that of a folder."""
         return slug(self.name)
 
-    @property
-    def missing(self) -> str | None:
-        """What of it is not there yet."""
-        loss = self.options.get("loss", "discriminative")
-        return None if loss in METHODS or loss.startswith("pml:") else f"loss {loss}"
-
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -98,9 +115,9 @@ class SearchSpace:
         train: options of these trainings, in place of those of the plan's.
     """
 
-    lr: tuple[float, ...]
-    quarters: tuple[int, ...]
-    seed: int
+    lr: Several[float]
+    quarters: Several[Quarter] = QUARTERS
+    seed: Seed = 0
     widen: bool = False
     train: dict[str, Any] = field(default_factory=dict)
 
@@ -133,9 +150,32 @@ class Plan:
         """
         given = self.options(method) | {"preset": preset, "seed": seed} | ({"embedding": layer} if layer else {})
         usual = {"preset": "default", "loss": "discriminative", "embedding": "penultimate", "seed": 0}
-        known = [name for name in TrainOptions.__annotations__ if name in given]
-        own = [name for name in given if name not in known]  # of a loss that is not there yet
-        return command_of(self.data, {name: given[name] for name in [*known, *own] if given[name] != usual.get(name)})
+        changed = [name for name in _KINDS if name in given and given[name] != usual.get(name)]
+        return command_of(self.data, {name: given[name] for name in changed})
+
+
+@dataclass(frozen=True)
+class _Top:
+    """The top of the file; its other tables are read one by one."""
+
+    data: str
+    method: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    title: str | None = None
+    presets: Several[Preset] = ("default",)
+    seeds: Several[Seed] = (0, 1, 2)
+    layers: Several[Layer] = ("penultimate",)
+    paper: str | None = None
+    rates_from: str | None = None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a [[method]] has beside options."""
+
+    name: Annotated[str, AfterValidator(_as_a_folder)]
+    search: dict[str, Any] = field(default_factory=dict)
+    paper: str | dict[str, str] = field(default_factory=dict)
+    seeds: Several[Seed] | None = None
 
 
 def slug(name: str) -> str:
@@ -168,297 +208,200 @@ def read_plan(file: Path, *, searches: bool = False) -> Plan:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(
-            f"cannot read the plan {file}: {error.strerror}. docs/benchmark.md says what it holds."
-        ) from None
+        raise UserError(f"cannot read the plan {file}: {error.strerror}. {_ADVICE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not TOML: {error}.") from None
     except ValueError:  # Python reads no whole number of more than a few thousand digits
         raise UserError(f"{file} holds a number of thousands of digits. {_RANGE}") from None
-    _check_numbers(file, given)
-    if searches and "search" not in given:
-        raise UserError(f"{file} has no [search], so no rates can be taken over from it.")
-    return _Reader(file, get_type_hints(TrainOptions)).plan(given)
+    with _at(f"{file}: "):
+        if searches and "search" not in given:
+            raise UserError("there is no [search], so no rates can be taken over from it.")
+        return _plan(file, given)
 
 
-def _check_numbers(file: Path, given: Any, name: str = "") -> None:
-    """Refuse whole numbers that no option can be, wherever they stand, before anything is done with them."""
-    if isinstance(given, dict):
-        for key, value in given.items():
-            _check_numbers(file, value, f"{name} {key}".strip())
-    elif isinstance(given, list):
-        for value in given:
-            _check_numbers(file, value, name)
-    elif isinstance(given, int) and not -_MOST <= given < _MOST:
-        raise UserError(f"{file}: {name} is too large: {shown(given)}. {_RANGE}")
+def _plan(file: Path, given: dict[str, Any]) -> Plan:
+    _check_numbers(given)
+    with _at("[train] "):
+        train = _options(given.pop("train", {}))
+    search = _search(given.pop("search"), train) if "search" in given else None
+    top: _Top = _table(given, _Top)
+    if Path(top.data).suffix.lower() in (".npz", ".parquet"):
+        raise UserError(f"data = {top.data!r} holds vectors, and a benchmark is of images.")
+    if top.paper is not None:
+        published_table(top.paper)
+    methods = tuple(_method(table, top, train, search) for table in top.method)
+    for number, method in enumerate(methods):
+        for other in methods[:number]:
+            if other.slug == method.slug:
+                raise UserError(f"the methods {other.name!r} and {method.name!r} would share a folder. Rename one.")
+    title = top.title or file.stem
+    plan = Plan(file, title, top.data, top.presets, top.seeds, top.layers, train, methods, search, top.paper)
+    return plan if top.rates_from is None else replace(plan, rates_from=_rates_from(plan, top.rates_from))
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """What reading a plan needs everywhere: the file, for errors, and the options of a training."""
+def _rates_from(plan: Plan, name: str) -> Plan:
+    """The plan beside this one whose search chooses for it."""
+    for there, what in ((plan.search, "[search]"), ("lr" in plan.train, "lr in [train]")):
+        if there:
+            raise UserError(f"rates_from = {name!r} and {what} both say the rates: leave out one.")
+    with _at("rates_from: "):
+        found = read_plan(plan.file.with_name(f"{name}.toml"), searches=True)
+    for method in plan.methods:
+        if "lr" in method.options:
+            raise UserError(f"method {method.name!r}: lr is taken over by rates_from: leave it out.")
+    missing = sorted({method.name for method in plan.methods} - {method.name for method in found.methods})
+    missing += sorted(set(plan.presets) - set(found.presets))
+    if missing:
+        raise UserError(f"rates_from = {name!r}, and {found.file} does not search for {missing[0]!r}.")
+    return found
 
-    file: Path
-    kinds: Mapping[str, Any]
 
-    def plan(self, given: dict[str, Any]) -> Plan:
-        known = ("title", "data", "presets", "seeds", "layers", "paper", "train", "search", "rates_from", "method")
-        self.known(given, known, "")
-        data = self.of(given, "data", str, default=MISSING)
-        if Path(data).suffix.lower() in (".npz", ".parquet"):
-            raise UserError(f"{self.file}: data = {data!r} holds vectors, and a benchmark is of images.")
-        layers = self.listed(given, "layers", Literal[LAYERS], ("penultimate",))
-        train = self.options(self.of(given, "train", dict, default={}), "[train]")
-        search = self.search(given, train)
-        paper = self.of(given, "paper", str, default=None)
-        if paper is not None:
-            self.named(lambda: published_table(paper))
-        seeds = self.listed(given, "seeds", int, (0, 1, 2))
-        for seed in seeds:
-            self.seed("each of seeds", seed)
-        tables = self.of(given, "method", list, default=MISSING)
-        if not tables or not all(isinstance(table, dict) for table in tables):
-            raise UserError(f"{self.file}: a plan needs one [[method]] or more, each with a name and its own options.")
-        methods = tuple(self.method(table, search, train, layers, seeds, paper) for table in tables)
-        for number, method in enumerate(methods):
-            for other in methods[:number]:
-                if other.slug == method.slug:
-                    raise UserError(
-                        f"{self.file}: the methods {other.name!r} and {method.name!r} would share a folder. Rename one."
-                    )
-        presets = self.listed(given, "presets", self.kinds["preset"], ("default",))
-        return Plan(
-            file=self.file,
-            title=self.of(given, "title", str, default=self.file.stem),
-            data=data,
-            presets=presets,
-            seeds=seeds,
-            layers=layers,
-            train=train,
-            methods=methods,
-            search=search,
-            paper=paper,
-            rates_from=self.rates_from(given, train, presets, methods),
-        )
+def _search(given: Any, train: Mapping[str, Any]) -> SearchSpace:
+    if "lr" in train:
+        raise UserError("lr is given in [train] and searched for in [search]. Leave out one of them.")
+    with _at("[search] "):
+        found: SearchSpace = _table(given, SearchSpace)
+    with _at("[search.train] "):
+        return replace(found, train=_options(found.train))
 
-    def rates_from(
-        self, given: dict[str, Any], train: dict[str, Any], presets: tuple[str, ...], methods: tuple[Method, ...]
-    ) -> Plan | None:
-        """The plan beside this one whose search chooses for it."""
-        name = self.of(given, "rates_from", str, default=None)
-        if name is None:
-            return None
-        for there, what in (("search" in given, "[search]"), ("lr" in train, "lr in [train]")):
-            if there:
-                raise UserError(f"{self.file}: rates_from = {name!r} and {what} both say the rates: leave out one.")
-        beside = self.file.with_name(f"{name}.toml")
-        found: Plan = self.named(lambda: read_plan(beside, searches=True), "rates_from: ")
-        given_twice = [method.name for method in methods if "lr" in method.options]
-        if given_twice:
-            raise UserError(f"{self.file}: method {given_twice[0]!r}: lr is taken over by rates_from: leave it out.")
-        missing = sorted({method.name for method in methods} - {method.name for method in found.methods})
-        missing += sorted(set(presets) - set(found.presets))
-        if missing:
-            raise UserError(f"{self.file}: rates_from = {name!r}, and {found.file} does not search for {missing[0]!r}.")
-        return found
 
-    def search(self, given: dict[str, Any], train: dict[str, Any]) -> SearchSpace | None:
-        if "search" not in given:
-            return None
-        table = self.of(given, "search", dict, default=MISSING)
-        self.known(table, ("lr", "quarters", "seed", "widen", "train"), "[search] ")
-        if "lr" in train:
-            raise UserError(f"{self.file}: lr is given in [train] and searched for in [search]. Leave out one of them.")
-        seed = self.of(table, "seed", int, default=0, where="[search] ")
-        self.seed("[search] seed", seed)
-        return SearchSpace(
-            lr=self.listed(table, "lr", float, MISSING, "[search] "),
-            quarters=self.listed(table, "quarters", Literal[QUARTERS], QUARTERS, "[search] "),
-            seed=seed,
-            widen=self.of(table, "widen", bool, default=False, where="[search] "),
-            train=self.options(self.of(table, "train", dict, default={}, where="[search] "), "[search.train]"),
-        )
-
-    def method(
-        self,
-        table: dict[str, Any],
-        search: SearchSpace | None,
-        train: dict[str, Any],
-        layers: tuple[str, ...],
-        seeds: tuple[int, ...],
-        paper: str | None,
-    ) -> Method:
-        name = self.of(table, "name", str, default=MISSING, where="[[method]] ")
-        if not name.strip() or not name.isprintable() or len(slug(name).encode()) > _LONGEST_NAME:
-            raise UserError(
-                f"{self.file}: the name of a [[method]] must be a line of up to {_LONGEST_NAME} letters that can be"
-                f" printed, as it is that of a folder too; got {shown(name)}."
-            )
-        where = f"method {name!r}: "
-        own = {key: value for key, value in table.items() if key not in ("name", "search", "paper", "seeds")}
-        # The options of a loss that is not there yet cannot be known either.
-        loss = own.get("loss", train.get("loss", "discriminative"))
-        found = self.loss(loss, own.get("miner", train.get("miner")), own.get("base", train.get("base")), where)
-        strict = not isinstance(loss, str) or found is not None
-        of_loss = self.of_loss({key: own.pop(key) for key in list(own) if self.is_of_loss(key, found)}, found, where)
-        options = (
-            self.options(own, where.rstrip(": "), strict=strict) if strict else {_word(k): v for k, v in own.items()}
-        )
-        if of_loss:
-            options["loss_options"] = of_loss
-        if found is not None:
-            self.check_miner(train | options, where)
+def _method(table: dict[str, Any], top: _Top, train: dict[str, Any], search: SearchSpace | None) -> Method:
+    names = {each.name for each in fields(_Row)}
+    with _at("[[method]] "):
+        row: _Row = _table({key: value for key, value in table.items() if key in names}, _Row)
+    with _at(f"method {row.name!r}: "):
+        own = {key: value for key, value in table.items() if key not in names}
+        said = train | own
+        miner, base = (None if said.get(key) is None else str(said[key]) for key in ("miner", "base"))
+        loss = find_method(str(said.get("loss", "discriminative")), miner, base)
+        of_loss = _of_loss({key: own.pop(key) for key in list(own) if _is_of_loss(key, loss)}, loss)
+        options = {"loss": "discriminative"} | _options(own) | ({"loss_options": of_loss} if of_loss else {})
+        _check_miner(train | options)
         shared = sorted(FOR_ALL & set(options))
         if shared:
-            raise UserError(
-                f"{self.file}: {where}{shared[0].replace('_', '-')} must be the same for all: put it in [train]."
-            )
-        options = {"loss": loss} | options
-        no_class_layer = found is not None and found.on != "class layer"
-        if no_class_layer or options.get("class_layer", train.get("class_layer", True)) is False:
+            raise UserError(f"{shared[0].replace('_', '-')} must be the same for all: put it in [train].")
+        layers = top.layers
+        if loss.on != "class layer" or (train | options).get("class_layer") is False:
             layers = tuple(layer for layer in layers if layer != "last")
             if not layers:
-                raise UserError(f"{self.file}: {where}without a class layer there is no layer 'last'.")
-        own_seeds = self.listed(table, "seeds", int, seeds, where)
-        for seed in own_seeds:
-            if seed not in seeds:
-                raise UserError(f"{self.file}: {where}seeds has {seed}, and seeds at the top of the file has not.")
-        asked = dict(self.of(table, "search", dict, default={}, where=where))
-        if asked and search is None:
-            raise UserError(f"{self.file}: {where}search needs a table [search] with lr = [...], the same for all.")
-        rates = self.listed(asked, "lr", float, (), f"{where}search ")
-        if rates and search is not None and len(rates) != len(search.lr):
+                raise UserError("without a class layer there is no layer 'last'.")
+        for seed in row.seeds or ():
+            if seed not in top.seeds:
+                raise UserError(f"seeds has {seed}, and seeds at the top of the file has not.")
+        rates, values = _searched(row, options, loss, search)
+        paper = _paper(row.paper, layers, top.paper)
+        return Method(row.name, options, values, paper, layers, row.seeds or top.seeds, rates)
+
+
+def _searched(
+    row: _Row, options: Mapping[str, Any], loss: Loss, search: SearchSpace | None
+) -> tuple[tuple[float, ...], dict[str, tuple[Any, ...]]]:
+    """The learning rates that a method has of its own, and its hyper-parameter with the values to try."""
+    if search is None:
+        if row.search:
+            raise UserError("search needs a table [search] with lr = [...], the same for all.")
+        return (), {}
+    if "lr" in options:
+        raise UserError("lr is searched for in [search], the same for all. Leave it out here.")
+    asked: dict[str, Any] = built(row.search, dict[str, Several[Any]], "search", "")
+    with _at("search: "):
+        rates = tuple(_options({"lr": each})["lr"] for each in asked.pop("lr", ()))
+        if rates and len(rates) != len(search.lr):
             raise UserError(
-                f"{self.file}: {where}search has {len(rates)} values of lr, and [search] {len(search.lr)}: each"
-                " method must have as many tries."
+                f"{len(rates)} values of lr, and [search] has {len(search.lr)}: each method must have as many tries."
             )
-        asked.pop("lr", None)
         if len(asked) > 1:
-            raise UserError(f"{self.file}: {where}search is of one hyper-parameter, got {', '.join(sorted(asked))}.")
-        values: dict[str, tuple[Any, ...]] = {}
-        for key in asked:
-            option = _word(key)
-            if self.is_of_loss(key, found):
-                for value in self.listed(asked, key, Any, MISSING, f"{where}search "):
-                    self.of_loss({key: value}, found, where)
-            elif strict:
-                self.options({key: None}, where.rstrip(": ") + ", search", values=False)
-            given_of_loss = [each.partition("=")[0] for each in of_loss]
-            if option in FOR_ALL or option in ("lr", "backbone_lr", *options, *given_of_loss):
-                raise UserError(
-                    f"{self.file}: {where}search cannot be of {key}: it is given already, or the same for all."
-                )
-            kind = self.kinds[option] if strict and option in self.kinds else Any
-            values[option] = self.listed(asked, key, kind, MISSING, f"{where}search ")
-        if search is not None and "lr" in options:
-            raise UserError(f"{self.file}: {where}lr is searched for in [search], the same for all. Leave it out here.")
-        return Method(name, options, values, self.paper(table, where, layers, paper), layers, own_seeds, rates)
+            raise UserError(f"a method has one hyper-parameter, got {', '.join(sorted(asked))}.")
+        found = {}
+        for key, values in asked.items():
+            given = [each.partition("=")[0] for each in options.get("loss_options", ())]
+            if _word(key) in FOR_ALL or _word(key) in ("lr", "backbone_lr", *options, *given):
+                raise UserError(f"cannot be of {key}: it is given already, or the same for all.")
+            if _is_of_loss(key, loss):
+                found[_word(key)] = tuple(value for value in values if _of_loss({key: value}, loss))
+            else:
+                found[_word(key)] = tuple(_options({key: value})[_word(key)] for value in values)
+    return rates, found
 
-    def loss(self, name: Any, miner: Any, base: Any, where: str) -> Loss | None:
-        """The loss of a method; None if it is not there yet."""
-        if not isinstance(name, str) or not (name in METHODS or name.startswith("pml:")):
-            return None
-        miner, base = (None if each is None else str(each) for each in (miner, base))
-        found: Loss = self.named(lambda: find_method(name, miner, base), where)
-        return found
 
-    def check_miner(self, options: Mapping[str, Any], where: str) -> None:
-        """Refuse options that a miner has not, or that have no miner."""
-        miner, given = options.get("miner"), options.get("miner_options", ())
-        if miner is not None:
-            self.named(lambda: find_miner(miner).parse(given), where)
-        elif given:
-            raise UserError(f'{self.file}: {where}miner-options are those of a miner: add miner = "pml:NAME".')
+def _check_miner(options: Mapping[str, Any]) -> None:
+    """Refuse options that a miner has not, or that have no miner."""
+    miner, given = options.get("miner"), options.get("miner_options", ())
+    if miner is not None:
+        find_miner(miner).parse(given)
+    elif given:
+        raise UserError('miner-options are those of a miner: add miner = "pml:NAME".')
 
-    def is_of_loss(self, key: str, loss: Loss | None) -> bool:
-        """Whether a key is an option of the loss and not of `tammes train`."""
-        return loss is not None and _word(key) not in self.kinds and _word(key) in loss.options
 
-    def of_loss(self, given: dict[str, Any], loss: Loss | None, where: str) -> tuple[str, ...]:
-        """Options of a loss as `--loss-options` takes them."""
-        said = tuple(f"{_word(key)}={value}" for key, value in given.items())
-        if loss is not None and said:
-            self.named(lambda: loss.parse(said), where)
-        return said
+def _is_of_loss(key: str, loss: Loss) -> bool:
+    """Whether a key is an option of the loss and not of `tammes train`."""
+    return _word(key) not in _KINDS and _word(key) in loss.options
 
-    def paper(self, table: dict[str, Any], where: str, layers: tuple[str, ...], of: str | None) -> dict[str, str]:
-        """Which row of the paper's table a method is: one name, for the first layer, or one for each layer."""
-        if "paper" not in table:
-            return {}
-        if of is None:
-            raise UserError(
-                f'{self.file}: {where}paper names a row, but the file does not say of which table: paper = "cub".'
-            )
-        given = {layers[0]: table["paper"]} if isinstance(table["paper"], str) else table["paper"]
-        if not isinstance(given, dict) or not all(isinstance(row, str) for row in given.values()):
-            raise UserError(
-                f'{self.file}: {where}paper must be the name of a row, or {{ penultimate = "…", last = "…" }}.'
-            )
-        self.known(given, layers, where + "paper: ")
-        for row in given.values():
-            self.named(lambda row=row: published_row(of, row), where)
-        return given
 
-    def options(self, given: dict[str, Any], where: str, *, strict: bool = True, values: bool = True) -> dict[str, Any]:
-        """Options of `tammes train`, by their names there."""
-        found: dict[str, Any] = {}
-        for key, value in given.items():
-            name = _word(key)
-            if name in ELSEWHERE:
-                raise UserError(f"{self.file}: {where} does not take {key}: it belongs in {ELSEWHERE[name]}.")
-            if strict and name not in self.kinds:
-                near = get_close_matches(name, self.kinds, n=1)
-                hint = f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""
-                raise UserError(
-                    f"{self.file}: {where}: {key!r} is not an option of tammes train.{hint} See `tammes train --help`."
-                )
-            if name in found:
-                raise UserError(f"{self.file}: {where}: {key!r} is given twice, with - and with _.")
-            found[name] = self.value(key, value, self.kinds[name], f"{where}: ") if values else None
-        return found
+def _of_loss(given: Mapping[str, Any], loss: Loss) -> tuple[str, ...]:
+    """Options of a loss as `--loss-options` takes them."""
+    said = tuple(f"{_word(key)}={value}" for key, value in given.items())
+    loss.parse(said)
+    return said
 
-    def known(self, given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-        for key in given:
-            if key not in names:
-                near = get_close_matches(key, names, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise UserError(f"{self.file}: {where}unknown key {key!r}.{hint} Known: {', '.join(names)}.")
 
-    def of(self, given: dict[str, Any], key: str, kind: Any, *, default: Any, where: str = "") -> Any:
-        if key not in given:
-            if default is MISSING:
-                raise UserError(f"{self.file}: {where}{key} is missing.")
-            return default
-        return self.value(key, given[key], kind, where)
+def _paper(given: str | dict[str, str], layers: tuple[Layer, ...], table: str | None) -> dict[str, str]:
+    """Which row of the paper's table a method is: one name, for the first layer, or one for each layer."""
+    rows: dict[str, str] = {layers[0]: given} if isinstance(given, str) else given
+    if rows and table is None:
+        raise UserError('paper names a row, but the file does not say of which table: paper = "cub".')
+    for layer, row in rows.items():
+        if layer not in layers:
+            raise UserError(f"paper: {unknown_name('layer', layer, layers)}")
+        published_row(str(table), row)
+    return rows
 
-    def listed(self, given: dict[str, Any], key: str, kind: Any, default: Any, where: str = "") -> tuple[Any, ...]:
-        """A list of different values of one kind."""
-        if key not in given and default is not MISSING:
-            return tuple(default)
-        values = given.get(key)
-        if not isinstance(values, list) or not values:
-            raise UserError(f"{self.file}: {where}{key} must be a list of one value or more, got {values!r}.")
-        found = tuple(self.value(key, value, kind, where) for value in values)
-        if len(set(found)) < len(found):
-            raise UserError(f"{self.file}: {where}{key} has a value twice: {values!r}.")
-        return found
 
-    def value(self, key: str, value: Any, kind: Any, where: str) -> Any:
-        if str in (kind, *get_args(kind)) and type(value) in (int, float):  # as in val-classes = 0.2
-            value = str(value)
-        try:  # as JSON, in which a list may be a tuple; a date, which TOML has too, is none of our kinds
-            return adapter(kind).validate_json(json.dumps(value, default=lambda date: {"date": str(date)}), strict=True)
-        except ValidationError as error:
-            raise UserError(f"{self.file}: {where}{problem(error, value, key)}.") from None
+def _options(given: Any) -> dict[str, Any]:
+    """Options of `tammes train`, by their names there."""
+    words: dict[str, Any] = {}
+    for key, value in built(given, dict[str, Any], "it", "").items():
+        name = _word(key)
+        if name in ELSEWHERE:
+            raise UserError(f"{key} is not for here: it belongs in {ELSEWHERE[name]}.")
+        if name not in _KINDS:
+            near = get_close_matches(name, _KINDS, n=1)
+            hint = f" Did you mean {near[0].replace('_', '-')!r}?" if near else ""
+            raise UserError(f"{key!r} is not an option of tammes train.{hint} See `tammes train --help`.")
+        if name in words:
+            raise UserError(f"{key!r} is given twice, with - and with _.")
+        is_text = str in (_KINDS[name], *get_args(_KINDS[name]))  # as in val-classes = 0.2
+        words[name] = str(value) if is_text and type(value) in (int, float) else value
+    found: dict[str, Any] = built(words, TrainOptions, "", "")
+    return found
 
-    def seed(self, what: str, value: int) -> None:
-        self.named(lambda: check_seed(what, value, bits=64))
 
-    def named(self, find: Any, where: str = "") -> Any:
-        """The same error, with the name of the file."""
-        try:
-            return find()
-        except UserError as error:
-            raise UserError(f"{self.file}: {where}{error}") from None
+def _table(given: Any, shape: type[T]) -> T:
+    """A table of the file."""
+    known = [each.name for each in fields(shape)]  # type: ignore[arg-type]
+    for key in given if type(given) is dict else ():
+        if key not in known:
+            raise unknown_name("key", key, known)
+    found: T = built(given, shape, "", _ADVICE)
+    return found
+
+
+def _check_numbers(given: Any, name: str = "") -> None:
+    """Refuse whole numbers that no option can be, wherever they stand, before anything is done with them."""
+    if isinstance(given, dict | list):
+        for key, value in given.items() if isinstance(given, dict) else (("", value) for value in given):
+            _check_numbers(value, f"{name} {key}".strip())
+    elif isinstance(given, int) and not -_MOST <= given < _MOST:
+        raise UserError(f"{name} is too large: {shown(given)}. {_RANGE}")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Say of an error where in the file it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
 
 
 def _word(key: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tammes.benchmark.cells import DONE, FAILED, MISSING, RUNNING, SCHEMA, WAITING, Cell, table_cells
+from tammes.benchmark.cells import DONE, FAILED, RUNNING, SCHEMA, WAITING, Cell, table_cells
 from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
@@ -51,12 +51,11 @@ def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:
 def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
     """Refuse what `tammes train` would refuse of a cell's options, before the first of them runs."""
     for cell in cells:
-        if cell.method.missing is None:
-            try:
-                with _silenced():
-                    config_of(plan, cell, data, cell.changes)
-            except UserError as error:
-                raise UserError(f"{plan.file}: method {cell.method.name!r}: {error}") from None
+        try:
+            with _silenced():
+                config_of(plan, cell, data, cell.changes)
+        except UserError as error:
+            raise UserError(f"{plan.file}: method {cell.method.name!r}: {error}") from None
 
 
 def check_chosen(plan: Plan, cells: Sequence[Cell]) -> None:
@@ -340,8 +339,8 @@ def seconds_left(cells: Sequence[Cell], of_a_cell: float | None = None) -> float
 
 
 def runnable(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose methods exist and that have no result."""
-    return [cell for cell in cells if cell.state not in (DONE, FAILED, MISSING)]
+    """The cells that have no result."""
+    return [cell for cell in cells if cell.state not in (DONE, FAILED)]
 
 
 @contextmanager

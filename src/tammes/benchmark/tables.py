@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NotRequired
@@ -10,11 +10,11 @@ from typing import Any, NotRequired
 from pydantic import FiniteFloat, PositiveInt
 from typing_extensions import TypedDict
 
-from tammes.benchmark.cells import DONE, FAILED, MISSING, Cell, Distances, Machine
-from tammes.benchmark.plan import Method, Plan, describe_options
+from tammes.benchmark.cells import DONE, FAILED, Cell, Machine
+from tammes.benchmark.plan import Plan, describe_options
 from tammes.benchmark.published import published_row, published_table
 from tammes.centroids import quality
-from tammes.io.schema import read_json
+from tammes.io.schema import built, read_json
 from tammes.losses import WITH_CENTROIDS
 from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.run_schema import Line, Measures
@@ -32,14 +32,15 @@ DISTANCES = {"min": "min distance", "max": "max distance", "mean": "mean distanc
 HEADLINE = "recall_at_1"
 UNTRAINED = "before training"
 BEST = "best epoch (optimistic)"
+_ADVICE = "The same `tammes benchmark` command writes it again."
 
 
 @dataclass(frozen=True)
 class Figure:
     """A mean over seeds and half of its 95 % interval; None where one seed says nothing of it. Per cent."""
 
-    mean: float
-    half: float | None
+    mean: FiniteFloat
+    half: FiniteFloat | None
     seeds: int
 
     def __str__(self) -> str:
@@ -67,10 +68,10 @@ class Row:
     measures: dict[str, Figure] = field(default_factory=dict)
     seeds: int = 0
     difference: Figure | None = None
-    minutes: float | None = None
-    minutes_per_epoch: float | None = None
-    distances: dict[str, float] | None = None
-    paper: dict[str, int | float | str] | None = None
+    minutes: FiniteFloat | None = None
+    minutes_per_epoch: FiniteFloat | None = None
+    distances: dict[str, FiniteFloat] | None = None
+    paper: dict[str, int | FiniteFloat | str] | None = None
     chosen: str | None = None
     remark: str | None = None
 
@@ -127,7 +128,7 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
         for seed, result in results.items():
             untrained.setdefault(seed, result["untrained"])
         shared: dict[str, Any] = {
-            "remark": _remark(method, [cell for cell in ours if cell.method.name == method.name]),
+            "remark": _remark([cell for cell in ours if cell.method.name == method.name]),
             "chosen": _chosen(results, (tried or {}).get(method.name, 0)),
             "minutes": _mean([result["training_seconds"] / 60 for result in results.values()]),
             "minutes_per_epoch": _mean(
@@ -170,10 +171,8 @@ def _row(
     )
 
 
-def _remark(method: Method, cells: Sequence[Cell]) -> str | None:
+def _remark(cells: Sequence[Cell]) -> str | None:
     """What is missing of a method's results, and why."""
-    if method.missing is not None:
-        return f"{MISSING}: {method.missing}"
     failed = [cell for cell in cells if cell.state == FAILED]
     waiting = sum(cell.state not in (DONE, FAILED) for cell in cells)
     said = []
@@ -346,41 +345,10 @@ def as_json(tables: Mapping[str, Sequence[Row]]) -> dict[str, list[dict[str, Any
     return {preset: [asdict(row) | {"name": row.name} for row in rows] for preset, rows in tables.items()}
 
 
-def from_json(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[Row]]:
+def from_json(tables: Mapping[str, Any]) -> dict[str, list[Row]]:
     """The rows that were written by as_json."""
-    return {preset: [_row_again(row) for row in rows] for preset, rows in tables.items()}
-
-
-def _row_again(given: Mapping[str, Any]) -> Row:
-    known = {field.name: given[field.name] for field in fields(Row) if field.name in given}
-    measures = {name: _figure_again(of) for name, of in given["measures"].items()}
-    difference = None if given["difference"] is None else _figure_again(given["difference"])
-    return Row(**known | {"measures": measures, "difference": difference})
-
-
-def _figure_again(given: Mapping[str, Any]) -> Figure:
-    return Figure(given["mean"], given["half"], given["seeds"])
-
-
-class _Figure(TypedDict):
-    mean: FiniteFloat
-    half: FiniteFloat | None
-    seeds: int
-
-
-class _Row(TypedDict):
-    method: str
-    layer: str
-    epoch: str
-    measures: dict[str, _Figure]
-    difference: _Figure | None
-    seeds: NotRequired[int]
-    minutes: NotRequired[FiniteFloat | None]
-    minutes_per_epoch: NotRequired[FiniteFloat | None]
-    distances: NotRequired[Distances | None]
-    paper: NotRequired[dict[str, FiniteFloat | str] | None]
-    chosen: NotRequired[str | None]
-    remark: NotRequired[str | None]
+    found: dict[str, list[Row]] = built(tables, dict[str, list[Row]], "the tables", _ADVICE)
+    return found
 
 
 class _Epochs(TypedDict, total=False):
@@ -407,12 +375,11 @@ class _Results(TypedDict):
     data: str
     paper: NotRequired[str | None]
     remarks: list[str]
-    tables: dict[str, list[_Row]]
+    tables: dict[str, list[Row]]
     cells: list[_Cell]
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
     """What `tammes benchmark` wrote to results.json, or None."""
-    advice = "The same `tammes benchmark` command writes it again."
-    found: dict[str, Any] | None = read_json(folder / "results.json", _Results, advice)
+    found: dict[str, Any] | None = read_json(folder / "results.json", _Results, _ADVICE)
     return found

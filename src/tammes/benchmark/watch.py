@@ -56,7 +56,7 @@ class Watch:
 
     def left(self) -> str:
         """How much is still to do."""
-        number = sum(cell.state not in (DONE, FAILED) and cell.method.missing is None for cell in self.cells)
+        number = sum(cell.state not in (DONE, FAILED) for cell in self.cells)
         seconds = seconds_left(self.cells)
         time = "" if not seconds else f", about {duration(seconds / self.jobs)}"
         return f"{number} left{time}"

@@ -1,6 +1,6 @@
 """The options of a command, read off the class that declares them; and what is wrong with words that do not fit them.
 
-The class is a frozen dataclass, with a text below each field, or a TypedDict, with the text in `Doc`.
+The class is a frozen dataclass or a TypedDict, with a text below each field.
 """
 
 import ast
@@ -84,7 +84,7 @@ def one_of(names: Sequence[str]) -> str:
 
 @cache
 def options_of(command: type) -> tuple[Option, ...]:
-    """The options that a class declares, in its order."""
+    """The options that a class declares, in its order; those that are typed without a flag first."""
     texts, hints = _texts_below(command), get_type_hints(command, include_extras=True)
     defaults = {each.name: each.default for each in fields(command)} if is_dataclass(command) else {}
     required = getattr(command, "__required_keys__", {name for name, value in defaults.items() if value is MISSING})
@@ -121,10 +121,10 @@ def options_of(command: type) -> tuple[Option, ...]:
                 required=name in required,
                 default=default,
                 metavar=metavar,
-                text=" ".join((_last(marks, "documentation") or texts.get(name, "")).split()),
+                text=" ".join(texts.get(name, "").split()),
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda option: not option.positional))
 
 
 def _kinds(hint: Any) -> list[Any]:
@@ -139,10 +139,11 @@ def _last(marks: Sequence[Any], attribute: str) -> Any:
 
 
 def _texts_below(command: type) -> dict[str, str]:
-    """The text below each field of a class."""
+    """The text below each field of a class, and of those TypedDicts that it takes fields from."""
     tree = ast.parse(dedent(inspect.getsource(command))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    return {
+    bases = [each for each in getattr(command, "__orig_bases__", ()) if isinstance(each, type)]
+    return {name: text for base in bases for name, text in _texts_below(base).items()} | {
         field.target.id: str(ast.literal_eval(text.value))
         for field, text in zip(tree.body, tree.body[1:], strict=False)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from typing_extensions import Doc
+from typing_extensions import TypedDict
 
 from tammes.cli.console import results_table
 from tammes.errors import UserError
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from tammes.training.train import Trained
     from tammes.vectors.train import TrainedVectors
 
-_OUT = Doc("The run folder to make; by default runs/ and a name that says what it is.")
-_RESUME = Doc("A run that was stopped: resume it, with its own options.")
-_OVERWRITE = Doc("Replace the run folder if it exists.")
-_JSON = Doc("Print the results as one JSON object.")
+
+class RunOptions(TypedDict, total=False):
+    """Where a training goes."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """The run folder to make; by default runs/ and a name that says what it is."""
+    resume: Annotated[Path, tyro.conf.arg(metavar="RUN")]
+    """A run that was stopped: resume it, with its own options."""
+    overwrite: bool
+    """Replace the run folder if it exists."""
+    json: bool
+    """Print the results as one JSON object."""
 
 
-class Train(TrainOptions, total=False):
+class Train(TrainOptions, RunOptions, total=False):
     """Train an embedder on images, or a metric on vectors, and evaluate it on classes that it has not seen.
 
     Vectors of any model, in a .npz or .parquet file, are learned from as by tammes.MetricLearner; `tammes train
@@ -41,22 +49,13 @@ class Train(TrainOptions, total=False):
         torchrun --nproc-per-node 4 -m tammes train photos/
     """
 
-    data: Annotated[
-        str,
-        tyro.conf.Positional,
-        Doc(
-            "A folder with one sub-folder of images per class; a folder with CUB-200-2011, CARS196, Stanford Online"
-            " Products, In-Shop or Omniglot; a .csv file with columns path and label; glyphs, the embedded data set of"
-            " characters (the default); or a .npz or .parquet file with `vectors` and `labels`."
-        ),
-    ]
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER"), _OUT]
-    resume: Annotated[Path, tyro.conf.arg(metavar="RUN"), _RESUME]
-    overwrite: Annotated[bool, _OVERWRITE]
-    json: Annotated[bool, _JSON]
+    data: Annotated[str, tyro.conf.Positional]
+    """A folder with one sub-folder of images per class; a folder with CUB-200-2011, CARS196, Stanford Online Products,
+    In-Shop or Omniglot; a .csv file with columns path and label; glyphs, the embedded data set of characters (the
+    default); or a .npz or .parquet file with `vectors` and `labels`."""
 
 
-class TrainVectors(VectorOptions, total=False):
+class TrainVectors(VectorOptions, RunOptions, total=False):
     """Learn a metric from vectors of any model, and evaluate it on classes that it has not seen.
 
     It is tammes.MetricLearner on the training classes, with a run folder.
@@ -67,11 +66,8 @@ class TrainVectors(VectorOptions, total=False):
         tammes train --resume runs/vectors
     """
 
-    data: Annotated[str, tyro.conf.Positional, Doc("A .npz or .parquet file with `vectors` and `labels`.")]
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER"), _OUT]
-    resume: Annotated[Path, tyro.conf.arg(metavar="RUN"), _RESUME]
-    overwrite: Annotated[bool, _OVERWRITE]
-    json: Annotated[bool, _JSON]
+    data: Annotated[str, tyro.conf.Positional]
+    """A .npz or .parquet file with `vectors` and `labels`."""
 
 
 def options_for(words: Sequence[str]) -> type:

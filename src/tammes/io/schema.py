@@ -26,6 +26,7 @@ _WORDS = {  # what must stand there, where pydantic speaks of Python
     "float_type": "a number",
     "string_type": "a text",
     "bool_type": "true or false",
+    "too_short": "a list of one value or more",
 }
 
 
@@ -78,12 +79,12 @@ def built(value: Any, shape: Any, what: str, advice: str, *, names: str = "surro
     if unknown:
         raise UserError(f"{what}: {min(unknown)} is not known to this version of tammes. {advice}")
     try:  # as JSON, in which a list may be a tuple
-        content = json.dumps(value, ensure_ascii=False, allow_nan=not is_dataclass(shape)).encode(errors=names)
-        return adapter(shape).validate_json(content, strict=True)
+        content = json.dumps(value, ensure_ascii=False, allow_nan=not is_dataclass(shape), default=_no_json)
+        return adapter(shape).validate_json(content.encode(errors=names), strict=True)
     except ValidationError as error:
-        raise UserError(f"{what}: {problem(error, value)}. {advice}") from None
+        raise UserError(f"{what}: {problem(error, value)}. {advice}".removeprefix(": ").rstrip()) from None
     except ValueError:
-        raise UserError(f"{what}: every number in it must be finite. {advice}") from None
+        raise UserError(f"{what}: every number in it must be finite. {advice}".removeprefix(": ")) from None
 
 
 def problem(error: ValidationError, value: Any, name: str = "") -> str:
@@ -97,9 +98,14 @@ def problem(error: ValidationError, value: Any, name: str = "") -> str:
     if first["type"] == "missing":
         return f"{name}.{first['loc'][-1]} is missing".lstrip(".")
     if first["type"] == "value_error":  # of a check of our own
-        return str(first["ctx"]["error"]).rstrip(".")
+        return f"{name} {first['ctx']['error']}".strip(" .")
     right = _WORDS.get(first["type"], first["msg"].removeprefix("Input should be "))
     return f"{name or 'it'} must be {right}, got {shortened(at)}"
+
+
+def _no_json(value: Any) -> dict[str, str]:
+    """What stands for a value that JSON does not have, such as a date of TOML: nothing that is asked for."""
+    return {type(value).__name__: str(value)}
 
 
 def _whole(digits: str) -> int:

@@ -45,54 +45,27 @@ class Recipe:
     pool: Pool = "published"
 
 
-RECIPES: dict[str, Recipe] = {
-    # Do et al. 2019, section 4.2, to the letter; momentum is not stated there, and 0.9 in all of its lineage.
-    "paper": Recipe(
-        centroids="one-hot",
-        optimizer="sgd",
-        lr=0.1,
-        backbone_lr=0.01,
-        momentum=0.9,
-        weight_decay=5e-4,
-        schedule="halve",
-        halve_every=5,
-        batch_size=128,
-        epochs=40,
-        mirror=True,
-        shift=0,
-    ),
-    # The best on validation classes of glyphs and Omniglot of those tried: docs/log.md.
-    "characters": Recipe(
-        centroids="place",
-        optimizer="adam",
-        lr=1e-3,
-        backbone_lr=1e-3,
-        momentum=0.9,
-        weight_decay=5e-4,
-        schedule="cosine",
-        halve_every=5,
-        batch_size=32,
-        epochs=12,
-        mirror=False,
-        shift=2,
-    ),
-    # The same for photos.
-    "photos": Recipe(
-        centroids="place",
-        optimizer="sgd",
-        lr=0.1,
-        backbone_lr=0.01,
-        momentum=0.9,
-        weight_decay=5e-4,
-        schedule="cosine",
-        halve_every=5,
-        batch_size=32,
-        epochs=10,
-        mirror=True,
-        shift=0,
-        init="pca",
-    ),
-}
+# Do et al. 2019, section 4.2, to the letter; momentum is not stated there, and 0.9 in all of its lineage.
+_PAPER = Recipe(
+    centroids="one-hot",
+    optimizer="sgd",
+    lr=0.1,
+    backbone_lr=0.01,
+    momentum=0.9,
+    weight_decay=5e-4,
+    schedule="halve",
+    halve_every=5,
+    batch_size=128,
+    epochs=40,
+    mirror=True,
+    shift=0,
+)
+# The best of those tried on validation classes of photos, and of glyphs and Omniglot: docs/log.md.
+_PHOTOS = replace(_PAPER, centroids="place", schedule="cosine", batch_size=32, epochs=10, init="pca")
+_CHARACTERS = replace(
+    _PHOTOS, optimizer="adam", lr=1e-3, backbone_lr=1e-3, epochs=12, mirror=False, shift=2, init="random"
+)
+RECIPES: dict[str, Recipe] = {"paper": _PAPER, "characters": _CHARACTERS, "photos": _PHOTOS}
 # The paper's for characters, which it has none of: their small network is not pretrained, so all of it trains at the
 # rate of the new layers; a mirrored character is another character; and what fills the whole image cannot be cropped,
 # so it is shifted instead.
