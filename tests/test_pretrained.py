@@ -122,6 +122,7 @@ def test_the_image_tower_of_open_clip_is_a_network() -> None:
     pytest.importorskip("open_clip")
     made = backbone("open_clip:ViT-B-32-256")
     assert (made.size, made.features) == (256, 512)
+    assert backbone("open_clip:ViT-B-32-256/datacomp_s34b_b86k").features == 512  # nothing is downloaded for no weights
     with pytest.raises(UserError, match="unknown network of open_clip 'ViT-B-33'"):
         backbone("open_clip:ViT-B-33")
     with pytest.raises(UserError, match="has several sets of weights: name one of open_clip:ViT-B-32/"):

@@ -354,6 +354,8 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
     difference = indexing.share(difference, distributed.rank(), distributed.number())
     started, done = perf_counter(), Indexed(total=len(difference.fresh), same=difference.same)
     with stopping() as stop, progress("embedding") as on_progress:
+        if difference.fresh:
+            on_progress(0, done.total)
         for done in indexing.index(store, embedder, difference, threads=cpu_count() or 1, stop=stop):
             on_progress(done.done, done.total)
         done = _of_all(done)

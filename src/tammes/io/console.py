@@ -103,17 +103,18 @@ def progress(what: str, then: str | None = None, *, lines: bool = True) -> Itera
         lines: False leaves out the lines, where others say how it goes.
     """
     if not watched():
-        started: list[float] = []
+        started, said = perf_counter(), False
 
         def begin(_done: int, total: int) -> None:
-            if lines and not started:
-                started.append(perf_counter())
+            nonlocal said
+            if lines and not said:
+                said = True
                 say(f"{what}: {total:,} …")
 
         with if_stopped(doing=what, then=then):
             yield begin
-        if started:
-            say(f"{what}: {duration(perf_counter() - started[0])}")
+        if said:
+            say(f"{what}: {duration(perf_counter() - started)}")
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -135,7 +135,7 @@ def _num_weights(name: str) -> int:
         return 0  # whoever builds it says that there is no such network
     with torch.device("meta"):  # shapes without numbers
         if library == "open_clip":
-            network = _open_clip_tower(*_model_and_tag(plain))
+            network = _open_clip_tower(_model_and_tag(plain)[0], None)
         else:
             network = _timm_network(name if library == "hf-hub" else plain)
         return sum(weight.numel() for weight in network.parameters())
@@ -229,8 +229,8 @@ def _on_the_hub(name: str) -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(
-            f"cannot load {name} from the hub: {reason}. It must be a network of timm there, hf-hub:owner/name."
-            f"{advice_without_network(name)}"
+            f"cannot load {name} from the hub: {reason}. It must be a network of timm there, hf-hub:owner/name. With a"
+            f" file of its weights, name what it is: `timm:NAME` with `weights=FILE`.{advice_without_network(name)}"
         ) from error
 
 
@@ -300,14 +300,15 @@ def _open_clip_tower(model: str, tag: str | None) -> Any:
 def _of_open_clip(name: str, *, published: bool) -> Backbone:
     model, tag = _model_and_tag(name)
     if published:
-        from open_clip import list_pretrained_tags_by_model
+        from open_clip import get_pretrained_cfg, list_pretrained_tags_by_model
 
         tags = list_pretrained_tags_by_model(model)
         if tag is None and len(tags) != 1:
             some = ", ".join(f"open_clip:{model}/{each}" for each in tags)
             raise UserError(f"open_clip:{model} has several sets of weights: name one of {some}")
-        with downloading(f"open_clip:{name}", "https://huggingface.co"):
-            tower = _open_clip_tower(model, tag or tags[0])
+        tag = tag or tags[0]
+        with downloading(f"open_clip:{name}", f"https://huggingface.co/{get_pretrained_cfg(model, tag)['hf_hub']}"):
+            tower = _open_clip_tower(model, tag)
     else:
         tower = _open_clip_tower(model, None)
     size = tower.image_size if isinstance(tower.image_size, int) else tower.image_size[0]
@@ -337,7 +338,7 @@ def timm_names() -> list[str]:
 def _unknown(name: str, plain: str) -> UnknownBackboneError:
     from timm import list_models as timm_models
 
-    near = get_close_matches(plain, [*OURS, *torchvision_names(), *timm_models()], n=3)
+    near = get_close_matches(plain, {*OURS, *torchvision_names(), *timm_models()}, n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
     ours = ", ".join(OURS)
     return UnknownBackboneError(
