@@ -29,7 +29,7 @@ DATA = {
         ("cub-layers-head", "cub-centroids-top"),
         "layers-cub",
     ),
-    "cars196": ("CARS196", ("paper-cars196", "paper-cars196-20", "minutes-cars196"), (), "layers-cars196"),
+    "cars196": ("CARS196", ("paper-cars196", "paper-cars196-15", "minutes-cars196"), (), "layers-cars196"),
 }
 
 
