@@ -152,23 +152,23 @@ def filled(name: str, value: float, dtype: Any = None) -> Callable[[Said, Tensor
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
-        (changed("format", to=2), "is of format 2, and this version reads 1."),
-        (changed("options", to=None), "it says no options."),
+        (changed("format", to=2), "learner.json: format must be 1, got 2."),
+        (changed("options", to=None), "learner.json: options must be an object, got None."),
         (changed("options", "depth", to=3), "its option 'depth' is not known here."),
         (changed("options", "loss", to="softmx"), "unknown loss 'softmx'. Did you mean 'softmax'?"),
         (changed("options", "hidden", to="wide"), "hidden must be a width or several"),
         (changed("options", "hidden", to=[10**12]), "its weights are not those that its options ask for"),
         (changed("options", "dim", to=7), "its weights are not those that its options ask for"),
-        (changed("classes", to=[1, 2]), "it says no classes."),
-        (changed("classes", "kind", to="datetime64[s]"), "it says no classes."),
+        (changed("classes", to=[1, 2]), "learner.json: classes must be an object, got [1, 2]."),
+        (changed("classes", "kind", to="datetime64[s]"), "learner.json: classes.kind must be"),
         (changed("classes", "kind", to="text"), "its classes are not two or more of the kind text."),
         (changed("classes", "values", to=[1]), "its classes are not two or more of the kind int64."),
         (changed("classes", "values", to=[1, 2**70]), "holds a number of more than 20 digits."),
         (changed("classes", "values", to=[1, 3, 2]), "its classes are not sorted, or one is there twice."),
         (changed("held_out", to=[6]), "its held-out classes are none of its classes."),
-        (changed("columns", to=["a", 3]), "the names of its columns are not text."),
+        (changed("columns", to=["a", 3]), "learner.json: columns[1] must be a text, got 3."),
         (changed("columns", to=["a"]), "it names 1 columns, and its weights are for 8."),
-        (changed("epochs", to="2"), "epochs, history or regularisation is not what it should be."),
+        (changed("epochs", to="2"), "learner.json: epochs must be a whole number, got '2'."),
         (resized("mean"), "mean and scale of the columns are missing or not of one length"),
         (resized("scale", 9), "mean and scale of the columns are missing or not of one length"),
         (filled("scale", 0.0), "or a scale is not above 0."),
@@ -213,7 +213,7 @@ def test_files_that_are_not_whole_or_not_there_are_refused(tmp_path: Path) -> No
         MetricLearner.load(tmp_path)
     deep = "[" * 100_000
     whole = "is not a whole JSON file."
-    for wrong, text in ((words.read_text()[:-9], whole), (deep, whole), ("[]", "is of format None")):
+    for wrong, text in ((words.read_text()[:-9], whole), (deep, whole), ("[]", "it must be an object")):
         words.write_text(wrong)
         with pytest.raises(UserError, match=text):
             MetricLearner.load(tmp_path)

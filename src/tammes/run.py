@@ -1,4 +1,4 @@
-"""Runs: made, resumed, evaluated, and the items that they are looked at with, for images and vectors alike."""
+"""Runs: train, resume, evaluate, report, export and calibrate, for images and vectors alike."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
@@ -30,7 +30,7 @@ from tammes.gallery.items import ITEM_ID, item_id
 from tammes.gallery.lance import LanceGallery
 from tammes.io.environment import bare_environment
 from tammes.serve.errors import RequestError
-from tammes.serve.gallery import EmbeddingWorker, GalleryWatcher, ServedGallery
+from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.projection import Projector
 from tammes.serve.rows import Rows, escaped
@@ -197,61 +197,18 @@ def test_a_name_is_escaped() -> None:
 # Embedding.
 
 
-def test_images_that_come_at_once_get_the_vectors_they_get_alone(run: Path) -> None:
-    from tammes.models.embedder import load
-
-    embedder = load(run)
+def test_an_image_gets_the_vector_of_the_model_also_after_one_that_is_none(gallery: Path) -> None:
+    served = ServedGallery(str(gallery))
+    embedder = served.embedder
     rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 255, (20, 1, embedder.size, embedder.size), dtype=np.uint8)
-    embedding = EmbeddingWorker(embedder)
-    waiting = [embedding.vector(each) for each in pictures]
-    together = np.stack([each.result(WAIT) for each in waiting])
-    alone = np.stack([embedding.vector(each).result(WAIT) for each in pictures])
-    np.testing.assert_allclose(together, alone, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, rtol=1e-5)
-    embedding.close()
-    with pytest.raises(RequestError, match="the server is stopping or its gallery was rebuilt"):
-        embedding.vector(pictures[0])
-
-
-def test_nobody_waits_for_ever_for_a_network_that_is_closed(run: Path) -> None:
-    from tammes.models.embedder import load
-
-    embedder = load(run)
-    picture = np.zeros((1, embedder.size, embedder.size), dtype=np.uint8)
-    for _ in range(2):
-        embedding = EmbeddingWorker(embedder)
-        results: list[Any] = []
-
-        def ask(embedding: EmbeddingWorker = embedding, results: list[Any] = results) -> None:
-            try:
-                while True:
-                    results.append(embedding.vector(picture))
-            except RequestError:
-                return
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.001)
-        embedding.close()
-        asking.join(WAIT)
-        assert not asking.is_alive()
-        assert all(each.done() for each in results)
-
-
-def test_a_fault_of_the_network_is_told_and_the_next_picture_is_embedded(run: Path) -> None:
-    from tammes.models.embedder import load
-
-    embedder = load(run)
-    embedding = EmbeddingWorker(embedder)
-    try:
-        wrong = embedding.vector(np.zeros((7, 3, 3), dtype=np.uint8))
-        with pytest.raises(Exception, match="."):
-            wrong.result(WAIT)
-        right = embedding.vector(np.zeros((1, embedder.size, embedder.size), dtype=np.uint8))
-        assert np.isfinite(right.result(WAIT)).all()
-    finally:
-        embedding.close()
+    pictures = rng.integers(0, 255, (5, 1, embedder.size, embedder.size), dtype=np.uint8)
+    with pytest.raises(Exception, match="."):
+        served.embed(np.zeros((7, 3, 3), dtype=np.uint8))
+    alone = np.stack([served.embed(each) for each in pictures])
+    with torch.inference_mode():
+        together = embedder(torch.from_numpy(pictures)).numpy()
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, rtol=1e-5)
 
 
 # The map.
@@ -402,7 +359,6 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     shutil.copy(run / "embedder.safetensors", other)
     assert watched.refresh()
     assert watched.current is not before
-    watched.current.close()
 
 
 def test_whatever_goes_wrong_while_it_is_read_again_does_not_end_the_watch(
@@ -748,17 +704,14 @@ def test_the_line_that_a_program_reads(server: Server, gallery: Path, capsys: py
     from tammes.cli.serve import Serve, _ready
 
     watched = GalleryWatcher(str(gallery), None, "cpu")
-    try:
-        _ready(Serve((str(gallery),), json=True), watched, server.address)
-        assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": 80}
-        _ready(Serve((str(gallery),)), watched, server.address)
-        assert capsys.readouterr().out == f"stripes: 80 images in 10 classes\n{server.address}  (Ctrl-C stops it)\n"
-        _ready(Serve(("runs",)), None, server.address)
-        assert capsys.readouterr().out == f"{server.address}/runs  (Ctrl-C stops it)\n"
-        _ready(Serve(("runs",), json=True), None, server.address)
-        assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": None}
-    finally:
-        watched.current.close()
+    _ready(Serve((str(gallery),), json=True), watched, server.address)
+    assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": 80}
+    _ready(Serve((str(gallery),)), watched, server.address)
+    assert capsys.readouterr().out == f"stripes: 80 images in 10 classes\n{server.address}  (Ctrl-C stops it)\n"
+    _ready(Serve(("runs",)), None, server.address)
+    assert capsys.readouterr().out == f"{server.address}/runs  (Ctrl-C stops it)\n"
+    _ready(Serve(("runs",), json=True), None, server.address)
+    assert json.loads(capsys.readouterr().out) == {"address": server.address, "items": None}
 
 
 def test_one_client_never_has_all_places() -> None:
@@ -811,7 +764,6 @@ def test_a_folder_that_is_added_is_served_too(changing: tuple[Path, Path], run: 
     assert watched.refresh()
     with pytest.raises(RequestError, match="outside the folders"):
         watched.current.file(item)
-    watched.current.close()
 
 
 def test_a_version_that_changes_alone_changes_nothing(changing: tuple[Path, Path]) -> None:
@@ -822,7 +774,6 @@ def test_a_version_that_changes_alone_changes_nothing(changing: tuple[Path, Path
     assert not watched.refresh()
     assert watched.current.rows is before
     assert before.version == store.version() != version
-    watched.current.close()
 
 
 def test_a_gallery_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path, Path], run: Path) -> None:
@@ -834,7 +785,6 @@ def test_a_gallery_that_is_calibrated_meanwhile_is_noticed(changing: tuple[Path,
     after = watched.current.threshold
     assert after is not None
     assert (before.asked, after.asked) == (None, 0.01)
-    watched.current.close()
 
 
 def test_a_process_of_ours_is_given_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

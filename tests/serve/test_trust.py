@@ -61,19 +61,16 @@ def test_a_gallery_of_somebody_else_hands_out_no_file_until_the_user_says_so(
     with pytest.raises(RequestError, match="indexed here"):
         asked(watcher.current)
     assert watcher.current.thumbnail(watcher.current.rows.ids[0]) == small()
-    watcher.current.close()
 
     watcher, _ = open_sources([theirs], None, "cpu", trust_roots=True)
     assert watcher is not None
     assert asked(watcher.current) == secret.read_bytes()
-    watcher.current.close()
     assert json.loads((config_folder() / "trusted_roots.json").read_text()) == {theirs: ["/"]}
 
     _SAID_HERE.clear()  # as another process
     watcher, _ = open_sources([theirs], None, "cpu")
     assert watcher is not None
     assert asked(watcher.current) == secret.read_bytes()
-    watcher.current.close()
     assert "note" not in capsys.readouterr().err
 
 

@@ -1,1 +1,1 @@
-"""Tables of training runs: what is asked for, done, chosen, and what comes out; docs/benchmark.md explains."""
+"""Benchmarks: tables of training runs, with plan, cells, search and results; docs/benchmark.md explains."""

@@ -1,4 +1,4 @@
-"""What the tables of a benchmark's page are made of."""
+"""The columns of the tables on a benchmark's page."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""How the time of an epoch grows: what was measured beside the paper's count, for the page of a benchmark."""
+"""Measured epoch times against the paper's complexity, for the page of a benchmark."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired

@@ -1,4 +1,4 @@
-"""A benchmark from its plan to its results: checked, run by one process or by several, written down."""
+"""Runs a benchmark from its plan to its results, in one process or several."""
 
 import subprocess
 import sys

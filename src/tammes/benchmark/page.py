@@ -1,4 +1,4 @@
-"""What stands on the page of a benchmark: its tables with the paper's numbers, and the pictures of them."""
+"""The page of a benchmark: its tables beside the paper's numbers, and its charts."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The numbers that the paper published, table by table: published.toml beside this file."""
+"""The paper's published numbers, table by table: published.toml beside this file."""
 
 import tomllib
 from dataclasses import dataclass

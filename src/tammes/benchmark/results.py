@@ -1,4 +1,4 @@
-"""The results of a benchmark: tables and cells as files, and where the data of a plan is."""
+"""The result files of a benchmark, results.json and table.md, and where the data of a plan is."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark while it runs: a table on a terminal, otherwise a line for each finished cell."""
+"""The progress of a running benchmark: a live table on a terminal, otherwise a line per finished cell."""
 
 import sys
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """The options of a command, read off the class that declares them; and what is wrong with words that do not fit them.
 
-The class is a frozen dataclass or a TypedDict, with a text below each field.
+The class is a frozen dataclass or a TypedDict, with a text below each field; what several commands have is an annotated
+type with its text (`Doc`) in `cli/options.py`.
 """
 
 import ast
@@ -121,7 +122,7 @@ def options_of(command: type) -> tuple[Option, ...]:
                 required=name in required,
                 default=default,
                 metavar=metavar,
-                text=" ".join(texts.get(name, "").split()),
+                text=" ".join((texts.get(name) or _last(marks, "documentation") or "").split()),
             )
         )
     return tuple(sorted(found, key=lambda option: not option.positional))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from tammes.cli.console import optional, print_table
+from tammes.cli.options import Json
 from tammes.errors import check_whole
 from tammes.io.console import CONTINUE, print_json, say
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Benchmark:
     """Train and measure every method of a plan with every seed, and print one table.
 
-    What has a result is not run again: the same command continues where it was stopped. It may be started
+    Cells that have a result are not run again: the same command continues where it was stopped. It may be started
     several times at once: the processes share the work.
 
     For example:
@@ -31,24 +32,23 @@ class Benchmark:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.toml")]
     """The plan: data, presets, methods, seeds, and what is searched for. docs/benchmark.md explains it."""
     out: Annotated[Path | None, optional("FOLDER")] = None
-    """Where runs, results.json and table.md go; by default runs/ and the name of the plan."""
+    """Where runs, results.json and table.md go. (default: a folder below runs/ with the name of the plan)"""
     data: Annotated[Path | None, optional("FOLDER")] = None
-    """The folder that holds the data set which the plan names, or, of CUB-200-2011 and CARS196, that of the data set
-    itself; by default what the environment variable TAMMES_DATA says, or the current folder."""
+    """The folder with the data set that the plan names; for CUB-200-2011 and CARS196 also the data set itself.
+    (default: the environment variable TAMMES_DATA, or the current folder)"""
     weights: Annotated[str | None, optional("imagenet|none|FILE")] = None
-    """What the backbone starts from, instead of what the plan says."""
+    """Initial weights of the backbone, instead of the plan's."""
     only: Annotated[tuple[str, ...], optional("TEXT TEXT …")] = ()
     """Run only cells whose name, such as `one-hot centroids, preset default, seed 0`, contains one of these."""
     jobs: int = 1
-    """Processes to work with."""
+    """Number of processes."""
     threads: Annotated[int | None, optional("INT")] = None
-    """CPU threads of each process; by default all that there are, shared between the processes."""
+    """CPU threads of each process. (default: all, divided among the processes)"""
     dry_run: bool = False
-    """Show what would run and how long it may take, and run nothing."""
+    """Print what would run and how long it may take; run nothing."""
     retry_failed: bool = False
-    """Run cells again that failed."""
-    json: bool = False
-    """Print the results as one JSON object."""
+    """Run failed cells again."""
+    json: Json = False
 
 
 def benchmark(config: Benchmark) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tammes.cli.console import optional
+from tammes.cli.options import Json
 from tammes.errors import UserError
 from tammes.io.console import print_json
 
@@ -24,8 +25,7 @@ class Cache:
     """Remove everything."""
     remove: Annotated[str | None, optional("NAME")] = None
     """Remove one entry."""
-    json: bool = False
-    """Print one JSON object."""
+    json: Json = False
 
 
 def cache(config: Cache) -> None:

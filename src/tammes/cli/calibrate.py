@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional, percent, print_table
+from tammes.cli.options import Device, Json, SkipBad
 from tammes.errors import UserError
 from tammes.io.console import print_json, say, working
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 class Calibrate:
     """Find how near two images must be to be of the same class, and how often that is wrong.
 
-    Of a gallery: the distance beyond which an image is of no class in the gallery, measured on its own images and kept
-    in it, where `search`, `label` and `serve` find it. `tammes index` does that itself, so it is only needed for
-    another --unknown-rate. Of a run, for pairs of images without a gallery: measured on classes that did not train,
-    and kept in the run folder as calibration.json.
+    For a gallery: the distance beyond which an image is of none of its classes, measured on its own images and stored
+    in it, where `search`, `label` and `serve` find it. `tammes index` already does this; repeat it for another
+    --unknown-rate. For a run, to compare pairs of images without a gallery: measured on classes that were not trained
+    on, and stored in the run folder as calibration.json.
 
     For example:
         tammes calibrate gallery --unknown-rate 0.05
@@ -32,22 +33,19 @@ class Calibrate:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY|RUN")]
     """A gallery that `tammes index` made, or a run folder."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
-    """Of a run: other images to measure on (vectors for a run of vectors), all of their classes."""
+    """For a run: other images to measure on (vectors for a run of vectors); all of their classes are measured."""
     unknown_rate: Annotated[float | None, optional("SHARE")] = None
-    """Of a gallery: the share of images of unknown classes that may be given a class; by default both errors are
-    equally frequent."""
+    """For a gallery: the share of images of unknown classes that may be given a class. (default: both errors equally
+    frequent)"""
     fmr: Annotated[float | None, optional("SHARE")] = None
-    """Of a run: the false match rate, the share of pairs of different classes that may be taken for the same; by
-    default both errors are equally frequent."""
+    """For a run: the false match rate, the share of pairs of different classes that may be taken for the same class.
+    (default: both errors equally frequent)"""
     on: Annotated[Literal["validation", "test"] | None, optional("{validation,test}")] = None
-    """Which classes of the run's own data. By default the validation classes if there are any, and then the test
-    classes check the threshold; otherwise the test classes."""
-    skip_bad: bool = False
-    """Leave out images that cannot be read, and say how many."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto uses a GPU if there is one."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
+    """For a run: which of its classes to measure. (default: the validation classes if there are any, then checked on
+    the test classes; otherwise the test classes)"""
+    skip_bad: SkipBad = False
+    device: Device = "auto"
+    json: Json = False
 
 
 def calibrate(config: Calibrate) -> None:

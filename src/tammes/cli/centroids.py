@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from tammes.cli.console import optional, print_table
+from tammes.cli.options import Json
 from tammes.errors import UserError, check_seed
 from tammes.io.console import print_json, working
 from tammes.io.outputs import place_for
@@ -55,8 +56,7 @@ class Centroids:
     """Save a histogram of the distances: .png."""
     overwrite: bool = False
     """Replace existing files."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
+    json: Json = False
 
 
 def centroids(config: Centroids) -> None:

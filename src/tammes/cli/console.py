@@ -1,4 +1,4 @@
-"""What the commands share: how options without a value are shown, and how work in progress and results are."""
+"""What the commands share for output: metavars of options, tables, percentages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

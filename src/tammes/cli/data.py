@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from tammes.cli.options import Json
 from tammes.errors import UserError, unknown_name
 from tammes.io.console import print_json
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """Download a data set that papers are measured on, check it and unpack it.
+    """Download a benchmark data set, check it and unpack it.
 
-    Run the command again after an interruption: it resumes the download and leaves alone what is already there. Cars196
-    and In-Shop have no address to download from; the command says where to find them, and does the rest.
+    Run the command again after an interruption: it resumes the download and skips what is already there. Cars196 and
+    In-Shop cannot be downloaded automatically: the command says where to find them, and does the rest.
 
     For example:
         tammes data cub --to data/cub
@@ -33,9 +34,8 @@ class Data:
     to: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """The folder to put it in; created if it does not exist."""
     source: Annotated[str | None, tyro.conf.arg(name="from", metavar="ADDRESS|FOLDER", help_behavior_hint="")] = None
-    """Another place that has the published files under their own names: an http address, or a folder."""
-    json: bool = False
-    """Print what the folder holds as one JSON object."""
+    """Another source of the published files, under their own names: an http address, or a folder."""
+    json: Json = False
 
 
 def data(config: Data) -> None:

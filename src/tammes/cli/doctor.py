@@ -1,4 +1,4 @@
-"""`tammes doctor`: what is wrong with a data set, before training finds out."""
+"""`tammes doctor`: check a data set before training."""
 
 import shlex
 from dataclasses import asdict, dataclass
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from tammes.cli.options import Json
 from tammes.errors import UserError
 from tammes.io.console import print_json, printable, progress, worded
 from tammes.io.files import is_vector_file
@@ -14,10 +15,10 @@ from tammes.io.files import is_vector_file
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check every image of a data set for what would stop training, or spoil it.
+    """Check every image of a data set for what would stop training, or spoil its result.
 
-    First comes what makes `tammes train DATA` fail, then warnings (above all the same image in training and test), then
-    facts. The exit code is 1 if training would fail, and 0 otherwise.
+    Lists first what makes `tammes train DATA` fail, then warnings (above all the same image in training and test), then
+    facts. The exit code is 1 if training would fail, otherwise 0.
 
     For example:
         tammes doctor photos/
@@ -26,8 +27,7 @@ class Doctor:
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """A folder with one sub-folder of images per class, the folder of a named data set, or the word glyphs."""
-    json: bool = False
-    """Print everything as one JSON object, with the full lists of images."""
+    json: Json = False
 
 
 def doctor(config: Doctor) -> None:

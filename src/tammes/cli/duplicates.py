@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from tammes.cli.options import Json
 from tammes.errors import check_distance
 from tammes.io.console import print_json, printable, progress
 
@@ -13,9 +14,9 @@ from tammes.io.console import print_json, printable, progress
 class Duplicates:
     """List groups of images that are the same or nearly so.
 
-    Each image of a group is near another of it by its embedding, or has nearly the same pixels: scaled, mirrored,
-    lightly cropped, brighter or darker, saved again. Every image is compared with every other by its embedding, and
-    with its nearest ones by a perceptual hash. The threshold is a distance between embeddings.
+    Each image of a group is near another by its embedding, or has nearly the same pixels: scaled, mirrored, lightly
+    cropped, brighter or darker, saved again. Every image is compared with every other by its embedding, and with its
+    nearest ones by a perceptual hash.
 
     For example:
         tammes duplicates gallery
@@ -25,9 +26,9 @@ class Duplicates:
     gallery: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY")]
     """The gallery that `tammes index` made."""
     threshold: float = 0.1
-    """How far apart two embeddings may be; images of nearly the same pixels are listed at any distance."""
-    json: bool = False
-    """Print one JSON object."""
+    """The largest distance between the embeddings of two duplicates; images with nearly the same pixels are listed at
+    any distance."""
+    json: Json = False
 
 
 def duplicates(config: Duplicates) -> None:

@@ -1,4 +1,4 @@
-"""`tammes embed`: vectors of images, or better ones of vectors, for any use."""
+"""`tammes embed`: turn images, or vectors, into vectors with a model."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,23 +7,24 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Device, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
 from tammes.errors import UserError, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for
-from tammes.training.options import Pool
 
 
 @dataclass(frozen=True)
 class Embed:
     """Turn a folder of images, or a file of vectors, into vectors with a model.
 
-    A .npz or .parquet file holds `vectors` (images, dim), of norm 1, `labels` (the name of each image's class: in a
-    folder, of its sub-folder) and `paths`; a .npy file the vectors alone. Of vectors it holds what their file does, in
-    the same order, with other `vectors`. `tammes evaluate`, `train`, `index` and `report` read it.
+    A .npz or .parquet file holds `vectors` (images, dim), of norm 1, `labels` (the class of each image: in a folder,
+    the name of its sub-folder) and `paths`; a .npy file only the vectors. If the data are vectors, the new file has
+    everything that theirs has, in the same order, with new `vectors`. `tammes evaluate`, `train`, `index` and `report`
+    read it.
 
-    `torchrun --nproc-per-node 4 -m tammes embed …` shares the images out over processes. Stopped and run again, it
-    takes the features that it has computed from the cache.
+    `torchrun --nproc-per-node 4 -m tammes embed …` shares the images out over processes. If it is stopped and run
+    again, features that were already computed come from the cache.
 
     For example:
         tammes embed resnet50 photos/ --out vectors.npz
@@ -36,37 +37,30 @@ class Embed:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run folder, a model on the hub (hf://owner/name), or a pretrained network: `tammes models` lists them."""
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """Any folder of images, with sub-folders or without; or any data that `tammes train` takes. For a run
-    of vectors a .npz, .parquet or .npy file of them."""
+    """Any folder of images, with sub-folders or without, or any other data that `tammes train` takes. For a run of
+    vectors, a .npz, .parquet or .npy file of vectors."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.npz|.parquet|.npy")]
     """The file to write."""
-    weights: Annotated[str | None, optional("FILE")] = None
-    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
-    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
-    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
-    size: Annotated[int | None, optional("INT")] = None
-    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
-    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
-    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    weights: Weights = None
+    weights_form: WeightsForm = None
+    size: Size = None
+    pool: Pooling = None
     whiten: bool = False
     """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of this
-    data where it has two or more, otherwise by PCA. Of classes that decided it, a measure says too much: `tammes
-    evaluate --whiten` measures on others."""
+    data if it has two or more, otherwise by PCA. Results on the same classes are then too good; `tammes evaluate
+    --whiten` measures on other classes."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
-    """Which layer the vectors are taken from, if not the one that the run chose."""
+    """The layer that vectors are taken from, if not the one that the run uses."""
     batch_size: Annotated[int | None, optional("INT")] = None
-    """Images at a time; by default as many as the device does best."""
+    """Images at a time. (default: as many as suit the device)"""
     overwrite: bool = False
     """Replace the file if it exists."""
-    skip_bad: bool = False
-    """Leave out images that cannot be read, and say how many."""
+    skip_bad: SkipBad = False
     verify: bool = False
-    """Decode every image again. Otherwise one that was replaced by another of the same size and time is taken from the
+    """Decode every image again. Otherwise an image that was replaced by one of the same size and time is taken from the
     cache."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
-    json: bool = False
-    """Print what was written as one JSON object."""
+    device: Device = "auto"
+    json: Json = False
 
 
 def embed(config: Embed) -> None:
@@ -142,7 +136,7 @@ def _images(config: Embed, out: Path) -> dict[str, Any]:
     from tammes.training.distributed import one_a_host_first
     from tammes.training.embedding import embed_images
 
-    how = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
+    how = network_options(config)
     if names_network(config.model):
         if config.embedding is not None:
             raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")

@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, results_table
+from tammes.cli.options import Device, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
 from tammes.errors import UserError, check_seed, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
-from tammes.training.options import Pool
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Measure a model on classes that it has not seen, or measure vectors.
 
-    A pretrained network is measured on the test classes of a published data set, on all classes of a folder; or, with
-    --whiten, on the classes of a folder that do not decide the whitening.
+    A pretrained network is measured on the test classes of a published data set, or on all classes of a folder. With
+    --whiten, only the classes of a folder that were not used for the whitening are measured.
 
     For example:
         tammes evaluate resnet50 photos/
@@ -32,36 +32,29 @@ class Evaluate:
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL|VECTORS")]
     """A run folder, a model on the hub (hf://owner/name, or its folder), a pretrained network (`tammes models` lists
-    them), or a .npz or .parquet file with `vectors` and
-    `labels`, and if need be `query`, `gallery` (masks) and `sequence` (a query does not find items of its own)."""
+    them), or a .npz or .parquet file with `vectors` and `labels`, optionally also `query` and `gallery` (masks) and
+    `sequence` (a query does not find items of its own sequence)."""
     data: Annotated[str | None, tyro.conf.Positional, optional("DATA")] = None
-    """Images, or vectors for a run of vectors, to measure on, all of their classes; by default the test classes of the
-    run's own data."""
-    weights: Annotated[str | None, optional("FILE")] = None
-    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
-    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
-    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
-    size: Annotated[int | None, optional("INT")] = None
-    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
-    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
-    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    """Images to measure on, or vectors for a run of vectors; all of their classes are measured. (default: the test
+    classes of the run's own data)"""
+    weights: Weights = None
+    weights_form: WeightsForm = None
+    size: Size = None
+    pool: Pooling = None
     whiten: bool = False
-    """Of a pretrained network: measure it also with its features whitened, in closed form, down to 256 dimensions:
-    within the training classes; and by PCA of the images that are measured, without their labels."""
+    """Of a pretrained network: also measure its features whitened, in closed form, down to 256 dimensions: within the
+    training classes; and by PCA of the measured images, without their labels."""
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
-    """Which layer images are compared by, if not the one that the run chose."""
+    """The layer that images are compared by, if not the one that the run uses."""
     clustering: bool = True
-    """Cluster the embeddings for NMI and AMI, which takes the longest."""
+    """Skip the clustering, which takes the longest: no NMI and AMI."""
     seeds: tuple[int, ...] = (0,)
-    """Of K-means; NMI and AMI are means over these, with their standard deviation."""
+    """Seeds of K-means; NMI and AMI are means over them, with their standard deviation."""
     restarts: int = 3
-    """Of K-means for each seed; the clustering with the least inertia counts."""
-    skip_bad: bool = False
-    """Leave out images that cannot be read, and say how many."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
+    """Restarts of K-means for each seed; the clustering with the lowest inertia counts."""
+    skip_bad: SkipBad = False
+    device: Device = "auto"
+    json: Json = False
 
 
 def evaluate(config: Evaluate) -> None:
@@ -104,7 +97,7 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
     from tammes.run import evaluate_pretrained, evaluate_run
     from tammes.training.run_folder import open_run
 
-    network = {"weights": config.weights, "form": config.weights_form, "size": config.size, "pool": config.pool}
+    network = network_options(config)
     named = names_network(config.model)
     if not named:
         check_trained(config.model, network | {"whiten": config.whiten or None})

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Json
 from tammes.io.console import print_json
 
 
@@ -15,8 +16,8 @@ class Export:
     """Write a trained model as a file for other programs, checked against PyTorch.
 
     onnx is for onnxruntime and other programs that read ONNX; torch-export for PyTorch without this package;
-    safetensors holds the weights; hub is a folder ready for the Hugging Face hub. A JSON file beside the model says how
-    images are resized and cropped. A model whose vectors differ from PyTorch's by more than 1e-4 is not written.
+    safetensors holds only the weights; hub is a folder for the Hugging Face hub. A JSON file beside the model describes
+    how images are resized and cropped. A model whose vectors differ from PyTorch's by more than 1e-4 is not written.
 
     For example:
         tammes export runs/photos --format onnx
@@ -28,27 +29,26 @@ class Export:
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     format: Literal["onnx", "torch-export", "safetensors", "hub"] = "onnx"
-    """What to write."""
+    """The format to write."""
     out: Annotated[Path | None, optional("PATH")] = None
     """The file, or for hub the folder; by default model.onnx, model.pt2, model.safetensors or hub in the run folder."""
     with_preprocessing: bool = False
     """onnx: the model takes one image of any size, as uint8 pixels, and resizes and crops it itself."""
     int8: bool = False
-    """onnx: 8-bit weights and activations; the cost in R@1 is measured on the test classes."""
+    """onnx: 8-bit weights and activations; what that costs in R@1 is measured on the test classes."""
     data: Annotated[str | None, optional("DATA")] = None
-    """Images to check with; by default the run's own."""
+    """Images to compare on. (default: the run's own)"""
     push: Annotated[str | None, optional("OWNER/NAME")] = None
-    """hub: upload the folder as this model."""
+    """hub: upload the folder under this name."""
     private: bool = False
     """hub: create the model as a private one."""
     licence: str = "unknown"
     """hub: the model's licence, by its name on the hub, such as apache-2.0; its text is included."""
     licence_file: Annotated[Path | None, optional("FILE")] = None
-    """hub: the text of the licence, if tammes does not have it."""
+    """hub: a file with the text of the licence, if tammes does not have it."""
     overwrite: bool = False
     """Replace an existing file or folder."""
-    json: bool = False
-    """Print what was written, the difference to PyTorch and images per second as one JSON object."""
+    json: Json = False
 
 
 def export(config: Export) -> None:

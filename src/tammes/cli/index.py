@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.console import optional
+from tammes.cli.options import Device, Json, Pooling, Size, Weights, WeightsForm, network_options
 from tammes.errors import UserError
 from tammes.io.console import CONTINUE, if_stopped, print_json, printable, say
 from tammes.io.files import is_vector_file
-from tammes.training.options import Pool
 
 if TYPE_CHECKING:
     from tammes.gallery.update import Updated
@@ -21,22 +20,22 @@ SHOWN = 10  # broken images that are named
 
 @dataclass(frozen=True)
 class Index:
-    """Embed the images of folders by a model, and keep them where `tammes search` finds them.
+    """Embed the images of folders with a model, and store them where `tammes search` finds them.
 
-    The model is a run, a model on the hub (hf://owner/name), or a pretrained network by its name, which needs no
+    The model is a run, a model on the hub (hf://owner/name), or the name of a pretrained network, which needs no
     training; `tammes models` lists them.
 
-    Run again, it embeds only what is new or changed and takes out what is gone. It may be stopped at any moment, and
-    run twice at once. `torchrun --nproc-per-node 4 -m tammes index …` shares the images out over processes. The class
-    of an image is the first folder on its path below the outermost folder that was indexed.
+    Run again, it embeds only what is new or changed and removes what is gone. It may be stopped at any moment, and two
+    of them may run at once. `torchrun --nproc-per-node 4 -m tammes index …` shares the images out over processes. The
+    class of an image is the first folder on its path below the outermost folder that was indexed.
 
-    A table of images, a CSV file with a column `path` or COCO's JSON, is indexed too: the class of an image is in its
-    column `label`, a box in x, y, width and height, and its other columns can be asked for: `tammes search --where`.
-    What a table names no more stays until `--rebuild`.
+    A table of images can be indexed too: a CSV file with a column `path`, or COCO's JSON. The class of an image is in
+    its column `label`, a box in x, y, width and height; its other columns can be filtered by: `tammes search --where`.
+    Images that are no longer in a table stay in the gallery until `--rebuild`.
 
-    Vectors of any model are indexed as they are, without a MODEL: a .npz or .parquet file with `vectors` and, if they
-    have any, `labels` and `paths` (or `X` and `y`, or a column for each number), or a .npy file. Those with a path
-    that the gallery has already take its place. The gallery is then searched by vectors and by its items.
+    Vectors of any model are indexed as they are, without a MODEL: a .npz or .parquet file with `vectors` and optionally
+    `labels` and `paths` (or `X` and `y`, or one column per number), or a .npy file. A vector whose path is already in
+    the gallery replaces the old one. Such a gallery is searched by vectors and by its items.
 
     For example:
         tammes index resnet50 photos/ --gallery gallery
@@ -49,38 +48,32 @@ class Index:
     """
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL] DATA…")]
-    """A run of images, a model on the hub or a pretrained network, and folders of images, sub-folders included, or
-    tables of them; or files of vectors alone."""
+    """A run of images, a model on the hub or a pretrained network, then folders of images (sub-folders included) or
+    tables of them; or only files of vectors."""
     gallery: Annotated[str, tyro.conf.arg(metavar="FOLDER|s3://…|postgresql://…|qdrant://…")]
-    """Where the gallery is, or will be."""
-    weights: Annotated[str | None, optional("FILE")] = None
-    """Of a pretrained network: a file of its weights. (default: those that it was published with, downloaded)"""
-    weights_form: Annotated[Literal["torchvision", "keras"] | None, optional("{torchvision,keras}")] = None
-    """Of resnet50, 101 and 152, where the file of weights does not say which form it is of."""
-    size: Annotated[int | None, optional("INT")] = None
-    """Of a pretrained network: height and width of the images that it sees. (default: as published)"""
-    pool: Annotated[Pool | None, optional("{published,token,mean,max,mean-max,gem}")] = None
-    """Of a pretrained network: how its last map becomes a vector. (default: published)"""
+    """Where the gallery is, or will be created."""
+    weights: Weights = None
+    weights_form: WeightsForm = None
+    size: Size = None
+    pool: Pooling = None
     whiten: bool = False
     """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of these
-    images where sub-folders name them, otherwise by PCA. The gallery keeps it, for searches and for images that come
-    later; --rebuild finds it again."""
+    images if sub-folders name them, otherwise by PCA. The gallery stores the whitening for searches and later images;
+    --rebuild computes it again."""
     rebuild: bool = False
-    """Make the gallery again from this data, by another model or from scratch. The old one answers until the new
-    one is complete and takes its place."""
+    """Build the gallery again from this data, with another model or from scratch. The old one stays in use until the
+    new one is complete."""
     labels: bool = True
-    """Take the names of the sub-folders for classes; of vectors their labels."""
+    """Do not use the names of sub-folders, or the labels of vectors, as classes."""
     empty_folders: bool = False
-    """Take images out of the gallery also where a folder has none left, or a rebuild leaves it out."""
+    """Remove images from the gallery even if a folder has none left, or a rebuild leaves it out."""
     verify: bool = False
-    """Read every file again. Otherwise one that was replaced by another of the same size and time keeps its vector."""
+    """Read every file again. Otherwise a file that was replaced by one of the same size and time keeps its vector."""
     trust_roots: bool = False
-    """Let `tammes serve` hand out the files also of folders that the gallery names already and that you have not
+    """Let `tammes serve` hand out the files of all folders that the gallery names, even of those that you have not
     indexed into it on this machine."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
-    json: bool = False
-    """Print what was done as one JSON object."""
+    device: Device = "auto"
+    json: Json = False
 
 
 def index(config: Index) -> None:
@@ -130,19 +123,13 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
     from tammes.training.train import stop_on_signal
 
     how = (config.rebuild, config.labels, config.empty_folders, config.trust_roots, config.verify)
-    of_network: dict[str, Any] = {
-        "weights": config.weights,
-        "form": config.weights_form,
-        "size": config.size,
-        "pool": config.pool,
-    }
     of_gallery: dict[str, Any] = {
         "whiten": config.whiten,
         "labelled": config.labels,
         "rebuild": config.rebuild,
         "on": config.device,
     }
-    made_by = model_for(model, config.gallery, folders, **of_gallery, **of_network)
+    made_by = model_for(model, config.gallery, folders, **of_gallery, **network_options(config))
     what = Update(config.gallery, made_by, folders, *how)
     try:
         return update(what, on=config.device, stopping=stop_on_signal)

@@ -3,11 +3,12 @@
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Device, Json, MadeBy
 from tammes.errors import UserError, check_distance, check_whole
 from tammes.io.console import print_json, printable, say
 from tammes.io.outputs import place_for
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 class Label:
     """Propose a class for each image of a folder: that of its neighbours in a gallery.
 
-    The list has the best guess for every image, the distance to the nearest image of the gallery, the probability that
-    the guess is right, and whether the image is accepted as one of a known class. New classes need no training: put
-    images of them into the gallery, and they are proposed. The gallery itself says what is near enough, by what its
-    images find with and without their own class.
+    The list has, for each image, the best guess, the distance to the nearest image of the gallery, the probability that
+    the guess is right, and whether the image is accepted as one of a known class. New classes need no training: add
+    images of them to the gallery. What is near enough is calibrated on the gallery's own images, searched for with and
+    without their own class.
 
     For example:
         tammes label gallery new-photos/
@@ -36,23 +37,19 @@ class Label:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Images without a class."""
     k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
-    """Neighbours that vote."""
+    """Number of neighbours that vote."""
     unknown_rate: Annotated[float | None, optional("SHARE")] = None
-    """The share of images of unknown classes that may be given a class; by default what `tammes calibrate` has set for
-    the gallery: as many as there are images of known classes that are called unknown."""
+    """The share of images of unknown classes that may be given a class. (default: what `tammes calibrate` has set for
+    the gallery, by default as many as images of known classes that are called unknown)"""
     threshold: Annotated[float | None, optional("DISTANCE")] = None
-    """Take images whose nearest neighbour is farther than this for unknown, instead of asking the gallery."""
+    """Call images unknown whose nearest neighbour is farther than this, instead of using the gallery's threshold."""
     out: Annotated[Path | None, optional("FILE.csv")] = None
-    """Write the proposals there instead of printing them."""
+    """Write the list there instead of printing it."""
     overwrite: bool = False
     """Replace that file if it exists."""
-    model: Annotated[str | None, optional("MODEL|FILE")] = None
-    """What made the gallery, where it was moved or does not say it: a run, a model on the hub (hf://owner/name), a
-    pretrained network; or the file that its weights are in now."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
-    json: bool = False
-    """Print one JSON object instead of CSV."""
+    model: MadeBy = None
+    device: Device = "auto"
+    json: Json = False
 
 
 def label(config: Label) -> None:

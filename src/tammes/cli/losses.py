@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Json
 from tammes.io.console import print_json
 
 if TYPE_CHECKING:
@@ -27,10 +28,9 @@ class Losses:
     """
 
     name: Annotated[str | None, tyro.conf.Positional, optional("NAME")] = None
-    """The loss to explain; without it, all are listed. pml: lists the losses and miners of pytorch-metric-learning, and
-    pml:NAME explains one."""
-    json: bool = False
-    """Print one JSON object."""
+    """The loss to explain; without it, all are listed. pml: lists the losses and miners of pytorch-metric-learning,
+    pml:NAME explains one of them."""
+    json: Json = False
 
 
 def losses(config: Losses) -> None:

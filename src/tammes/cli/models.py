@@ -6,15 +6,16 @@ from typing import Annotated
 import tyro
 
 from tammes.cli.console import optional, print_table
+from tammes.cli.options import Json
 from tammes.io.console import print_json
 
 
 @dataclass(frozen=True)
 class Models:
-    """List pretrained networks, what they give, and whether their weights are on this machine.
+    """List pretrained networks, their dimensions, and whether their weights are on this machine.
 
-    Any of them takes the place of MODEL in `tammes index`, `embed` and `evaluate`, and is a --backbone of `tammes
-    train`. So are hf-hub:owner/name, a network of timm on the Hugging Face hub, and open_clip:MODEL/TAG.
+    Any of them can be MODEL in `tammes index`, `embed` and `evaluate`, and --backbone in `tammes train`; so can
+    hf-hub:owner/name, a network of timm on the Hugging Face hub, and open_clip:MODEL/TAG.
 
     For example:
         tammes models
@@ -23,11 +24,10 @@ class Models:
     """
 
     word: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORD")] = ""
-    """Show the networks with this in their name; without it, those to try first."""
+    """List the networks with this in their name; without it, those to try first."""
     limit: Annotated[int | None, optional("INT")] = None
-    """At most so many. (default: 60)"""
-    json: bool = False
-    """Print one JSON object."""
+    """How many to list. (default: 60)"""
+    json: Json = False
 
 
 def models(config: Models) -> None:

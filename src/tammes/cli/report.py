@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Json
 from tammes.errors import UserError
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
@@ -16,10 +17,10 @@ from tammes.io.files import is_vector_file
 class Report:
     """Write one HTML page about a run, several runs, a benchmark, a gallery, or a file of vectors.
 
-    The page opens from disk and needs no network. Of a run it shows results with intervals, curves, centroids, what the
-    model finds and what it confuses, with images, each class, a map of the embeddings, distances and thresholds.
-    Several runs stand side by side, each with a link to its own report. Of labelled vectors, in a .npz or .parquet file
-    or in a gallery, it shows how well they find each other as they are, what they mix up, each class, and their map.
+    The page opens from disk and needs no network. For a run it shows results with intervals, curves, centroids, what
+    the model finds and confuses (with images), each class, a map of the embeddings, distances and thresholds. Several
+    runs are shown side by side, each with a link to its own report. For labelled vectors, in a .npz or .parquet file or
+    in a gallery, it shows how well they find each other, what they confuse, each class, and their map.
 
     For example:
         tammes report runs/glyphs-discriminative-place-0
@@ -35,24 +36,24 @@ class Report:
     ]
     """Run folders; or the folder of a benchmark, a gallery, or a .npz or .parquet file of vectors with labels."""
     out: Annotated[Path | None, optional("FILE")] = None
-    """The page to write; by default report.html in the folder of a run or benchmark, and in the current folder for
-    several runs. Of a gallery or a file of vectors it has their name and stands beside them."""
+    """The page to write. (default: report.html in the folder of a run or benchmark; in the current folder for several
+    runs; beside a gallery or a file of vectors, with its name)"""
     overwrite: bool = False
     """Replace --out if it exists; the report inside a run or benchmark folder is always replaced."""
     map: Annotated[Literal["tsne", "pca", "none"] | None, optional("{tsne,pca,none}")] = None
-    """How the map of the embeddings is made: tsne (the default) takes half a minute for 6,000 images, pca no time."""
+    """How the map of the embeddings is computed: tsne (the default; half a minute for 6,000 images), pca (at once), or
+    none."""
     fmr: Annotated[float | None, optional("FLOAT")] = None
-    """The false match rate whose threshold is drawn, for a run without `tammes calibrate` (default: 0.001)."""
+    """The false match rate whose threshold is drawn, for a run that is not calibrated. (default: 0.001)"""
     complexity: Annotated[Path | None, optional("FILE")] = None
-    """What `python -m benchmarks.complexity` has measured, for the page of a benchmark."""
+    """The output of `python -m benchmarks.complexity`, for the page of a benchmark."""
     skip_bad: bool = False
     """Leave out images that cannot be read."""
     device: Annotated[Literal["auto", "cpu"] | None, optional("{auto,cpu}")] = None
     """auto (the default) uses a GPU if there is one."""
     seed: Annotated[int | None, optional("INT")] = None
-    """Random seed of the queries that are shown, and of the items of a very large map (default: 0)."""
-    json: bool = False
-    """Print where the page is and its size as one JSON object."""
+    """Random seed of the queries that are shown, and of the items of a very large map. (default: 0)"""
+    json: Json = False
 
 
 def report(config: Report) -> None:

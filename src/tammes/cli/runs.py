@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from tammes.cli.console import optional, percent, print_table
+from tammes.cli.options import Json
 from tammes.errors import UserError
 from tammes.io.console import print_json, printable, say
 
@@ -25,11 +26,10 @@ class Runs:
     """
 
     folder: Annotated[Path | None, tyro.conf.Positional, optional("FOLDER")] = None
-    """Where the runs are; by default the folder runs."""
+    """The folder with the runs. (default: runs)"""
     remove: Annotated[Path | None, optional("RUN")] = None
     """Remove this run folder."""
-    json: bool = False
-    """Print a JSON list of all runs."""
+    json: Json = False
 
 
 def runs(config: Runs) -> None:

@@ -3,11 +3,12 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from tammes.cli.console import optional, print_table
+from tammes.cli.options import Device, Json, MadeBy
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
@@ -38,32 +39,28 @@ class Search:
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE… | VECTORS")] = ()
     """Images to search with; - reads one from standard input. Or a .npy, .npz or .parquet file of vectors."""
     k: Annotated[int, tyro.conf.arg(aliases=("-k",))] = 8
-    """Neighbours to show."""
+    """Number of neighbours."""
     vector: Annotated[Path | None, optional("FILE")] = None
-    """Search with the vectors of a file: the same as to give it instead of images."""
+    """Search with the vectors of this file: the same as giving it instead of images."""
     item: Annotated[str | None, optional("KEY")] = None
-    """Search with an item of the gallery, by the path of its image or its key: more like this one."""
+    """Search with an item of the gallery, named by the path of its image or by its key: more like this one."""
     label: Annotated[str | None, optional("CLASS")] = None
-    """Among images of this class only."""
+    """Search only images of this class."""
     where: Annotated[str | None, optional("CONDITION")] = None
-    """Among items whose columns fit, such as "colour = 'red' and price < 20". Columns come with a table that is
-    indexed; every item has path, label, width and height. Texts stand in single quotes; =, !=, <, <=, >, >=, in, and,
-    or, not and brackets are known."""
+    """Search only items whose columns match, such as "colour = 'red' and price < 20". Columns come from an indexed
+    table; every item has path, label, width and height. Texts are in single quotes; =, !=, <, <=, >, >=, in, and, or,
+    not and brackets are allowed."""
     box: Annotated[str | None, optional("X,Y,WIDTH,HEIGHT")] = None
     """Search with this part of the image, in pixels from its upper left corner."""
     exact: bool = False
-    """Compare with every image, also where there is an approximate index."""
+    """Compare with every image, even if there is an approximate index."""
     sheet: Annotated[Path | None, optional("FILE.png")] = None
-    """Also draw the queries and what was found."""
+    """Also write the queries and what was found as one image."""
     overwrite: bool = False
-    """Replace that file if it exists."""
-    model: Annotated[str | None, optional("MODEL|FILE")] = None
-    """What made the gallery, where it was moved or does not say it: a run, a model on the hub (hf://owner/name), a
-    pretrained network; or the file that its weights are in now."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
-    json: bool = False
-    """Print one JSON object."""
+    """Replace that image if it exists."""
+    model: MadeBy = None
+    device: Device = "auto"
+    json: Json = False
 
 
 def search(config: Search) -> None:

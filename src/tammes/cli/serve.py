@@ -4,11 +4,12 @@ import sys
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from tammes.cli.console import optional
+from tammes.cli.options import Device, Json, MadeBy
 from tammes.errors import UserError
 from tammes.io.console import print_json, printable
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serve:
-    """Search a gallery in the browser, by images dropped, pasted, chosen or taken; and by a JSON API.
+    """Search a gallery in the browser, with images dropped, pasted, chosen or taken by camera; and through a JSON API.
 
     Listens on this machine only. To let other machines in, give --host and a --token, and put an https proxy in front.
-    The API is described at /api, with commands to type; /metrics is for Prometheus. Ctrl-C or SIGTERM stops it, after
-    the answers that are under way.
+    The API is documented at /api, with commands to copy; /metrics is for Prometheus. Ctrl-C or SIGTERM stops the server
+    after the requests in progress.
 
     For example:
         tammes serve gallery
@@ -32,36 +33,32 @@ class Serve:
     """
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="GALLERY | RUN | RUNS…")]
-    """A gallery, and folders of runs whose reports are served."""
+    """A gallery, and folders of runs whose reports are shown."""
     host: str = "127.0.0.1"
     """The address to listen on; one that other machines can reach needs --token."""
     port: int = 8000
-    """0 takes a free one."""
+    """The port to listen on; 0 picks a free one."""
     token: Annotated[str | None, optional("TEXT")] = None
-    """What a client has to send: `Authorization: Bearer TEXT`, or type once in the browser."""
+    """A secret that every client must send: `Authorization: Bearer TEXT`, or type once in the browser."""
     token_file: Annotated[Path | None, optional("FILE")] = None
-    """The same, from the first line of a file: other users of this machine do not see it."""
-    model: Annotated[str | None, optional("MODEL|FILE")] = None
-    """What made the gallery, where it was moved or does not say it: a run, a model on the hub (hf://owner/name), a
-    pretrained network; or the file that its weights are in now."""
+    """The same, read from the first line of a file, so that other users of this machine do not see it."""
+    model: MadeBy = None
     proxy: Annotated[str | None, optional("ADDRESS,…")] = None
-    """Where a proxy in front of the server connects from, such as 127.0.0.1: from there alone X-Forwarded-For and
-    X-Forwarded-Proto are believed, so that limits count for its clients and not for the proxy."""
+    """Addresses of a proxy in front of the server, such as 127.0.0.1. X-Forwarded-For and X-Forwarded-Proto are
+    believed only from there, so that limits apply to its clients and not to the proxy."""
     trust_roots: bool = False
-    """Serve the files of all folders that the gallery names, also of those that were not indexed into it by you on this
-    machine; remembered in your own configuration."""
+    """Serve the files of all folders that the gallery names, even of those that you have not indexed into it on this
+    machine. This is remembered in your own configuration."""
     max_upload: float = 20.0
-    """The largest request, in MB."""
+    """Largest request, in MB."""
     max_pixels: float = 20.0
-    """The largest image, in millions of pixels; the page makes larger ones smaller before it sends them."""
+    """Largest image, in millions of pixels; the page shrinks larger ones before sending them."""
     rate: float = 30.0
-    """Requests a second that one client may make over time; 0: no limit."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto takes a GPU if there is one."""
+    """Requests per second that one client may make on average; 0 is no limit."""
+    device: Device = "auto"
     open: bool = False
-    """Open it in the browser."""
-    json: bool = False
-    """Print the address as one JSON object."""
+    """Open the page in the browser."""
+    json: Json = False
 
 
 def serve(config: Serve) -> None:

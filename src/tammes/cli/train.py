@@ -23,9 +23,9 @@ class RunOptions(TypedDict, total=False):
     """Where a training goes."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """The run folder to make; by default runs/ and a name that says what it is."""
+    """The run folder to create. (default: a name below runs/ that says what it is)"""
     resume: Annotated[Path, tyro.conf.arg(metavar="RUN")]
-    """A run that was stopped: resume it, with its own options."""
+    """Resume this run, which was stopped, with its own options."""
     overwrite: bool
     """Replace the run folder if it exists."""
     json: bool
@@ -35,8 +35,8 @@ class RunOptions(TypedDict, total=False):
 class Train(TrainOptions, RunOptions, total=False):
     """Train an embedder on images, or a metric on vectors, and evaluate it on classes that it has not seen.
 
-    Vectors of any model, in a .npz or .parquet file, are learned from as by tammes.MetricLearner; `tammes train
-    vectors.npz --help` shows their options.
+    A .npz or .parquet file has vectors of any model; tammes.MetricLearner is trained on them. `tammes train vectors.npz
+    --help` shows the options for vectors.
 
     For example:
         tammes train photos/ --out runs/photos

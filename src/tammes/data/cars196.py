@@ -23,7 +23,7 @@ _UNLABELLED = "cars_test_annos.mat"
 
 
 def cars196(root: Path) -> Dataset:
-    """The photographs; a class is a kind of car, such as "AM General Hummer SUV 2000".
+    """The photos; a class is a kind of car, such as "AM General Hummer SUV 2000".
 
     Either of the two forms in which they are found: cars_annos.mat with car_ims/, or cars_train_annos.mat,
     cars_test_annos_withlabels.mat and cars_meta.mat (these in the folder itself or in devkit/) with cars_train/ and

@@ -16,7 +16,7 @@ TRAIN_CLASSES = 100  # the numbers 1 to 100
 
 
 def cub(root: Path) -> Dataset:
-    """The photographs in the order of images.txt; a class is a kind of bird, such as "001.Black_footed_Albatross".
+    """The photos in the order of images.txt; a class is a kind of bird, such as "001.Black_footed_Albatross".
 
     Args:
         root: the folder with images.txt and images/, or the one that holds it as CUB_200_2011.

@@ -1,4 +1,4 @@
-"""What is wrong with a data set, found before training does: every image is read once, and none is kept."""
+"""Checks of a data set before training: every image is read once, and none is kept in memory."""
 
 import os
 import warnings

@@ -14,9 +14,9 @@ _STATUSES = ("train", "query", "gallery")
 
 
 def inshop(root: Path) -> Dataset:
-    """The photographs; a class is a garment, such as "id_00000002".
+    """The photos; a class is a garment, such as "id_00000002".
 
-    Garments that train come first; of the others some photographs are queries, and the rest the gallery they are
+    Garments that train come first; of the others some photos are queries, and the rest the gallery they are
     searched in.
 
     Args:

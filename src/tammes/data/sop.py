@@ -12,7 +12,7 @@ _LISTS = (("Ebay_train.txt", TRAIN), ("Ebay_test.txt", TEST))
 
 
 def sop(root: Path) -> Dataset:
-    """The photographs; a class is a product, called by its number. Ebay_train.txt trains, Ebay_test.txt tests.
+    """The photos; a class is a product, called by its number. Ebay_train.txt trains, Ebay_test.txt tests.
 
     Args:
         root: the folder with these two lists, or the one that holds it as Stanford_Online_Products.

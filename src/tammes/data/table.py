@@ -1,4 +1,4 @@
-"""A table of images: a CSV file with a line for each, as open-metric-learning has it too, or a JSON file of COCO's."""
+"""Tables of images: a CSV file with a line per image, as open-metric-learning has it too, or COCO's JSON."""
 
 import csv
 import os

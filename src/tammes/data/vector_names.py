@@ -1,4 +1,4 @@
-"""What the arrays and columns of a file of vectors may be called."""
+"""The names that arrays and columns of a file of vectors may have."""
 
 from collections.abc import Collection
 

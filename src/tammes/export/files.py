@@ -1,4 +1,4 @@
-"""An exported file: made, run beside PyTorch on real images, timed; and the JSON file that describes it."""
+"""An exported file: written, compared with PyTorch on real images, timed; and the JSON file that describes it."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a gallery holds, as plain data, and what may be stored."""
+"""The items of a gallery as plain data, and checks of what may be stored."""
 
 import json
 import os
@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from pathlib import PurePath
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+from typing_extensions import TypedDict
 
 from tammes.errors import UserError, shown
 from tammes.gallery.filters import OF_EVERY_ITEM, Value
-from tammes.io.schema import checked
+from tammes.io.schema import checked, parsed
 from tammes.models.origin import Network
 from tammes.search.validation import checked_vectors
 
@@ -110,31 +111,31 @@ class About:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "About":
-        """What `to_json` wrote, or an error if another version of Tammes wrote it."""
-        try:
-            said = json.loads(text)
-            given = said["format"]
-            if given != FORMAT:
-                raise UserError(
-                    f"the gallery {where} is of format {given!r}, and this version reads {FORMAT}. Use the version of"
-                    f" tammes that made it, or rebuild it: tammes index MODEL FOLDER --gallery {where} --rebuild"
-                )
-            texts = (*(said[name] for name in ("model", "run", "created")), *said["roots"], said.get("threshold", ""))
-            if type(said["dim"]) is not int or not all(isinstance(text, str) for text in texts):
-                raise TypeError
-            kind, network = said.get("kind", "run"), said.get("network")
-            places = (*said["roots"], *([said["run"]] if kind == "run" or said["run"] else []))
-            if kind not in get_args(Kind) or not all(map(_may_be_a_path, places)):
-                raise ValueError
-            if network is not None or kind in ("pretrained", "module"):
-                network = Network(**checked(network, Network, f"the gallery {where}", how_to_remake(where)))
-                if network.weights and not _may_be_a_path(network.weights):
-                    raise ValueError
-            return cls(**{**said, "roots": tuple(said["roots"]), "kind": kind, "network": network})
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"the gallery {where} does not say what made it. {how_to_remake(where)}") from None
+        """What `to_json` wrote, or an error if another version of Tammes wrote it; it may be untrusted."""
+        what, advice = f"what the gallery {where} says of its model", how_to_remake(where)
+        said = parsed(text, _Version, what, advice)
+        if said["format"] != FORMAT:
+            raise UserError(
+                f"the gallery {where} is of format {said['format']!r}, and this version reads {FORMAT}. Use the version"
+                f" of tammes that made it, or rebuild it: tammes index MODEL FOLDER --gallery {where} --rebuild"
+            )
+        checked(said, cls, what, advice)
+        network = said.get("network")
+        if network is not None:
+            network = Network(**checked(network, Network, what, advice))
+        # Not as pydantic would build it: the name of a folder need not be Unicode.
+        found = cls(**said | {"roots": tuple(said["roots"]), "network": network})
+        places = [*found.roots, *([found.run] if found.kind == "run" or found.run else [])]
+        places += [network.weights] if network is not None and network.weights else []
+        if not all(map(_may_be_a_path, places)):
+            raise UserError(f"{what}: it names a file that cannot be. {advice}")
+        if network is None and found.kind in ("pretrained", "module"):
+            raise UserError(f"{what}: network is missing. {advice}")
+        return found
+
+
+class _Version(TypedDict):
+    format: Any
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a gallery is searched with: images, or vectors in a file."""
+"""Queries to a gallery: images, or vectors in a file."""
 
 import sys
 from collections.abc import Sequence

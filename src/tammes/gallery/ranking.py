@@ -1,4 +1,4 @@
-"""The order of what a store finds: stores compare in float32, here the rank is that of `tammes.search.neighbours`."""
+"""Exact ranking of search results: stores compare in float32, the order is that of `tammes.search.neighbours`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

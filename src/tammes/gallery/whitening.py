@@ -1,4 +1,4 @@
-"""Which model embeds the images of folders and tables into a gallery, where its features may be whitened."""
+"""The model that images are indexed with, optionally with whitened features."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said while work is under way: lines, bars, what Ctrl-C ended. Results are printed by the commands."""
+"""Messages during work: lines, progress bars, interruptions. Results are printed by the commands."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files that are written where a caller asks for them."""
+"""Checks of where an output file goes, before any work is done."""
 
 import os
 from pathlib import Path

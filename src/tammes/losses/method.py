@@ -1,4 +1,4 @@
-"""The declaration of a method: what a loss needs of the training beside its equation, in the file of each loss."""
+"""Method: what a loss needs from training besides its equation, declared in the file of each loss."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

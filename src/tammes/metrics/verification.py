@@ -80,16 +80,8 @@ class PairCounts:
         """The false and the true match rate with each edge as the threshold; at the first, 0, nothing matches."""
         return _shares(self.other), _shares(self.same)
 
-    def roc(
-        self,
-    ) -> tuple[Float64[np.ndarray, " corners"], Float64[np.ndarray, " corners"], Float64[np.ndarray, " corners"]]:
-        """The rates where they change, as a curve to draw: false match rate, true match rate, threshold."""
-        changed = np.concatenate([[True], (self.same + self.other) > 0])  # (edges,)
-        false, true = self.rates()
-        return false[changed], true[changed], self.edges[changed]
-
     def area(self) -> float:
-        """The area under that curve: how often a pair of the same class is nearer than one of different classes.
+        """The area under the ROC curve: how often a pair of the same class is nearer than one of different classes.
 
         Two in the same bin count half, so it is exact for the binned distances.
         """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NotRequired, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from PIL import Image
 from pydantic import PositiveInt
 from rich.progress import track
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from tammes.data.folder import images_below
 from tammes.data.image_cache import image_digest
@@ -429,22 +430,32 @@ def is_of_hub(model: str | Path) -> bool:
     return str(model).startswith(ADDRESS) or _of_hub(Path(model)) is not None
 
 
-def _of_hub(folder: Path) -> dict[str, Any] | None:
+class _OfHub(TypedDict):
+    """What config.json of a folder for the hub says of a model of ours."""
+
+    embedder: dict[str, Any]
+    classifier: NotRequired[str | None]
+
+
+class _HubConfig(TypedDict):
+    """That file, which other programs write too."""
+
+    tammes: NotRequired[_OfHub | None]
+
+
+def _of_hub(folder: Path) -> _OfHub | None:
     """What a folder for the hub says of its model; None for another, such as a run, which has a config.json too."""
     file = folder / "config.json"
     if (folder / "embedder.json").exists() or not file.exists() or not (folder / "model.safetensors").exists():
         return None
-    said = _json(file)
-    found = said.get("tammes") if isinstance(said, dict) else None
-    if found is not None and (not isinstance(found, dict) or not isinstance(found.get("classifier"), str | None)):
-        raise UserError(f"{file} does not describe a network.")
+    found: _OfHub | None = read_json(file, _HubConfig, _ADVICE).get("tammes")
     return found
 
 
-def _from_hub(folder: Path, said: dict[str, Any], embedding: Embedding | None) -> Embedder:
+def _from_hub(folder: Path, said: _OfHub, embedding: Embedding | None) -> Embedder:
     """The Embedder of a folder for the hub, whose weights may be timm's, with our layer as the classifier."""
     file = folder / "model.safetensors"
-    config = _config(said.get("embedder"), folder / "config.json", embedding)
+    config = _config(said["embedder"], folder / "config.json", embedding)
     classifier = said.get("classifier")
 
     def own(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The pooling at the end of a network, which makes one vector of its last map."""
+"""Pooling: the last feature map of a network as one vector."""
 
 from inspect import signature
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Networks without training as embedders: images are compared by the features of the backbone."""
+"""Pretrained networks as embedders without training: images are compared by the features of the backbone."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Directions in which labelled vectors tell their classes apart: what a layer on top of them may begin as."""
+"""Whitening: the directions that separate the classes of labelled vectors, to initialise a layer with."""
 
 from base64 import b64decode, b64encode
 

@@ -1,4 +1,4 @@
-"""The axes of a chart, linear or logarithmic: round ticks that fit, and numbers as a person writes them."""
+"""The axes of a chart, linear or logarithmic: tick positions, and numbers as text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,40 +1,75 @@
-"""A contact sheet: queries and what was found for them, as one image."""
+"""Contact sheets: a row for each query, then what was found for it; right ones framed green, wrong ones red."""
 
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float32, Int64
 from PIL import Image, ImageDraw, ImageFont
 
+from tammes.data.image_cache import Decoded
 from tammes.data.images import in_mode, open_small
 from tammes.gallery.items import THUMBNAIL
 from tammes.io.files import write_atomically
-from tammes.report.retrievals import BLUE, GREEN, RED
-from tammes.report.thumbnails import square
+from tammes.report.thumbnails import square, thumbnail
+from tammes.search.neighbours import search
 
-_SIDE, _FRAME, _GAP, _TEXT = 128, 4, 8, 16
-_GREY = (150, 156, 162)
+_GREEN, _RED, _BLUE, _GREY = (34, 150, 80), (205, 50, 50), (70, 90, 160), (150, 156, 162)
+_FRAME, _GAP, _TEXT = 4, 6, 16
 _MOST_TEXT = 200  # characters that are measured: below a picture there is room for fewer
 Found = tuple[bytes, str, bool | None]  # a thumbnail, what stands below it, and whether it is of the same class
 
 
+class _Framed(NamedTuple):
+    """A picture, None to leave its place empty, the colour of its frame, and what stands below it."""
+
+    picture: Image.Image | None
+    colour: tuple[int, int, int]
+    text: str = ""
+
+
+def draw_retrievals(
+    file: Path,
+    images: Decoded,
+    indices: Int64[np.ndarray, " images"],
+    vectors: Float32[np.ndarray, "images dim"],
+    labels: Int64[np.ndarray, " images"],
+    *,
+    queries: int = 10,
+    neighbours: int = 10,
+    seed: int = 0,
+) -> None:
+    """Write a PNG with a row for each query, drawn at random: the query, then its nearest other images."""
+    side = 64
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(indices))[:queries])
+    near = search(vectors[chosen], vectors, min(neighbours, len(indices) - 1), itself=chosen).ids
+
+    def framed(place: int, colour: tuple[int, int, int]) -> _Framed:
+        return _Framed(thumbnail(images, int(indices[place]), side), colour)
+
+    rows = [
+        [framed(query, _BLUE), *(framed(each, _GREEN if labels[each] == labels[query] else _RED) for each in found)]
+        for query, found in zip(chosen.tolist(), near.tolist(), strict=True)
+    ]
+    _write(file, rows, side, 0)
+
+
 def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Sequence[Found]]) -> None:
-    """Write a PNG with a row for each query: the query, then what was found, green if the same, red if not.
+    """Write a PNG with a row for each query: the query, then what was found.
 
     What is not a thumbnail, as in an untrusted gallery, leaves its place empty.
     """
-    most = max(map(len, found), default=0)
-    step, row_height = _SIDE + 2 * _FRAME + _GAP, _SIDE + 2 * _FRAME + _GAP + _TEXT
-    sheet = Image.new("RGB", (_GAP + step * (most + 1) + 2 * _GAP, _GAP + row_height * len(queries)), "white")
-    for row, (query, hits) in enumerate(zip(queries, found, strict=True)):
-        top = _GAP + row * row_height
-        _paste(sheet, in_mode(query, "RGB"), _GAP, top, BLUE, "query")
-        for column, (picture, text, same) in enumerate(hits, start=1):
-            colour = _GREY if same is None else GREEN if same else RED
-            _paste(sheet, _thumbnail(picture), 3 * _GAP + column * step, top, colour, text)
-    content = BytesIO()
-    sheet.save(content, format="PNG")
-    write_atomically(file, content.getvalue())
+    colours = {None: _GREY, True: _GREEN, False: _RED}
+    rows = [
+        [
+            _Framed(in_mode(query, "RGB"), _BLUE, "query"),
+            *(_Framed(_thumbnail(content), colours[same], text) for content, text, same in hits),
+        ]
+        for query, hits in zip(queries, found, strict=True)
+    ]
+    _write(file, rows, 128, _TEXT)
 
 
 def _thumbnail(content: bytes) -> Image.Image | None:
@@ -45,17 +80,29 @@ def _thumbnail(content: bytes) -> Image.Image | None:
         return None
 
 
-def _paste(
-    sheet: Image.Image, picture: Image.Image | None, left: int, top: int, colour: tuple[int, int, int], text: str
-) -> None:
-    side, pen = _SIDE + 2 * _FRAME, ImageDraw.Draw(sheet)
-    pen.rectangle((left, top, left + side - 1, top + side - 1), fill=colour)
+def _write(file: Path, rows: Sequence[Sequence[_Framed]], side: int, text: int) -> None:
+    """The sheet as a PNG, with so many pixels for text below each picture; queries stand a little apart."""
+    step = side + 2 * _FRAME + _GAP
+    size = step * max(map(len, rows), default=1) + 3 * _GAP, (step + text) * len(rows) + _GAP
+    sheet = Image.new("RGB", size, "white")
+    for row, of_query in enumerate(rows):
+        for column, framed in enumerate(of_query):
+            left = _GAP + column * step + (2 * _GAP if column else 0)
+            _paste(sheet, framed, left, _GAP + row * (step + text), side)
+    content = BytesIO()
+    sheet.save(content, format="PNG")
+    write_atomically(file, content.getvalue())
+
+
+def _paste(sheet: Image.Image, framed: _Framed, left: int, top: int, side: int) -> None:
+    whole, pen = side + 2 * _FRAME, ImageDraw.Draw(sheet)
+    pen.rectangle((left, top, left + whole - 1, top + whole - 1), fill=framed.colour)
     place = left + _FRAME, top + _FRAME
-    if picture is None:
-        sheet.paste("white", (*place, place[0] + _SIDE, place[1] + _SIDE))
+    if framed.picture is None:
+        sheet.paste("white", (*place, place[0] + side, place[1] + side))
     else:
-        sheet.paste(square(picture, _SIDE), place)
-    font, text = ImageFont.load_default(12), " ".join(text[:_MOST_TEXT].split())
-    while text and pen.textlength(text, font) > side:
+        sheet.paste(square(framed.picture, side), place)
+    font, text = ImageFont.load_default(12), " ".join(framed.text[:_MOST_TEXT].split())
+    while text and pen.textlength(text, font) > whole:
         text = text[:-2] + "…" if len(text) > 2 else ""
-    pen.text((left, top + side + 2), text, fill=(40, 44, 48), font=font)
+    pen.text((left, top + whole + 2), text, fill=(40, 44, 48), font=font)

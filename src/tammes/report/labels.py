@@ -1,4 +1,4 @@
-"""Labels in a chart: their size, and where to put them so that they overlap neither each other nor a mark."""
+"""Labels in a chart: their size, and where they go so that they overlap neither each other nor a mark."""
 
 import math
 import unicodedata

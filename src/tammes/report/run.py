@@ -228,7 +228,7 @@ def _facts(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]
         pool = "" if shape.get("pool", "published") == "published" else f", {shape['pool']} pooling"
         began = "its own weights" if str(shape["backbone"]).startswith(OWN) else config.get("weights")
         facts["network"] = f"{shape['backbone']}{pool}, from {began}; embedding {shape['dim']}"
-        facts["what trains"] = {"all": "everything", "head": "the new layers"}.get(
+        facts["trained layers"] = {"all": "everything", "head": "the new layers"}.get(
             str(config.get("train")), f"from {config.get('cut')} up"
         )
     else:

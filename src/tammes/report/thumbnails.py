@@ -1,7 +1,7 @@
 """Thumbnails as data URLs, for a page."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -79,6 +79,3 @@ class Album:
         if item not in self._made:
             self._made[item] = as_address(thumbnail(self.images, int(self.numbers[item]), self.side), 75)
         return self._made[item]
-
-    def of(self, items: Iterable[int]) -> list[str]:
-        return [self[item] for item in items]

@@ -1,4 +1,4 @@
-"""Uploads are decoded in processes of their own; see `decoder` for what these may do."""
+"""Uploads are decoded in separate processes; `decoder` says what these may do."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Error responses: a code for the program, a sentence for the person."""
+"""Error responses: a code for programs, a sentence for people."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The JSON API for a person: each route with a command to type."""
+"""The page about the JSON API: each route with a command to copy."""
 
 import shlex
 from collections.abc import Mapping

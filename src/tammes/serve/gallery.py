@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -21,7 +20,6 @@ from tammes.gallery.filters import Filter
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.trust import trusted_roots
-from tammes.models.embedder import Embedder
 from tammes.serve.decoding import Preprocessing
 from tammes.serve.errors import RequestError
 from tammes.serve.rows import Rows, escaped
@@ -40,36 +38,8 @@ _KINDS = (
 )
 
 
-class EmbeddingWorker:
-    """Embeds one image after the other: no more than `uploads_at_once` wait, too few for a batch. To be closed."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._thread = ThreadPoolExecutor(1, "embedding")
-
-    def vector(self, pixels: UInt8[ndarray, "channels height width"]) -> "Future[Float32[ndarray, ' dim']]":
-        """The unit vector of an image, when its turn has come."""
-        try:
-            return self._thread.submit(self._embed, pixels)
-        except RuntimeError:  # it is closed
-            message = "the server is stopping or its gallery was rebuilt. Try again in a moment."
-            raise RequestError(503, message, retry_after=1) from None
-
-    def close(self) -> None:
-        """Finish what waits, and end."""
-        self._thread.shutdown()
-
-    def _embed(self, pixels: ndarray) -> ndarray:
-        with torch.inference_mode():
-            images = torch.from_numpy(pixels[None]).to(self._embedder.mean.device)
-            vector = np.asarray(self._embedder(images)[0].float().cpu().numpy())
-        if not np.isfinite(vector).all():
-            raise ValueError("the network gave a vector that is not finite")
-        return vector
-
-
 class ServedGallery(Gallery):
-    """A gallery with its items in memory. To be closed.
+    """A gallery with its items in memory.
 
     `rows` is replaced when the gallery changes: who needs two answers of the same moment takes it once.
     """
@@ -81,7 +51,15 @@ class ServedGallery(Gallery):
         self.rows = Rows(self.store)
         self._thumbnails: LRUCache[tuple[str, str], bytes] = LRUCache(_THUMBNAILS, len)
         self._lock = Lock()  # of the thumbnails
-        self.worker = None if view is None else EmbeddingWorker(view)  # last: it has a thread
+
+    def embed(self, pixels: UInt8[ndarray, "channels height width"]) -> Float32[ndarray, " dim"]:
+        """The unit vector of an image. Of one at a time: no more than `uploads_at_once` wait, too few for a batch."""
+        with torch.inference_mode():
+            images = torch.from_numpy(pixels[None]).to(self.embedder.mean.device)
+            vector = np.asarray(self.embedder(images)[0].float().cpu().numpy())
+        if not np.isfinite(vector).all():
+            raise ValueError("the network gave a vector that is not finite")
+        return vector
 
     @property
     def takes_images(self) -> bool:
@@ -186,10 +164,6 @@ class ServedGallery(Gallery):
             raise RequestError(415, "the file of this item is of a kind that browsers do not show; its thumbnail is.")
         return file, kind
 
-    def close(self) -> None:
-        if self.worker is not None:
-            self.worker.close()
-
 
 class GalleryWatcher:
     """The gallery at an address, read again when it has changed; for a server that runs for weeks."""
@@ -229,7 +203,6 @@ class GalleryWatcher:
         old.forget_threshold()  # it may have been calibrated since
         if there.about.model != old.store.about.model:
             self.current = ServedGallery(self._uri, self._model, self._on)
-            old.close()
             return True
         if there.version() == old.rows.version and there.about == old.store.about:
             return False

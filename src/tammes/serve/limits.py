@@ -1,4 +1,4 @@
-"""What a client may ask of the server."""
+"""Limits on what a client may request."""
 
 from dataclasses import dataclass, replace
 from math import isfinite

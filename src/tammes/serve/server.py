@@ -1,4 +1,4 @@
-"""A process that listens, and stops on SIGTERM or Ctrl-C after the answers that are under way."""
+"""The server process: it listens, and stops on SIGTERM or Ctrl-C after the requests in progress."""
 
 import asyncio
 import ipaddress

@@ -84,9 +84,10 @@ class ServerState:
             _UPLOAD_BYTES, lambda upload: max(least, len(upload.thumbnail) + upload.vector.nbytes)
         )
         self._slots = UploadSlots(self.limits, decoders)
-        # Threads of their own: a slow decoding keeps no other request waiting, and searches in memory, each of which
-        # uses every core, run one after the other.
+        # Threads of their own: a slow decoding keeps no other request waiting; and the network and searches in memory,
+        # which use every core, run one after the other.
         self._decoding = ThreadPoolExecutor(self.limits.uploads_at_once, "decoding")
+        self._embedding = ThreadPoolExecutor(1, "embedding")
         self._searching = ThreadPoolExecutor(1, "searching")
         self._reports: dict[str, Report] = {}
         self._reports_at = float("-inf")
@@ -108,8 +109,7 @@ class ServerState:
         await self.projector.close()
         if self._watcher is not None and self._decoders is not None:
             await asyncio.to_thread(self._decoders.close)
-            await asyncio.to_thread(self._watcher.current.close)
-        for threads in (self._decoding, self._searching):
+        for threads in (self._decoding, self._embedding, self._searching):
             threads.shutdown(wait=False)
 
     @property
@@ -144,8 +144,9 @@ class ServerState:
     async def receive_upload(self, request: Request, gallery: ServedGallery) -> Upload:
         """The image in a request, decoded and embedded when there is a slot for it; then kept for a while."""
         assert self._decoders is not None
-        if gallery.preprocessing is None or gallery.worker is None:
+        if gallery.preprocessing is None:
             raise RequestError(422, gallery.why_no_images())
+        loop = asyncio.get_running_loop()
         async with self._slots.slot(request.client.host if request.client else ""):
             content = await read_upload(request)
             if not content:
@@ -153,9 +154,9 @@ class ServerState:
             self.telemetry.upload_bytes.inc(len(content))
             with self.telemetry.decode_seconds.time():
                 decode = partial(self._decoders.decode, content, gallery.preprocessing)
-                decoded = await asyncio.get_running_loop().run_in_executor(self._decoding, decode)
+                decoded = await loop.run_in_executor(self._decoding, decode)
             with self.telemetry.embed_seconds.time():
-                vector = await asyncio.wrap_future(gallery.worker.vector(decoded.pixels))
+                vector = await loop.run_in_executor(self._embedding, gallery.embed, decoded.pixels)
         model = gallery.store.about.model
         upload = Upload(token_urlsafe(12), vector, model, decoded.width, decoded.height, decoded.thumbnail)
         self._uploads[upload.id] = upload

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus about itself."""
+"""The server's metrics for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest

@@ -1,4 +1,4 @@
-"""The checkpoint of a run: what trains, the optimizer, random numbers, the place in the epoch; and the one before."""
+"""Checkpoints: trainable weights, optimizer, random state and position in the epoch; and the one before."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Evaluation: what a network makes of the images of a training, in all its processes, and how well it does."""
+"""Evaluation of a network on the images of a training, in one process or several."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What a training was given as Python objects."""
+"""Python objects that a training was given."""
 
 from dataclasses import dataclass
 

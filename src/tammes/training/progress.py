@@ -1,4 +1,4 @@
-"""What a training says: the time it may take, its plan, a bar and a line an epoch; also for TensorBoard."""
+"""The progress of a training: estimated time, plan, progress bar, a line per epoch, TensorBoard."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The shapes of the JSON files of a run folder, as far as anything reads them."""
+"""The schemas of the JSON files of a run folder, as far as they are read."""
 
 from typing import Any, NotRequired
 

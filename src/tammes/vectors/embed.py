@@ -1,4 +1,4 @@
-"""Vectors through a learner, a block at a time: from a file that is mapped into one that is whole or not there."""
+"""Embeds the vectors of a file with a learner, a block at a time, into another file."""
 
 from collections.abc import Iterator
 from pathlib import Path

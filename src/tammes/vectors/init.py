@@ -1,4 +1,4 @@
-"""What a learner is before training: its network and loss, and the initialisation of its first layer."""
+"""The initialisation of a learner: its network, its loss, and the weights of its first layer."""
 
 from collections.abc import Callable
 from copy import deepcopy

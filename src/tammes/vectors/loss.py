@@ -1,4 +1,4 @@
-"""The loss that a learner is trained by, and its centroids."""
+"""The loss of a learner, and its centroids."""
 
 from collections.abc import Mapping
 from typing import Any

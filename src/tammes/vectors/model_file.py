@@ -1,20 +1,22 @@
-"""A learner as two files: its numbers in learner.safetensors, and everything that is said of them in learner.json."""
+"""A learner as two files: tensors in learner.safetensors, everything else in learner.json."""
 
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, get_args
 
 import numpy as np
 import torch
 from numpy import ndarray
+from pydantic import NonNegativeInt
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from tammes import __version__
 from tammes.errors import UserError
 from tammes.io.files import write_atomically
-from tammes.io.schema import checked, read_json
+from tammes.io.schema import read_json
 from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.training.run_schema import Verdict
 from tammes.training.verdict import PRETRAINED
@@ -25,7 +27,30 @@ if TYPE_CHECKING:
     from tammes.vectors.learner import MetricLearner
 
 FORMAT = 1  # of the two files
-_KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_ADVICE = "Put back the file that was written with the weights."
+Kind = Literal["text", "object", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+               "float32", "float64"]  # fmt: skip
+
+
+class Classes(TypedDict):
+    """The labels of the classes, sorted, and what NumPy calls their type; text is of any length."""
+
+    kind: Kind
+    values: list[bool | int | float | str]
+
+
+class Said(TypedDict):
+    """What learner.json holds, but its options, which the learner checks itself."""
+
+    format: Literal[1]
+    options: dict[str, Any]
+    classes: Classes
+    held_out: NotRequired[list[NonNegativeInt]]  # places among the classes
+    columns: NotRequired[list[str] | None]
+    epochs: int
+    history: list[dict[str, Any]]
+    verdict: NotRequired[Verdict | None]
+    regularisation: float | None
 
 
 def write_learner(learner: "MetricLearner", folder: Path) -> None:
@@ -64,44 +89,33 @@ def read_learner(learner: "MetricLearner", folder: Path) -> None:
     learner._loaded = True
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _said(folder: Path) -> Said:
     file = folder / "learner.json"
     if not file.exists():
         raise UserError(
             f"no learner in {folder}: learner.json is missing. Train one: tammes train vectors.npz --out {folder}"
         )
-    said = read_json(file, Any, "Put back the file that was written with the weights.")
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
-        got = said.get("format") if isinstance(said, dict) else None
-        raise UserError(f"{file} is of format {got!r}, and this version reads {FORMAT}.")
-    return said
+    found: Said = read_json(file, Said, _ADVICE)
+    return found
 
 
-def _use_words(learner: "MetricLearner", said: dict[str, Any]) -> None:
-    options, known = said.get("options"), learner.get_params(deep=False)
-    if not isinstance(options, dict):
-        raise UserError("it says no options.")
+def _use_words(learner: "MetricLearner", said: Said) -> None:
+    options, known = said["options"], learner.get_params(deep=False)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UserError(f"it was made by another version: its option {unknown[0]!r} is not known here.")
     learner.set_params(**options)
     check_options(learner)
-    learner.classes_ = _classes(said.get("classes"))
+    learner.classes_ = _classes(said["classes"])
     held = said.get("held_out", [])
-    if not isinstance(held, list) or not all(type(n) is int and 0 <= n < len(learner.classes_) for n in held):
+    if any(place >= len(learner.classes_) for place in held):
         raise UserError("its held-out classes are none of its classes.")
     learner.held_out_classes_ = learner.classes_[held]
-    names = said.get("columns")
-    if names is not None:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError("the names of its columns are not text.")
+    if (names := said.get("columns")) is not None:
         learner.feature_names_in_ = np.array(names, dtype=object)
-    passes, history, chosen = said.get("epochs"), said.get("history"), said.get("regularisation")
-    if type(passes) is not int or not isinstance(history, list) or not isinstance(chosen, float | None):
-        raise UserError("epochs, history or regularisation is not what it should be.")
-    learner.n_iter_, learner.history_, learner.regularisation_ = passes, history, chosen
-    if said.get("verdict") is not None:
-        learner.verdict_ = checked(said["verdict"], Verdict, "its verdict", "Save it again.")
+    learner.n_iter_, learner.history_, learner.regularisation_ = said["epochs"], said["history"], said["regularisation"]
+    if (verdict := said.get("verdict")) is not None:
+        learner.verdict_ = dict(verdict)
 
 
 def _use_numbers(learner: "MetricLearner", tensors: dict[str, Tensor]) -> None:
@@ -156,20 +170,17 @@ def _plain(option: str, value: Any) -> Any:
 def _classes_as_json(classes: ndarray) -> dict[str, Any]:
     kind = "text" if classes.dtype.kind == "U" else str(classes.dtype)
     values = classes.tolist()
-    if kind not in ("text", "object", *_KINDS) or (kind == "object" and not all(isinstance(v, str) for v in values)):
+    if kind not in get_args(Kind) or (kind == "object" and not all(isinstance(v, str) for v in values)):
         raise UserError(f"classes of the kind {classes.dtype} cannot be saved: learn from whole numbers or text.")
     return {"kind": kind, "values": values}
 
 
-def _classes(said: Any) -> ndarray:
-    kind, values = (said.get("kind"), said.get("values")) if isinstance(said, dict) else (None, None)
-    if not isinstance(values, list) or kind not in ("text", "object", *_KINDS):
-        raise UserError("it says no classes.")
-    text = kind in ("text", "object")
-    good = str if text else bool if kind == "bool" else float if str(kind).startswith("float") else int
-    if len(values) < 2 or not all(type(value) is good for value in values):
-        raise UserError(f"its classes are not two or more of the kind {kind}.")
+def _classes(said: Classes) -> ndarray:
+    kind, values = said["kind"], said["values"]
+    good = {"text": str, "object": str, "bool": bool, "float32": float, "float64": float}.get(kind, int)
     try:
+        if len(values) < 2 or any(type(value) is not good for value in values):
+            raise OverflowError
         classes = np.array(values, dtype=str if kind == "text" else kind)
     except OverflowError:
         raise UserError(f"its classes are not two or more of the kind {kind}.") from None

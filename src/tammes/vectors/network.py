@@ -1,4 +1,4 @@
-"""The network that a learner is: a linear map, or one with hidden layers."""
+"""The network of a learner: a linear map, or one with hidden layers."""
 
 from itertools import pairwise
 from typing import cast

@@ -1,4 +1,4 @@
-"""The options of a learner, and what it is given: checked when it is fitted, as scikit-learn wants it."""
+"""Checks of a learner's options and inputs, made in `fit` as scikit-learn wants it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

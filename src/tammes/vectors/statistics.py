@@ -1,4 +1,4 @@
-"""Vectors that need not fit in memory: looked at a block at a time."""
+"""Statistics of vectors that need not fit in memory, a block at a time."""
 
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""The classes that stop training early: R@1 is measured on them, and they do not train."""
+"""The classes that are held out for early stopping: R@1 is measured on them, and they are not trained on."""
 
 import numpy as np
 from jaxtyping import Float, Int64, Integer

@@ -1,4 +1,4 @@
-"""Which pretrained networks there are, what each wants and gives, and which weights are on this machine."""
+"""The pretrained networks that there are: input size, dimension, and which weights are on this machine."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Cutting a network in two: what is below stays as it is and need run only once an image, what is above is trained."""
+"""Cutting a network in two: the lower part is frozen and runs once per image, the upper part is trained."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,4 +1,4 @@
-"""Features from several depths of a network: what its parts give on the way, pooled, beside those of its end."""
+"""Features from several depths of a network, pooled, in addition to those of its end."""
 
 from collections.abc import Sequence
 

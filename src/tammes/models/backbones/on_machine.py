@@ -1,4 +1,4 @@
-"""What a person can type where nothing can be downloaded: the weights that are on this machine."""
+"""What to type when nothing can be downloaded: the weights that are on this machine."""
 
 from pathlib import Path
 

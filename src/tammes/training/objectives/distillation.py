@@ -1,4 +1,4 @@
-"""What holds embeddings where they are: an old gallery keeps answering while new classes are learned."""
+"""Keeps embeddings in place while new classes are learned, so that an old gallery still answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
