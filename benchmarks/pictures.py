@@ -26,10 +26,23 @@ DATA = {
     "cub": (
         "CUB-200-2011",
         ("paper-cub", "paper-cub-20", "minutes-cub"),
-        ("cub-layers-head", "cub-centroids-top"),
+        ("cub-layers-head", "cub-centroids-top", "recipe-cub"),
         "layers-cub",
     ),
-    "cars196": ("CARS196", ("paper-cars196", "paper-cars196-15", "minutes-cars196"), (), "layers-cars196"),
+    "cars196": (
+        "CARS196",
+        ("paper-cars196", "paper-cars196-15", "minutes-cars196"),
+        ("recipe-cars196",),
+        "layers-cars196",
+    ),
+}
+
+METHODS = ("one-hot centroids", "discriminative, one-hot centroids")
+# Plans with final figures alone, by the end of their names.
+PARTS = {
+    "head": "head: closed-form whitening",
+    "top": "top layers",
+    **dict.fromkeys(("cub", "cars196"), "every layer, our recipe, 3 epochs"),
 }
 
 
@@ -46,6 +59,7 @@ def stored(plan: str) -> dict[str, Any] | None:
 
 def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[str, ...], paper: str) -> None:
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator
 
     drawn = [(plan, run) for plan in curves if (of := stored(plan)) for run in _runs(of) if run.get("curve")]
     if not drawn:
@@ -58,15 +72,17 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
     for plan in points:
         of = stored(plan)
         for row in () if of is None else of["tables"].get("default", ()):
-            if row["layer"] == "penultimate" and row["method"] == "one-hot centroids":
-                part = "top layers" if plan.endswith("top") else "head: closed-form whitening"
-                axes.plot(row["minutes"], row["measures"]["recall_at_1"]["mean"], "s", label=part)
+            if row["layer"] == "penultimate" and row["method"] in METHODS:
+                axes.plot(row["minutes"], row["measures"]["recall_at_1"]["mean"], "s", label=PARTS[plan.split("-")[-1]])
     pretrained = _pretrained(curves)
     if pretrained is not None:
         axes.axhline(pretrained, color="grey", linestyle=":", label="pretrained, not trained")
     published = float(published_table(paper).rows["Second to last layer"]["R@1"])
     axes.axhline(published, color="black", linestyle="--", label="the paper's, 40 epochs")
     axes.set(xscale="log", xlabel="minutes of training, two cores, no GPU", ylabel="R@1, %", title=title)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda minutes, _: f"{minutes:g}")
+    axes.xaxis.set_minor_formatter(lambda *_: "")
     figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
