@@ -188,7 +188,9 @@ class PostgresGallery(Store):
     def _index(self) -> None:
         """Build the index while others read and write; if another program does so at this moment, leave it to it."""
         index = f"{self._items}_vector"
-        memory = min(_MEMORY_MB, 64 + self.count() * (4 * self._about.dim + 512) // 2**20)
+        # With the links of each item the graph takes some 800 bytes an item beside the vector; one that does not fit
+        # is written out, and each further item takes many times as long.
+        memory = min(_MEMORY_MB, 64 + self.count() * (4 * self._about.dim + 1024) // 2**20)
 
         def build(connection: Any, workers: str | None = None) -> None:
             if not connection.execute("SELECT pg_try_advisory_lock(hashtext(%s))", [index]).fetchone()[0]:
