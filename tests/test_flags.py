@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ SRC = Path(tammes.__file__).parent
 )
 def test_marked_parameters_become_flags(text: str, expected: str) -> None:
     assert with_flags(text, declared(["train"])) == expected
+
+
+def test_a_condition_can_be_typed_as_it_is_shown() -> None:
+    """Words in single quotes are in double ones, unless a shell would look into those."""
+    search = declared(["search"])
+    assert with_flags("`where=\"colour = 'red'\"`", search) == "--where \"colour = 'red'\""
+    assert shlex.split(with_flags("`where=\"colour = '$red'\"`", search)) == ["--where", "colour = '$red'"]
 
 
 def test_only_options_of_the_command_become_flags() -> None:

@@ -16,6 +16,7 @@ import pytest
 from tammes.cli import main
 from tammes.errors import UserError
 from tammes.gallery import open_gallery, rebuild
+from tammes.gallery import postgres as postgres_module
 from tammes.gallery import store as store_module
 from tammes.gallery.filters import parsed
 from tammes.gallery.gallery import Gallery
@@ -194,9 +195,13 @@ def test_the_index_finds_what_an_exact_search_does(uri: str, monkeypatch: pytest
     cases: list[dict[str, Any]] = [{}, {"label": "class 3"}, {"where": some}]
     for how in cases:
         exact = store.search(vectors[:10], 10, exact=True, **how)
+        by_few = store.search(vectors[:10], 10, **how)  # where a filter lets few rows through, all of them are compared
+        assert by_few == exact or not how
+        monkeypatch.setattr(postgres_module, "_FEW", 0)
         assert recall_at_10(store.search(vectors[:10], 10, **how), exact) > 0.95
         every = store.search(vectors[:1], 200, exact=True, **how)
         assert {len(hits) for hits in store.search(vectors[:10], 200, **how)} == {len(every[0])}
+        monkeypatch.undo()
     store.upsert([row("new", -vectors[0])])
     assert store.search(-vectors[:1], 1)[0][0].path == "new"
 

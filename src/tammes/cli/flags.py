@@ -44,4 +44,10 @@ def _as_words(value: str) -> str:
         return value
     if isinstance(given, dict):
         given = [f"{name}={each}" for name, each in given.items()]
-    return shlex.join(map(str, given)) if isinstance(given, list | tuple) else shlex.quote(str(given))
+    return " ".join(map(_quoted, given)) if isinstance(given, list | tuple) else _quoted(given)
+
+
+def _quoted(value: object) -> str:
+    """As one word of a shell; a text with single quotes, such as a condition, in double ones."""
+    text = str(value)
+    return f'"{text}"' if "'" in text and not set(text) & set('"\\$`!') else shlex.quote(text)
