@@ -93,7 +93,7 @@ IN_README = (
         "softmax",
     ),
     (
-        "`tammes train --preset paper`, 20 epochs on CUB, 15 on CARS196",
+        "`tammes train --preset paper`, 20 epochs on CUB, 15 on CARS196 (busy machine)",
         ("paper-cub-20", "paper-cars196-15"),
         "paper",
         _OURS,
