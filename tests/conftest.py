@@ -2,8 +2,11 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from importlib import import_module
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,16 @@ import pytest
 import torch
 from hypothesis import settings
 
+HANGS = 600.0  # seconds after which a test that waits gives up; nothing takes them that does not hang
+STEP = "tammes.training.loop._set_rates"  # is called in each step
+
+# Compiled once, not by each of the many processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)
 # A machine that is busy is no fault of the code, and whether a change is sound is no matter of luck: the same examples
 # each time. `make explore` draws others.
-settings.register_profile("tammes", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("tammes", deadline=None, derandomize=True, max_examples=15)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("tammes")
 
@@ -88,7 +97,22 @@ def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str],
     return run
 
 
-def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str]) -> None:
+def signal_at(place: str, call: int, number: int) -> None:
+    """Have this process send itself a signal as a function, by its full name, is called for the so-manieth time."""
+    module, _, name = place.rpartition(".")
+    usual, calls = getattr(import_module(module), name), count(1)
+
+    def called(*given: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), number)
+        return usual(*given, **options)
+
+    setattr(import_module(module), name, called)
+
+
+def in_one_thread(
+    arguments: list[str], said: Path, environment: dict[str, str], before: Callable[[], None] | None = None
+) -> None:
     """With as many threads as the tests have: sums in another order differ in their last digit."""
     from tammes.cli import main  # not before pytest has set up the check of shapes
 
@@ -98,12 +122,17 @@ def in_one_thread(arguments: list[str], said: Path, environment: dict[str, str])
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     pytest.MonkeyPatch().setattr("tammes.io.machine.processor_flags", set)  # as `_in_float32` has it
+    if before is not None:
+        before()
     main(arguments)
 
 
 @pytest.fixture(scope="session")
-def started() -> Callable[[list[str], Path], BaseProcess]:
+def started() -> Callable[..., BaseProcess]:
     """Start a command in a process of its own, to be stopped at its work; what it says goes to a file.
+
+    What the process does before the command may be given: with `signal_at` it is stopped at the same place however
+    fast the machine is.
 
     All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
     are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
@@ -111,8 +140,9 @@ def started() -> Callable[[list[str], Path], BaseProcess]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest"])
 
-    def start(arguments: list[str], said: Path) -> BaseProcess:
-        process = context.Process(target=in_one_thread, args=(arguments, said, dict(os.environ)), daemon=True)
+    def start(arguments: list[str], said: Path, before: Callable[[], None] | None = None) -> BaseProcess:
+        given = (arguments, said, dict(os.environ), before)
+        process = context.Process(target=in_one_thread, args=given, daemon=True)
         process.start()
         return process
 

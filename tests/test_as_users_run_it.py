@@ -8,6 +8,7 @@ from textwrap import dedent
 
 import pytest
 
+from tests.conftest import HANGS
 from tests.contracts.test_losses import HAS_COMPILER
 
 # They share an interpreter, so they stay in one worker.
@@ -49,7 +50,7 @@ def printed_by() -> Iterator[Callable[[str], str]]:
 
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -189,6 +190,6 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
 
 def test_a_reader_who_has_seen_enough_gets_no_traceback() -> None:
     command = f"{sys.executable} -m tammes train --help | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=HANGS)
     assert done.stdout.startswith("usage: tammes train")
     assert done.stderr == ""

@@ -7,7 +7,7 @@ from math import isclose, sqrt
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -242,7 +242,6 @@ def test_layers_come_close_to_the_bound_in_few_dimensions(num_classes: int, dim:
     assert quality(layers(num_classes, dim)).ratio > ratio
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     kind=st.sampled_from(
         ["random", "kmeans", "codes", "shells", "layers", "kerdock", "simplex", "orthogonal-simplices"]

@@ -19,6 +19,7 @@ from tammes.cli.help import COMMON
 from tammes.errors import UserError
 from tammes.io.console import print_json, progress, say, working
 from tammes.io.environment import colours
+from tests.conftest import HANGS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -33,7 +34,7 @@ def test_bash_takes_the_script_and_completes(tmp_path: Path, capsys: pytest.Capt
     main(["completion", "bash"])
     (tmp_path / "tammes").write_text(capsys.readouterr().out)
     ask = f"source {tmp_path / 'tammes'}; complete -p tammes"
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("complete ")
 
@@ -105,7 +106,7 @@ def test_no_color_is_respected(no_color: str) -> None:
                 if not part:
                     break
                 content += part
-            process.wait(timeout=60)
+            process.wait(timeout=HANGS)
         os.close(parent)
         seen[tuple(command)] = any(f"\033[{code}".encode() in content for code in ("1;3", "3", "9"))
     assert seen == {("--help",): no_color == "", ("nothing",): no_color == ""}

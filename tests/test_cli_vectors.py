@@ -25,6 +25,7 @@ from tammes.training.checkpoints import save_checkpoint
 from tammes.training.verdict import describe
 from tammes.vectors import statistics
 from tammes.vectors import train as vectors_train
+from tests.conftest import HANGS
 from tests.test_cli_train import printed, refused
 from tests.test_learner import blobs, brute_recall, unit
 
@@ -696,11 +697,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights(number: int, tm
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while not (run / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANGS)
     assert not (run / "results.json").exists()
     if number == signal.SIGINT:
         assert process.returncode == 130

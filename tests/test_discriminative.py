@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -155,7 +155,6 @@ def test_a_class_with_one_image_is_pulled_but_does_not_push_under_the_exact_weig
     torch.testing.assert_close(ours / ours.norm(), expected / expected.norm())
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(1, 5), min_size=2, max_size=4).filter(lambda n: max(n) > 1),
     st.floats(0, 1 / 3),
@@ -177,7 +176,6 @@ def test_a_push_above_a_third_can_fall_below_the_triplet_loss() -> None:
     assert 3 * loss(centroids[labels], labels) < bound.triplet_loss(centroids[labels], labels, reduction="mean")
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(2, 6), st.integers(2, 5), st.floats(0, 0.99), st.integers(0, 999))
 def test_the_own_centroid_is_the_minimiser_for_every_push_below_one(
     classes: int, dim: int, push: float, seed: int

@@ -6,21 +6,25 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tammes.cli import main
+from tammes.io import tensor_files
 from tammes.io.files import PARTIAL
 from tammes.io.tensor_files import check_tensors
 from tammes.models.embedder import Embedder
-from tammes.training.run_folder import held, open_run
+from tammes.training.run_folder import FRESH, held, open_run
 from tests.compared import same_end
+from tests.conftest import HANGS, signal_at
 
 CHECKPOINTS = ("checkpoint.safetensors", "previous.safetensors")
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
@@ -197,99 +201,76 @@ def test_a_disk_that_fills_up_under_a_benchmark(
     assert not list((disk / "out").rglob(f"*{PARTIAL}"))
 
 
-@pytest.fixture(scope="module")
-def longer(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with more epochs: time to be killed in."""
-    out = tmp_path_factory.mktemp("runs") / "longer"
-    main(["train", str(waves), "--out", str(out), "--epochs", "20", *SMALL])
-    return out
+class Dying:
+    """A file whose writer is killed after so many bytes of it."""
+
+    def __init__(self, sink: IO[bytes], left: int) -> None:
+        self._sink, self._left = sink, left
+
+    def write(self, content: bytes) -> None:
+        self._sink.write(content[: self._left])
+        self._left -= len(content)
+        if self._left <= 0:
+            self._sink.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def half_written(out: Path) -> list[Path]:
-    """The checkpoint that has no name yet, if one is being written."""
-    return list(out.glob("..checkpoint.safetensors.new.*"))
+def killed_in_writing(checkpoint: int, after: int) -> None:
+    """Have this process be killed as it has written so many bytes of the so-manieth checkpoint."""
+    usual, seen = tensor_files.written_whole, count(1)
 
+    @contextmanager
+    def written(file: Path) -> Iterator[IO[bytes]]:
+        dies = file.name == FRESH and next(seen) == checkpoint
+        with usual(file) as sink:
+            yield cast(IO[bytes], Dying(sink, after)) if dies else sink
 
-def stopped_in_writing(process: BaseProcess, out: Path, wanted: int) -> bool:
-    """Stop a process, as it is, in the so manyth checkpoint that it is seen to write when it has written two."""
-    assert process.pid is not None
-    seen, writing, deadline = 0, True, time.monotonic() + 120
-    while process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.0005)  # it may have the same core
-        before, writing = writing, bool(half_written(out))
-        if not writing or before or not (out / "previous.safetensors").exists():
-            continue
-        seen += 1
-        if seen >= wanted:
-            os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(0.01)  # it takes the signal at its next step into the system or out of it
-            if half_written(out):
-                return True
-            os.kill(process.pid, signal.SIGCONT)  # it was faster than we; then in the next one
-    return False
+    vars(tensor_files)["written_whole"] = written
 
 
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_kill_while_a_checkpoint_is_written_leaves_whole_ones(
-    started: Callable[[list[str], Path], BaseProcess], waves: Path, longer: Path, tmp_path: Path, kills: int
+    started: Callable[..., BaseProcess], waves: Path, whole: Path, tmp_path: Path, kills: int
 ) -> None:
-    rng, sizes = np.random.default_rng(0), []
+    rng, size = np.random.default_rng(0), (whole / "checkpoint.safetensors").stat().st_size
     for number in range(kills):
         out, said = tmp_path / f"run {number}", tmp_path / f"said {number}"
-        process = started(["train", str(waves), "--out", str(out), "--epochs", "20", *SMALL], said)
-        try:
-            assert stopped_in_writing(process, out, int(rng.integers(1, 4))), said.read_text()
-        finally:
-            process.kill()
-            process.join()
-        (left,) = half_written(out)
-        sizes.append(left.stat().st_size)
+        checkpoint, after = int(rng.integers(3, 5)), int(rng.integers(0, size // 2))
+        words = ["train", str(waves), "--out", str(out), "--epochs", "4", *SMALL]
+        process = started(words, said, partial(killed_in_writing, checkpoint, after))
+        process.join(HANGS)
+        assert process.exitcode == -signal.SIGKILL, said.read_text()
+        (left,) = out.glob("..checkpoint.safetensors.new.*")
+        assert left.stat().st_size == after
         assert open_run(out).state == "interrupted"
         epochs = [json.loads(check_tensors(out / name)["state"])["position"]["epoch"] - 1 for name in CHECKPOINTS]
-        assert epochs[0] == epochs[1] + 1
-        assert epochs[0] >= said.read_text().count("\nepoch ") >= 2, "what was reported is there"
+        assert epochs == [checkpoint - 1, checkpoint - 2]
+        assert epochs[0] >= said.read_text().count("\nepoch "), "what was reported is there"
         with held(out):  # as whoever resumes it does
             assert not [file.name for file in out.iterdir() if file.name.startswith(".") and file.name != ".lock"]
         main(["train", "--resume", str(out)])
-        assert same_end(out, longer)
-    whole = (longer / "checkpoint.safetensors").stat().st_size
-    print(f"{len(sizes)} files left without a name, of {whole} bytes there were {sizes}")
+        assert same_end(out, whole)
 
 
 @pytest.mark.xdist_group("processes")
 def test_a_kill_while_the_cache_is_built_leaves_nothing_that_is_used(
-    started: Callable[[list[str], Path], BaseProcess],
-    waves: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    started: Callable[..., BaseProcess], waves: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
-    images, photos = tmp_path / "cache" / "images", Path(shutil.copytree(waves, tmp_path / "photos"))
-    Image.new("L", (2000, 2000)).save(photos / "class 7" / "large 0.png")
-    for number in range(1, 40):  # so that it takes a while
-        shutil.copy(photos / "class 7" / "large 0.png", photos / "class 7" / f"large {number}.png")
-    words = ["embed", str(whole), str(photos), "--out", str(tmp_path / "v.npz")]
-    process = started(words, tmp_path / "said")
-    deadline = time.monotonic() + 120
-    while not (left := list(images.glob(f"*{PARTIAL}"))) and process.is_alive() and time.monotonic() < deadline:
-        pass
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)  # where it is
-    try:
-        assert [file.exists() for file in left] == [True]
-        assert not list(images.glob("*.pixels"))
-    finally:
-        process.kill()
-        process.join()
-    assert left[0].exists()
+    images = tmp_path / "cache" / "images"
+    words = ["embed", str(whole), str(waves), "--out", str(tmp_path / "v.npz")]
+    at = partial(signal_at, "tammes.data.image_cache._in_turn", 30, signal.SIGKILL)
+    process = started(words, tmp_path / "said", at)
+    process.join(HANGS)
+    assert process.exitcode == -signal.SIGKILL, (tmp_path / "said").read_text()
+    assert [file.suffix for file in images.iterdir()] == [PARTIAL]
     main(words)
     assert [file.suffix for file in images.iterdir()] == [".pixels"]  # what was left is gone
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "other"))
-    main(["embed", str(whole), str(photos), "--out", str(tmp_path / "w.npz")])
+    main(["embed", str(whole), str(waves), "--out", str(tmp_path / "w.npz")])
     with np.load(tmp_path / "v.npz") as ours, np.load(tmp_path / "w.npz") as theirs:
-        assert len(ours["vectors"]) == 48 + 40
+        assert len(ours["vectors"]) == 48
         assert np.array_equal(ours["vectors"], theirs["vectors"])
         assert np.array_equal(ours["paths"], theirs["paths"])
 

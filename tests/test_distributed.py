@@ -23,6 +23,7 @@ from tammes.cli import main
 from tammes.losses import METHODS
 from tammes.training import distributed
 from tammes.training.objectives import MORE_THAN_LOSSES
+from tests.conftest import HANGS
 from tests.several_processes import (
     ALIKE,
     BORROWED,
@@ -64,7 +65,7 @@ def start(number: int, folder: Path, work: Any, *given: Any) -> list[Any]:
     return found
 
 
-def ended(started: list[Any], folder: Path, seconds: float = 120) -> list[int]:
+def ended(started: list[Any], folder: Path, seconds: float = HANGS) -> list[int]:
     """How processes ended; all that they said if one does not."""
     until = time.monotonic() + seconds
     for each in started:
@@ -218,7 +219,7 @@ def test_a_process_that_hangs_is_named_and_waited_for(tmp_path: Path) -> None:
     assert named, log.read_text()
 
 
-def comes_true(what: Callable[[], bool], seconds: float = 300) -> bool:
+def comes_true(what: Callable[[], bool], seconds: float = HANGS) -> bool:
     until = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -242,7 +243,7 @@ def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(wa
     run = tmp_path / "run"
     options = ("--epochs", "500", "--batch-size", "8", "--test-classes", "0", *SMALL)
     started = start(2, tmp_path, command, "train", str(waves), "--out", str(run), *options)
-    until = time.monotonic() + 60
+    until = time.monotonic() + HANGS
     while not (run / "checkpoint.safetensors").exists() and time.monotonic() < until:
         time.sleep(0.02)
     os.kill(started[1].pid, signal.SIGKILL)
@@ -265,7 +266,7 @@ def test_launchers_start_the_same_command(launcher: str, waves: Path, tmp_path: 
     options = ("--epochs", "2", "--batch-size", "8", "--test-classes", "1", *SMALL)
     done = subprocess.run(
         [*launch, "train", str(waves), "--out", str(tmp_path / "run"), *options],
-        capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=HANGS, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "cpu:0, 2 processes" in done.stderr
@@ -352,7 +353,7 @@ def test_two_hosts_train_together_and_one_killed_ends_the_other_and_the_run_goes
         return len((run / "metrics.jsonl").read_text().splitlines()) if (run / "metrics.jsonl").exists() else 0
 
     try:
-        until = time.monotonic() + 100
+        until = time.monotonic() + HANGS
         while epochs() < 2 and time.monotonic() < until and all(each.poll() is None for each in started):
             time.sleep(0.05)
         first, before = epochs(), sent(hosts[0])
@@ -363,7 +364,7 @@ def test_two_hosts_train_together_and_one_killed_ends_the_other_and_the_run_goes
         assert num_bytes / steps == pytest.approx(4 * 113_112, rel=0.05)  # once each weight's gradient, and little else
         worker = int(Path(f"/proc/{started[1].pid}/task/{started[1].pid}/children").read_text().split()[0])
         os.kill(worker, signal.SIGKILL)
-        assert [each.wait(60) for each in started] == [1, 1]
+        assert [each.wait(HANGS) for each in started] == [1, 1]
     finally:
         for each in started:
             each.kill()

@@ -18,6 +18,7 @@ import pytest
 from tammes.cli import COMMANDS, QUIET, parsed
 from tammes.cli.arguments import options_of
 from tammes.training.objectives import METHODS
+from tests.conftest import HANGS
 from tests.test_architecture import ROOT, SRC
 
 DOCS = ROOT / "docs"
@@ -117,7 +118,7 @@ def test_every_loss_has_its_equation_and_names_options_that_it_has() -> None:
 def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     own = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=own)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS, env=own)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     for file in (tmp_path / "site").rglob("*.html"):
         assert not re.search(r'(?:src|<link[^>]*href)="https?://', file.read_text()), file

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tammes.cli import COMMANDS, main
 from tammes.io.machine import kill_as_interrupt
+from tests.conftest import HANGS
 from tests.test_architecture import ROOT
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--epochs", "1", "--shift", "2")
@@ -491,7 +492,7 @@ def test_a_polite_kill_is_left_to_those_who_have_arranged_for_it(monkeypatch: py
 
 
 def ended_by(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
 
 
 def test_a_process_that_was_forked_ends_by_the_signal() -> None:
@@ -502,7 +503,7 @@ def test_a_process_that_was_forked_ends_by_the_signal() -> None:
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        os.write(begun, b'x')\n"
-        "        time.sleep(30)\n"
+        "        time.sleep(600)\n"
         "        os._exit(0)\n"
         "    os.read(ready, 1)\n"
         "    os.kill(child, signal.SIGTERM)\n"
@@ -545,7 +546,7 @@ def test_problems_that_were_found_end_with_1(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_process_ends_with_the_code_and_the_line(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tammes", "doctor", "nowhere"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
     text = "tammes: no such folder: nowhere. Expected one sub-folder of images per class.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 

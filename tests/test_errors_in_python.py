@@ -23,6 +23,7 @@ from torch import nn
 import tammes
 from tammes import DiscriminativeLoss, UserError
 from tammes.cli import main
+from tests.conftest import HANGS
 from tests.test_errors import SMALL, ended
 from tests.test_omniglot import pack
 
@@ -118,7 +119,7 @@ def test_wrong_kinds_of_values(tmp_path: Path) -> None:
         "print(json.dumps(said))\n"
     )
     words = [sys.executable, str(script), json.dumps(list(WRONG_KINDS))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == WRONG_KINDS
 

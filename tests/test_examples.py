@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import HANGS
 from tests.test_architecture import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -55,7 +56,7 @@ def test_an_example_prints_what_it_says(
 def test_a_training_is_followed_by_a_tracker(name: str, needs: str, kept: str, tmp_path: Path) -> None:
     pytest.importorskip(needs, reason=f"{needs} is not installed")
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert [line.split()[:3] for line in done.stdout.splitlines()] == [["epoch", "1", "loss"], ["epoch", "2", "loss"]]
     assert [file.stat().st_size > 0 for file in tmp_path.glob(kept)] == [True]
@@ -80,7 +81,7 @@ def test_the_exported_model_is_searched_with_nothing_but_numpy(tmp_path: Path) -
         str(tmp_path / "model.onnx"),
         str(tmp_path / "pictures.npz"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines if line[0] != "b"] == [["a", "c"], ["c", "a"]]

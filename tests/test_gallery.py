@@ -5,10 +5,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tammes.metrics import evaluate
 from tammes.models.embedder import load
 from tammes.report.contact_sheet import contact_sheet
 from tammes.search.neighbours import search
+from tests.conftest import HANGS, signal_at
 
 pytest.importorskip("lancedb")
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--shift", "2", "--epochs", "4")
@@ -554,37 +556,28 @@ def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     assert label_of(tmp_path / "a.png", [tmp_path]) == ""
 
 
-def killed_at_work(process: BaseProcess, gallery: Path, after: float) -> bool:
-    """Kill after so many seconds from the first sign of work; whether it was still running."""
-    until = time.monotonic() + 60
-    while not gallery.exists() and process.is_alive() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(after)
-    running = process.is_alive()
-    process.kill()
-    process.join()
-    return running
-
-
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     moments: int,
     run: Path,
-    started: Callable[[list[str], Path], BaseProcess],
+    started: Callable[..., BaseProcess],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """In turn as a batch is stored, of which there are two or more, and as a random image is read."""
     folder, rng, each = tmp_path / "many", np.random.default_rng(8), 30 if moments == 2 else 120
     for number in range(10):
         (folder / f"class {number}").mkdir(parents=True)
         for image in range(each):
             stripes(number, rng).save(folder / f"class {number}" / f"{image}.png")
-    pause, running = np.random.default_rng(moments), 0
     for moment in range(moments):
-        gallery = tmp_path / f"g{moment % 3}"  # a gallery is killed more than once
-        process = started(["index", str(run), str(folder), "--gallery", str(gallery)], tmp_path / "said.txt")
-        running += killed_at_work(process, gallery, float(pause.uniform(0, 2.0)))
+        gallery = tmp_path / f"g{moment % 10}"  # a gallery is killed more than once
+        name, call = ("_read", int(rng.integers(1, 5 * each))) if moment % 2 else ("_store", 2)
+        at = partial(signal_at, f"tammes.gallery.indexing.{name}", call, signal.SIGKILL)
+        process = started(["index", str(run), str(folder), "--gallery", str(gallery)], tmp_path / "said.txt", at)
+        process.join(HANGS)
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "said.txt").read_text()
         if not gallery.exists():
             continue
         try:
@@ -597,8 +590,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
             assert np.linalg.norm(row.vector) == pytest.approx(1, abs=1e-4)
             assert row.label == Path(row.path).parent.name
             Image.open(io.BytesIO(row.thumbnail)).load()
-    assert running, "none was killed at work: the test has shown nothing"
-    for number in range(min(moments, 3)):
+    for number in range(min(moments, 10)):
         said = answer(capsys, "index", str(run), str(folder), "--gallery", str(tmp_path / f"g{number}"))
         assert said["images"] == 10 * each
         assert said["added"] + said["same"] == 10 * each

@@ -28,6 +28,7 @@ from tammes.gallery.duplicates import duplicates
 from tammes.gallery.items import Hit, as_it_was, storable
 from tammes.gallery.ranking import Block, nearest, ranked, recall_at_10
 from tammes.search.neighbours import search
+from tests.conftest import HANGS
 from tests.contracts.test_stores import ABOUT, AT_ONCE, DIM, filled, row, unit
 
 pytest.importorskip("lancedb")
@@ -449,7 +450,7 @@ def test_two_programs_may_write_at_once(folder: str) -> None:
     for program in programs:
         program.start()
     for program in programs:
-        program.join(120)
+        program.join(HANGS)
         assert program.exitcode == 0
     check_written(folder)
 

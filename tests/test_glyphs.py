@@ -31,6 +31,7 @@ from tammes.data.glyphs import (
 )
 from tammes.data.look_alikes import FACES, Face, faces, groups, likeness
 from tammes.errors import UserError
+from tests.conftest import HANGS
 
 # In one worker, so that the data set is drawn once.
 pytestmark = pytest.mark.xdist_group("glyphs")
@@ -376,7 +377,7 @@ print(dataset.fingerprint)
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=alone) for _ in "ab"
     ]
-    printed = [process.communicate(timeout=60)[0].strip() for process in started]
+    printed = [process.communicate(timeout=HANGS)[0].strip() for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert set(printed) == {glyphs(cache=tmp_path).fingerprint}
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".json", ".npy"]

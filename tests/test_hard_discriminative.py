@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tammes import HardDiscriminativeLoss, UserError
@@ -34,7 +34,6 @@ def test_one_hot_equals_the_general_path() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(value, embeddings)[0] for value in values))
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.integers(0, 5), min_size=2, max_size=5).filter(lambda n: max(n) > 1 and sum(k > 0 for k in n) > 1),
     st.sampled_from([1e-3, 0.1, 1.0]),

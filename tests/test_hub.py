@@ -11,6 +11,7 @@ import pytest
 
 from tammes import UserError
 from tammes.io.hub import fetched, push_to_hub
+from tests.conftest import HANGS
 from tests.hub_stand_in import FULL, GONE, TIRED, TOKEN, StandIn, standing_in
 
 
@@ -24,7 +25,7 @@ def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=300, env=os.environ | own
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=HANGS, env=os.environ | own
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

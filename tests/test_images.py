@@ -15,6 +15,7 @@ from PIL import Image
 from tammes.data.folder import images_below
 from tammes.data.images import Room, _tiff_parts, open_picture, to_mode
 from tammes.errors import UserError
+from tests.conftest import HANGS
 from tests.serve.hostile import scans
 
 RED, WHITE, BLACK = (255, 0, 0), (255, 255, 255), (0, 0, 0)
@@ -321,5 +322,5 @@ def test_large_pictures_wait_for_room(tmp_path: Path) -> None:
         other.start()
         other.join(0.1)
         order.append("first")
-    other.join(120)
+    other.join(HANGS)
     assert order == ["first", "second"]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy import ndarray
 from numpy.testing import assert_array_equal
@@ -34,6 +34,7 @@ from tammes.data.folder import folder
 from tammes.data.image_cache import Decoded, decode, scaled
 from tammes.errors import UserError
 from tammes.io.cache import cached, clear
+from tests.conftest import HANGS
 
 
 def picture(index: int, ragged: bool) -> Image.Image:
@@ -473,7 +474,6 @@ def test_the_order_follows_from_seed_and_epoch(sampler: str) -> None:
     assert drawn(epoch_of(labels, sampler=sampler, seed=2, epoch=2)) != first
 
 
-@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     batch_size=st.integers(2, 9),
@@ -501,7 +501,6 @@ def test_processes_evaluate_whole_batches_each_image_once() -> None:
     ]
 
 
-@settings(max_examples=30)
 @given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), world_size=st.integers(1, 3))
 def test_balanced_shows_every_class_as_often_as_the_largest(counts: list[int], world_size: int) -> None:
     labels = some_labels(counts)
@@ -531,7 +530,6 @@ def test_balanced_crops_a_repeated_image_differently(tmp_path: Path) -> None:
     assert len(set(crops)) >= 7
 
 
-@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     per_class=st.integers(1, 5),
@@ -633,23 +631,31 @@ def test_a_fresh_process_makes_the_same_epoch(tmp_path: Path) -> None:
 
 
 def batch_threads() -> int:
-    return sum(thread.name == "tammes-batches" for thread in threading.enumerate())
+    return sum(thread.name == "tammes-ahead" for thread in threading.enumerate())
 
 
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    before = batch_threads()
+    yield
+    assert batch_threads() == before
+
+
+@pytest.mark.usefixtures("no_thread_is_left")
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_an_epoch_left_early_leaves_no_thread(taken: int) -> None:
-    walk = iter(epoch_of(some_labels([50, 50])))
+    walk, before = iter(epoch_of(some_labels([50, 50]))), batch_threads()
     for _ in range(taken):
         next(walk)
+    assert batch_threads() == before + (taken > 0)
     assert isinstance(walk, type(_ for _ in ()))
     walk.close()
-    assert batch_threads() == 0
 
 
+@pytest.mark.usefixtures("no_thread_is_left")
 def test_a_walk_that_is_forgotten_leaves_no_thread() -> None:
     for _ in epoch_of(some_labels([50, 50])):
         break
-    assert batch_threads() == 0
 
 
 def fail_at_the_third_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,6 +670,7 @@ def fail_at_the_third_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Batches, "_made", failing)
 
 
+@pytest.mark.usefixtures("no_thread_is_left")
 def test_an_error_in_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     one_epoch = epoch_of(some_labels([9, 9]))
     fail_at_the_third_batch(monkeypatch)
@@ -671,9 +678,9 @@ def test_an_error_in_the_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPat
     assert len([next(walk), next(walk)]) == 2
     with pytest.raises(RuntimeError, match="the disk is gone"):
         next(walk)
-    assert batch_threads() == 0
 
 
+@pytest.mark.usefixtures("no_thread_is_left")
 def test_an_error_in_the_thread_ends_the_command(
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -692,14 +699,13 @@ def test_an_error_in_the_thread_ends_the_command(
     monkeypatch.setattr("tammes.training.train.stop_on_signal", lambda: nullcontext(lambda: False))
     waiting = threading.Thread(target=command, daemon=True)  # one that waits for ever does not keep the tests waiting
     waiting.start()
-    waiting.join(timeout=120)
+    waiting.join(HANGS)
     assert not waiting.is_alive()
     (stopped,) = ends
     assert stopped is not None
     assert stopped.code == 3
     said = capsys.readouterr().err
     assert "tammes: this is a bug in tammes (RuntimeError: the disk is gone). Please report it" in said
-    assert batch_threads() == 0
 
 
 def test_batches_do_not_share_memory() -> None:

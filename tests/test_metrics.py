@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -94,7 +94,6 @@ few = st.integers(4, 7).flatmap(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(few)
 def test_with_ties_each_metric_is_its_mean_over_all_orders(drawn: tuple[list[tuple[int, int]], list[int]]) -> None:
     points, labels = drawn
@@ -115,7 +114,6 @@ def test_equal_to_a_full_ranking_by_loops_with_duplicates(seed: int, dtype: type
     assert_same(quick(vectors, labels, ties="index"), by_loops(vectors, labels))
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_equal_to_a_full_ranking_by_loops_on_a_grid(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -328,7 +326,6 @@ def test_nmi_is_its_definition(normaliser: str, value: float) -> None:
     assert nmi(SIX_LABELS, clusters, normaliser) == pytest.approx(value, abs=5e-7)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30), st.permutations(range(5)))
 def test_renaming_clusters_leaves_nmi_and_ami_alone(pairs: list[tuple[int, int]], names: list[int]) -> None:
     labels, clusters = [a for a, _ in pairs], [b for _, b in pairs]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tammes import UserError
@@ -80,7 +80,6 @@ def by_rule(apart: list[list[float]], labels: list[int]) -> list[list[int]]:
     return chosen
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 9999))
 def test_semihard_negatives_are_those_of_the_rule(labels: list[int], seed: int) -> None:
     apart = torch.rand(len(labels), len(labels), generator=seeded(seed), dtype=torch.float64)

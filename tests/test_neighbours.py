@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -244,7 +244,6 @@ grids = st.integers(2, 40).flatmap(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(points=grids, k=st.integers(1, 39), small=st.booleans())
 def test_ties_on_a_grid_are_found_to_the_last_one(points: list[list[int]], k: int, small: bool) -> None:
     k = min(k, len(points) - 1)

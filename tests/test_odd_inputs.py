@@ -22,6 +22,7 @@ from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.search.validation import checked_vectors
 from tammes.training import heartbeat
 from tammes.training.heartbeat import Heartbeats
+from tests.conftest import HANGS
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_heartbeats_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     found = Heartbeats(store, 1, 2)
     found.start()
-    end = time.monotonic() + 120
+    end = time.monotonic() + HANGS
     while store.add("beat 1", 0) < 3 and time.monotonic() < end:
         time.sleep(0.01)
     found.stop()

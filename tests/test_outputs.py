@@ -11,6 +11,7 @@ import pytest
 from tammes.cli import main
 from tammes.errors import UserError
 from tammes.io.outputs import place_for
+from tests.conftest import HANGS
 from tests.test_errors import SMALL, ended, small_set
 
 
@@ -151,8 +152,8 @@ def test_a_part_of_a_gallery_keeps_its_classes(made: Path, tmp_path: Path, capsy
 def test_standard_output_that_is_full(tmp_path: Path, unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "tammes", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
-            check=False, cwd=tmp_path, env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            [sys.executable, "-m", "tammes", "--version"], stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=HANGS, check=False, cwd=tmp_path, env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
@@ -173,7 +174,7 @@ def test_standard_output_that_is_full(tmp_path: Path, unbuffered: str) -> None:
 def test_streams_that_are_closed(tmp_path: Path, words: str, code: int) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m tammes {words}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert "fault" not in done.stderr
@@ -183,7 +184,7 @@ def test_a_folder_that_is_no_more(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = subprocess.run(
         ["sh", "-c", f"rmdir ../gone && {sys.executable} -m tammes runs"],
-        cwd=tmp_path / "gone", capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path / "gone", capture_output=True, text=True, timeout=HANGS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (
         2,

@@ -22,7 +22,7 @@ from tammes.gallery.filters import parsed
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.ranking import recall_at_10
 from tammes.io.addresses import with_password, without_password
-from tests.conftest import in_one_thread
+from tests.conftest import HANGS, in_one_thread
 from tests.contracts.test_stores import ABOUT, filled, row, unit
 from tests.test_gallery_stores import check_two_writers, written_by
 
@@ -53,7 +53,7 @@ def test_several_programs_may_write_at_once_and_one_may_be_killed(uri: str) -> N
     assert programs[2].pid is not None
     os.kill(programs[2].pid, signal.SIGKILL)
     for program in programs:
-        program.join(300)
+        program.join(HANGS)
     assert [program.exitcode for program in programs] == [0, 0, -signal.SIGKILL]
     written_by(2, uri)  # and it does its work again
     paths = [each.path for batch in store.rows(1000) for each in batch]
@@ -145,7 +145,7 @@ def test_index_that_was_killed_continues_where_it_stopped(
     at: int, indexing: Any, uri: str, waves: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process, words = indexing(at)
-    process.join(120)
+    process.join(HANGS)
     assert process.exitcode == -signal.SIGKILL
     assert open_gallery(uri).count() == 5 * (at - 1)  # the batch that was cut short is not there at all
     capsys.readouterr()
@@ -168,7 +168,7 @@ def test_the_server_crashes_while_index_stores(
     if back:
         postgres.start()
     (tmp_path / "go").touch()
-    process.join(120)
+    process.join(HANGS)
     said = (tmp_path / "said").read_text()
     assert process.exitcode == (0 if back else 2), said
     if not back:

@@ -15,6 +15,7 @@ import pytest
 from tammes import data
 from tammes.cli import main
 from tammes.data import image_cache
+from tests.conftest import HANGS
 from tests.test_errors import ended, small_set
 
 QUICK = ("--backbone", "conv4", "--dim", "8", "--epochs", "1")
@@ -399,7 +400,7 @@ def test_decoding_that_was_stopped_by_a_signal_continues(
 
     def stopping(dataset: Any, index: int, form: Any) -> Any:
         if index == 24:
-            assert first_is_written.wait(600)
+            assert first_is_written.wait(HANGS)
             os.kill(os.getpid(), signal.SIGINT)
         return in_turn(dataset, index, form)
 
@@ -410,7 +411,11 @@ def test_decoding_that_was_stopped_by_a_signal_continues(
     with monkeypatch.context() as patch:
         patch.setattr(image_cache, "image_digest", digested)
         patch.setattr(image_cache, "_in_turn", stopping)
-        code, said = ended(capsys, *command)
+        usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        try:
+            code, said = ended(capsys, *command)
+        finally:
+            signal.signal(signal.SIGINT, usual)
     assert code == 130
     assert "Stopped while decoding images. Decoded images are kept in the cache." in said
     assert [file.suffix for file in (here / "cache" / "images").iterdir()] == [".begun"]

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 from PIL import ImageFont
@@ -528,7 +528,6 @@ def test_every_class_that_is_drawn_is_in_the_style() -> None:
 VALUES = st.lists(st.floats(min_value=-1e100, max_value=1e100), min_size=1, max_size=6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(VALUES, st.booleans(), st.booleans())
 def test_an_axis_holds_all_values_between_round_labels_that_differ(
     values: list[float], tight: bool, flat: bool
@@ -544,7 +543,6 @@ def test_an_axis_holds_all_values_between_round_labels_that_differ(
         assert max(steps) == pytest.approx(min(steps), rel=1e-3)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(min_value=1e-100, max_value=1e100), min_size=1, max_size=6), st.booleans())
 def test_a_logarithmic_axis_holds_all_values(values: list[float], tight: bool) -> None:
     made = axis(values, 40.0, 600.0, log=True, horizontal=True, tight=tight)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
@@ -33,9 +33,8 @@ from tammes.models.embedder import load
 from tammes.training.config import load_config
 from tammes.training.run_folder import RunFolder
 from tests.configs import config_of
+from tests.conftest import HANGS
 from tests.test_architecture import ROOT
-
-FEW = settings(max_examples=20)
 
 
 @cache
@@ -99,14 +98,12 @@ def test_the_examples_are_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(examples()))
-@FEW
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_by_name(name: str, content: bytes) -> None:
     understood(name, content)
 
 
 @pytest.mark.parametrize("name", sorted(examples()))
-@settings(max_examples=30)
 @given(st.data())
 def test_damaged_files_are_understood_or_refused_by_name(name: str, data: st.DataObject) -> None:
     content = bytearray(examples()[name])
@@ -122,9 +119,9 @@ def test_damaged_files_are_understood_or_refused_by_name(name: str, data: st.Dat
 @pytest.mark.parametrize("name", sorted(set(examples()) - {"v.parquet"}))
 def test_fuzzing_guided_by_coverage_finds_no_fault(name: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris")
-    words = [sys.executable, "-m", "tests.fuzz_parsers", name, str(tmp_path), "-max_total_time=60", "-timeout=10"]
+    words = [sys.executable, "-m", "tests.fuzz_parsers", name, str(tmp_path), "-max_total_time=60", "-timeout=100"]
     where = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | where, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | where, capture_output=True, text=True, timeout=HANGS)
     print("\n".join(line for line in done.stderr.splitlines() if line.startswith("stat::")))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stat::number_of_executed_units" in done.stderr
@@ -146,7 +143,6 @@ def test_what_fuzzing_has_found_is_refused() -> None:
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
 
 
-@FEW
 @given(st.lists(st.lists(texts, min_size=2, max_size=3), max_size=5), st.sampled_from(["", ",split", ",sequence"]))
 def test_tables_of_any_text(rows: list[list[str]], more: str) -> None:
     quoted = "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows)
@@ -168,7 +164,6 @@ def toml_of(value: Any) -> str:
     return "0" if value is None else json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
 
 
-@settings(max_examples=30)
 @given(
     st.sampled_from(["title", "data", "presets", "seeds", "layers", "paper", "train", "search", "method"]), plain_values
 )
@@ -181,7 +176,6 @@ def test_plans_of_any_values(key: str, value: Any) -> None:
 SOUND = config_of().saved()
 
 
-@settings(max_examples=30)
 @given(st.sampled_from([*SOUND, "other"]), plain_values)
 def test_options_of_an_untrusted_run(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "options"
@@ -194,7 +188,6 @@ def test_options_of_an_untrusted_run(tmp_path_factory: pytest.TempPathFactory, k
         assert key in said or "every number in it must be finite" in said
 
 
-@FEW
 @given(st.binary(max_size=60) | plain_values.map(lambda value: json.dumps(value).encode()))
 def test_what_a_gallery_or_a_run_says_of_itself(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.getbasetemp() / "said"

@@ -9,7 +9,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -57,7 +57,6 @@ def test_an_uncompressed_file_is_mapped_and_not_read(file: Path) -> None:
     assert len(found) == 4
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 5)),
     dtype=st.sampled_from(["<f2", "<f4", "<f8", ">f4", "<i4", "|u1"]),

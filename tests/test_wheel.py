@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import HANGS
 from tests.test_architecture import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -117,7 +118,7 @@ def test_without_the_extras_a_command_says_what_to_type(tmp_path: Path) -> None:
     assert commands.keys() == EXTRAS.keys()
     blocked = [name for names in EXTRAS.values() for name in names]
     given = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(blocked), json.dumps(list(commands.values()))]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(given, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     for extra, text in zip(commands, json.loads(done.stdout), strict=True):
         assert f"pip install 'tammes[{extra}]'" in text, (extra, text)

@@ -45,7 +45,7 @@ from tests.serve import hostile
 from tests.serve.conftest import Server, eventually
 from tests.serve.hostile import CLOSED, GOOD, Picture, Request
 
-SECONDS = 120  # for any answer
+SECONDS = 600  # for any answer
 MEMORY = 1.5e9
 CLIENTS = 4
 TRIES = 10  # of a request that is told that the server is busy

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy import ndarray
 
@@ -76,7 +76,6 @@ def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
 VECTORS = st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 0.5, 1.0])] * DIM), min_size=1, max_size=40)
 
 
-@settings(max_examples=40)
 @given(VECTORS, st.integers(1, 50), st.sampled_from([None, "a", "b"]), st.booleans(), st.randoms(use_true_random=False))
 def test_rows_in_memory_find_what_the_store_finds(
     vectors: list[tuple[float, ...]], k: int, label: str | None, own: bool, random: Any
