@@ -17,7 +17,6 @@ import tyro
 
 from benchmarks.cells import trained
 from benchmarks.timing import machine
-from tammes.benchmark.cells import renamed
 from tammes.benchmark.runner import held_out_quarter
 from tammes.io.files import write_atomically
 from tammes.training.build import build_backbone
@@ -210,7 +209,7 @@ class Stored:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return json.loads(self.file.read_text(), object_hook=renamed)["rows"] if self.file.exists() else []
+        return json.loads(self.file.read_text())["rows"] if self.file.exists() else []
 
     def has(self, **cell: Any) -> bool:
         return any(all(row.get(name) == value for name, value in cell.items()) for row in self.rows)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_dataclass_is_made_of_what_it_declares_only(value: Any, problem: str) 
     with pytest.raises(UserError) as refusal:
         built(value, Made, "FILE", "Do.")
     assert str(refusal.value) == f"FILE: {problem}. Do."
+
+
+@dataclass(frozen=True)
+class Named:
+    path: Path
+    names: tuple[str, ...]
+    of: dict[str, str]
+
+
+def test_names_of_files_that_are_not_unicode_stay_as_they_are() -> None:
+    odd = b"photos\xff".decode(errors="surrogateescape")
+    value = {"path": odd, "names": [odd, "plain"], "of": {odd: odd}}
+    assert built(value, Named, "file", "") == Named(Path(odd), (odd, "plain"), {odd: odd})

@@ -5,7 +5,7 @@ may have written them. A dataclass allows no others, and only finite numbers.
 """
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from reprlib import repr as shortened
@@ -19,6 +19,9 @@ from tammes.io.limits import TEXT
 
 _DIGITS = 20  # of a whole number, at the most, as of all that we write
 adapter = cache(TypeAdapter)
+# Names of files that are not Unicode have lone surrogates, which JSON must not have: they go as characters of private use.
+_AWAY = {code: code + 0x100000 for code in range(0xD800, 0xE000)}
+_BACK = {other: code for code, other in _AWAY.items()}
 _WORDS = {  # what must stand there, where pydantic speaks of Python
     **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
     **dict.fromkeys(("dict_type", "dataclass_type", "model_type", "mapping_type"), "an object"),
@@ -65,26 +68,37 @@ def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
 
 def checked(value: Any, shape: Any, what: str, advice: str) -> Any:
     """The value as it is, which has the shape."""
-    built(value, shape, what, advice, names="replace")
+    built(value, shape, what, advice)
     return value
 
 
-def built(value: Any, shape: Any, what: str, advice: str, *, names: str = "surrogatepass") -> Any:
-    """What the shape makes of a value: an instance of a dataclass, a list as a tuple where it says so.
-
-    Args:
-        names: what becomes of texts that are not Unicode.
-    """
+def built(value: Any, shape: Any, what: str, advice: str) -> Any:
+    """What the shape makes of a value: an instance of a dataclass, a list as a tuple where it says so."""
     unknown = set(value) - {each.name for each in fields(shape)} if is_dataclass(shape) and type(value) is dict else ()
     if unknown:
         raise UserError(f"{what}: {min(unknown)} is not known to this version of tammes. {advice}")
     try:  # as JSON, in which a list may be a tuple
         content = json.dumps(value, ensure_ascii=False, allow_nan=not is_dataclass(shape), default=_no_json)
-        return adapter(shape).validate_json(content.encode(errors=names), strict=True)
+        unicode = content.translate(_AWAY)
+        found = adapter(shape).validate_json(unicode, strict=True)
+        return found if unicode == content else _with_surrogates(found)
     except ValidationError as error:
         raise UserError(f"{what}: {problem(error, value)}. {advice}".removeprefix(": ").rstrip()) from None
     except ValueError:
         raise UserError(f"{what}: every number in it must be finite. {advice}".removeprefix(": ")) from None
+
+
+def _with_surrogates(value: Any) -> Any:
+    """The value with the file names back in it that are not Unicode."""
+    if isinstance(value, str | Path):
+        return type(value)(str(value).translate(_BACK))
+    if isinstance(value, list | tuple):
+        return type(value)(map(_with_surrogates, value))
+    if isinstance(value, dict):
+        return {_with_surrogates(name): _with_surrogates(each) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _with_surrogates(getattr(value, each.name)) for each in fields(value)})
+    return value
 
 
 def problem(error: ValidationError, value: Any, name: str = "") -> str:
