@@ -19,7 +19,7 @@ from tammes.io.limits import TEXT
 
 _DIGITS = 20  # of a whole number, at the most, as of all that we write
 adapter = cache(TypeAdapter)
-# Names of files that are not Unicode have lone surrogates, which JSON must not have: they go as characters of private use.
+# File names that are not Unicode have lone surrogates, which JSON must not have: they go as characters of private use.
 _AWAY = {code: code + 0x100000 for code in range(0xD800, 0xE000)}
 _BACK = {other: code for code, other in _AWAY.items()}
 _WORDS = {  # what must stand there, where pydantic speaks of Python
