@@ -217,7 +217,7 @@ class Dying:
 
 def killed_in_writing(checkpoint: int, after: int) -> None:
     """Have this process be killed as it has written so many bytes of the so-manieth checkpoint."""
-    usual, seen = tensor_files.written_whole, count(1)
+    usual, seen = vars(tensor_files)["written_whole"], count(1)
 
     @contextmanager
     def written(file: Path) -> Iterator[IO[bytes]]:
