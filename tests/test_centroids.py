@@ -30,7 +30,7 @@ SIZES = {
     "codes": [(1, 1), (2, 1), (1, 4), (7, 3), (100, 12), (1000, 40)],
     "shells": [(1, 2), (8, 2), (100, 5), (500, 8), (5000, 16)],
     "layers": [(1, 2), (1, 3), (9, 2), (50, 3), (500, 6)],
-    "solve": [(1, 1), (2, 1), (1, 3), (10, 4), (150, 70)],
+    "solve": [(1, 1), (2, 1), (1, 3), (5, 4), (150, 70)],
 }
 CASES = [(kind, *sizes) for kind, cases in SIZES.items() for sizes in cases]
 RANDOM = {"kmeans", "random", "solve"}
