@@ -414,10 +414,10 @@ def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.Monkey
 def test_the_time_of_an_upload_is_not_that_of_its_answer(run: Path) -> None:
     async def slowly() -> Any:
         for piece in (b"token=", TOKEN.encode(), b""):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1.2)
             yield piece
 
-    limits = replace(FREE, seconds=0.2, upload_seconds=WAIT)
+    limits = replace(FREE, seconds=3, upload_seconds=WAIT)
     with inside(ServerState(None, [run.parent], limits, token=TOKEN)) as here:
         assert here.post("/login", content=slowly()).status_code == 303  # an answer that waits for nothing
 
