@@ -1002,7 +1002,8 @@ def readme_table(results: Path) -> list[str]:
         add(what, *(cell for each in figures for cell in (f"{each['R@1']:.2f}", f"{each['R@8']:.2f}", "")))
     said = (
         "R@1 and R@8 in per cent on 100 kinds of birds and 98 models of cars never seen in training, GoogLeNet"
-        " unless another network is named, two processor cores and no GPU; ± half of the 95 % interval where there are several seeds"
+        " unless another network is named, two processor cores and no GPU; ± half of the 95 % interval where there are"
+        " several seeds"
         " ([docs/results.md](docs/results.md) has all rows and their commands; by"
         f" {', '.join(f'`{name}`' for name in dict.fromkeys(plans)) or 'no plan'} in `benchmarks/plans/`):"
     )
