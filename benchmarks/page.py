@@ -198,11 +198,16 @@ def plan_section(stored: Mapping[str, Any], results: Path = RESULTS) -> list[str
     return lines
 
 
+def pretrained(results: Path = RESULTS) -> list[dict[str, Any]]:
+    """What `benchmarks.pretrained` has stored."""
+    file = results / "pretrained.json"
+    return list(json.loads(file.read_text())) if file.exists() else []
+
+
 def _closed_forms(data: str, runs: Sequence[Mapping[str, Any]], results: Path) -> list[Row]:
     """Rows of the same network without any loss, where it was measured: its features whitened."""
     trained = {tuple(re.findall(r"--(?:backbone|pool) (\S+)", run["command"])) for run in runs}
-    file = results / "pretrained.json"
-    measured = json.loads(file.read_text()) if file.exists() else []
+    measured = pretrained(results)
     return [
         Row(
             title,

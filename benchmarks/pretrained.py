@@ -8,11 +8,11 @@ pooling. Its rows stand in every table of docs/results.md where that network was
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from benchmarks.page import RESULTS
+from benchmarks.page import RESULTS, pretrained
 from benchmarks.timing import machine
 from tammes.data import open_dataset
 from tammes.io.files import write_atomically
@@ -36,15 +36,10 @@ def main(options: Options) -> None:
     network = {"weights": options.weights, "form": None, "size": None, "pool": options.pool}
     found = evaluate_pretrained(options.network, options.data, network, whiten=True, skip_bad=True)
     named = {"data": open_dataset(options.data).name, "network": options.network, "pool": options.pool}
-    kept = [each for each in stored() if {name: each[name] for name in named} != named]
+    kept = [each for each in pretrained() if {name: each[name] for name in named} != named]
     kept.append(named | {"machine": machine(), "rows": found})
     kept.sort(key=lambda each: (each["data"], each["network"], each["pool"]))
     write_atomically(FILE, (json.dumps(kept, indent=1) + "\n").encode())
-
-
-def stored() -> list[dict[str, Any]]:
-    """What was measured so far."""
-    return json.loads(FILE.read_text()) if FILE.exists() else []
 
 
 if __name__ == "__main__":
