@@ -87,6 +87,24 @@ def test_above_of_below_is_the_backbone(at: str | None, images: Decoded) -> None
     torch.testing.assert_close(frozen.above(frozen.below(pictures)), embedder.features(pictures))
 
 
+@pytest.mark.parametrize("at", [None, "blocks.2"])
+def test_in_bfloat16_features_are_float32_and_kept_apart(at: str | None, images: Decoded, tmp_path: Path) -> None:
+    embedder, pictures = network(), pictures_of(images, train=False)
+    frozen = Frozen(embedder, at)
+    full = kept(frozen, images, tmp_path)
+    embedder.precision = "bf16"
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = embedder.backbone(embedder.scaled(pictures))
+    assert expected.dtype == torch.bfloat16
+    found = embedder.features(pictures)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected.float())
+    half = kept(frozen, images, tmp_path)
+    assert half.file != full.file
+    assert not np.array_equal(all_of(half), all_of(full))
+    torch.testing.assert_close(all_of(half), all_of(full), rtol=0.05, atol=0.05)
+
+
 def test_what_is_below_the_cut_does_not_train() -> None:
     embedder = network()
     Frozen(embedder, "blocks.2")

@@ -16,6 +16,7 @@ from tammes import UserError
 from tammes.cli import main
 from tammes.gallery.model import recorded_classes
 from tammes.models.backbones import backbone
+from tammes.models.embedder import checked_precision
 from tammes.models.feature_cache import Frozen
 from tammes.models.pooling import GEM_POWER, GeM, MeanMaxPool
 from tammes.models.pretrained import load_model, with_whitening
@@ -270,6 +271,60 @@ def test_features_are_computed_once_for_every_command(
     for name in ("first", "second"):  # scaled by another filter, once
         run("index", "resnet18", photos, "--weights", weights, "--size", 96, "--gallery", tmp_path / name)
     assert sum(computed) == 32
+
+
+def test_a_gallery_keeps_the_precision_of_its_network(
+    photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery, network = tmp_path / "gallery", ["--weights", weights, "--size", 64]
+    run("index", "resnet18", photos / "class 0", "--precision", "bf16", "--gallery", gallery, *network)
+    run("index", "resnet18", photos / "class 1", "--gallery", gallery, *network)
+    found = tammes.Gallery(gallery)
+    assert found.embedder.precision == found.store.about.precision == "bf16"
+    expected = tammes.pretrained("resnet18", weights=weights, size=64, precision="bf16")
+    image = photos / "class 1" / "0.jpg"
+    (row,) = found.store.get([str(image)])
+    np.testing.assert_allclose(row.vector, expected.encode(image)[0], atol=2e-3)
+    assert tammes.Gallery(gallery, expected).search(image).hits[0].distance < 2e-3
+    with pytest.raises(UserError, match=r"made by another model, resnet18 .*, in bfloat16: its vectors cannot be"):
+        tammes.Gallery(gallery, tammes.pretrained("resnet18", weights=weights, size=64))
+    with pytest.raises(SystemExit):
+        main(list(map(str, ["index", "resnet18", photos, "--precision", "no", "--gallery", gallery, *network])))
+    assert "in bfloat16: its vectors cannot be compared" in " ".join(capsys.readouterr().err.split())
+    run("index", "resnet18", photos, "--precision", "no", "--gallery", gallery, *network, "--rebuild")
+    assert tammes.Gallery(gallery).embedder.precision == "no"
+
+
+def test_a_run_is_indexed_embedded_and_evaluated_in_bfloat16(
+    photos: Path, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    trained = tammes.train(photos, backbone="conv4", epochs=1, batch_size=8, out=tmp_path / "run")
+    run("index", trained.folder, photos, "--precision", "bf16", "--gallery", tmp_path / "gallery")
+    gallery = tammes.Gallery(tmp_path / "gallery")
+    assert gallery.embedder.precision == "bf16"
+    expected = tammes.load(trained.folder, precision="bf16").encode(photos)
+    assert not np.array_equal(expected, tammes.load(trained.folder).encode(photos))
+    for precision, exact in (("bf16", True), ("no", False)):
+        out = tmp_path / f"{precision}.npy"
+        run("embed", trained.folder, photos, "--precision", precision, "--out", out)
+        assert np.allclose(np.load(out), expected, atol=1e-5) == exact
+    rows = [
+        json.loads(run("evaluate", trained.folder, photos, *how, "--json")) for how in ([], ["--precision", "bf16"])
+    ]
+    assert rows[0].keys() == rows[1].keys() == {"untrained", "trained"}
+    with pytest.raises(UserError, match=r"unknown precision 'bf61'\. Did you mean 'bf16'"):
+        checked_precision("bf61")
+
+
+def test_a_processor_without_bfloat16_is_said_once(
+    photos: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tammes.models.embedder, "multiplies_bfloat16", lambda: False)
+    tammes.models.embedder._say_if_slow.cache_clear()
+    embedder = tammes.pretrained("resnet18", weights=weights, size=64, precision="bf16")
+    for _ in range(2):
+        embedder.encode(photos / "class 0")
+    assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
 
 
 def test_options_of_a_network_are_refused_for_a_trained_model(tmp_path: Path) -> None:

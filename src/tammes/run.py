@@ -29,8 +29,9 @@ from tammes.io.outputs import place_for
 from tammes.metrics import evaluate
 from tammes.metrics.verification import checked_fmr
 from tammes.models.backbones.module import name_of
-from tammes.models.embedder import DIM, Embedder, Embedding
+from tammes.models.embedder import DIM, Embedder, Embedding, checked_precision
 from tammes.models.feature_cache import Frozen, activation_batches, activations, kept_by, keys_of, num_missing
+from tammes.models.origin import Precision
 from tammes.models.pretrained import load_model, names_network
 from tammes.report import compare_page, draw_retrievals, look, run_page
 from tammes.report.calibration import RunCalibration, calibrate_items, classes_to_measure
@@ -334,6 +335,7 @@ def evaluate_run(
     data: str | Dataset | None = None,
     *,
     embedding: Embedding | None = None,
+    precision: Precision = "no",
     clustering: bool = True,
     skip_bad: bool = False,
     on: Literal["auto", "cpu"] = "auto",
@@ -343,12 +345,13 @@ def evaluate_run(
 
     Args:
         embedding: the layer that vectors are taken from, if not the one that the run chose.
+        precision: bf16 runs the network in bfloat16.
         options: of `tammes.metrics.evaluate`.
     """
     if data is None and not run.read("classes", needs=("test",))["test"]:
         raise UserError(f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA")
     if trained_on_vectors(run):
-        _check_for_images(run, embedding=embedding, skip_bad=skip_bad)
+        _check_for_images(run, embedding=embedding, precision=precision != "no", skip_bad=skip_bad)
         return _evaluate_vectors(run, _a_file(data), clustering=clustering, **options)
     if isinstance(data, str) and is_vector_file(data):
         raise UserError(
@@ -360,13 +363,15 @@ def evaluate_run(
     _check_there(data, config)
     # Both before an image is read: a file of weights may be gone.
     networks = {"untrained": pretrained_embedder(config), "trained": load_embedder(run.folder, run.objects, embedding)}
+    for network in networks.values():
+        network.precision = checked_precision(precision)
     of = _items_of(run, config, networks["trained"], data, "test")
     if data is not None:
         say_known(of.dataset.class_names, run.read("classes", needs=("train",))["train"])
     rows = {}
     for name, network in networks.items():
         network, first = network.to(device(on)), name == "untrained"
-        found = None if first or data is not None else _from_kept(config, network, of)
+        found = None if first or data is not None or precision != "no" else _from_kept(config, network, of)
         if found is None:
             with progress(f"embedding, {name}", KEPT) as on_progress:
                 found = embed(network, of.images, of.chosen, backbone_only=first, on_progress=on_progress)
@@ -381,6 +386,7 @@ def evaluate_pretrained(
     data: str,
     network: Mapping[str, Any],
     *,
+    precision: Precision = "no",
     whiten: bool = False,
     clustering: bool = True,
     skip_bad: bool = False,
@@ -392,11 +398,12 @@ def evaluate_pretrained(
     Args:
         model: its name; or a model on the hub, whose row is then `trained`.
         network: how it is built, as `tammes.pretrained` takes it.
+        precision: bf16 runs it in bfloat16; a model on the hub too.
         whiten: also with its features whitened within the training classes (data that does not say which these are is
             then split as `train` does), and by PCA of the images that are measured, without their labels.
         options: of `tammes.metrics.evaluate`.
     """
-    embedder = load_model(model, **network).to(device(on))
+    embedder = load_model(model, precision=precision, **network).to(device(on))
     dataset = open_dataset(data)
     says = dataset.part is not None or dataset.train_classes is not None
     parts = split(dataset) if says or whiten else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional
-from tammes.cli.options import Device, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
+from tammes.cli.options import Device, InPrecision, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
 from tammes.errors import UserError, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
@@ -49,6 +49,7 @@ class Embed:
     """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of this
     data if it has two or more, otherwise by PCA. Results on the same classes are then too good; `tammes evaluate
     --whiten` measures on other classes."""
+    precision: InPrecision = None
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """The layer that vectors are taken from, if not the one that the run uses."""
     batch_size: Annotated[int | None, optional("INT")] = None
@@ -111,6 +112,7 @@ def _vectors(config: Embed, out: Path) -> dict[str, Any]:
         "size",
         "pool",
         "whiten",
+        "precision",
         "embedding",
         "batch_size",
         "skip_bad",
@@ -136,14 +138,16 @@ def _images(config: Embed, out: Path) -> dict[str, Any]:
     from tammes.training.distributed import one_a_host_first
     from tammes.training.embedding import embed_images
 
-    how = network_options(config)
+    how, precision = network_options(config), config.precision or "no"
     if names_network(config.model):
         if config.embedding is not None:
             raise UserError(f"`embedding` is for a run; {config.model} is compared by its features: leave it out.")
-        embedder = one_a_host_first(lambda: load_model(config.model, **how))  # which may download it
+        embedder = one_a_host_first(
+            lambda: load_model(config.model, precision=precision, **how)
+        )  # which may download it
     else:
         check_trained(config.model, how | {"whiten": config.whiten or None})
-        embedder = one_a_host_first(lambda: load(config.model, embedding=config.embedding))
+        embedder = one_a_host_first(lambda: load(config.model, embedding=config.embedding, precision=precision))
     embedder = embedder.to(device(config.device))
     options = {name: getattr(config, name) for name in ("whiten", "batch_size", "skip_bad", "verify")}
     return embed_images(embedder, config.data, out, **options)

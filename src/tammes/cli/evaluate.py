@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from tammes.cli.console import optional, results_table
-from tammes.cli.options import Device, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
+from tammes.cli.options import Device, InPrecision, Json, Pooling, Size, SkipBad, Weights, WeightsForm, network_options
 from tammes.errors import UserError, check_seed, check_whole
 from tammes.io.console import print_json
 from tammes.io.files import is_vector_file
@@ -44,6 +44,7 @@ class Evaluate:
     whiten: bool = False
     """Of a pretrained network: also measure its features whitened, in closed form, down to 256 dimensions: within the
     training classes; and by PCA of the measured images, without their labels."""
+    precision: InPrecision = None
     embedding: Annotated[Literal["penultimate", "last"] | None, optional("{penultimate,last}")] = None
     """The layer that images are compared by, if not the one that the run uses."""
     clustering: bool = True
@@ -81,7 +82,7 @@ def evaluate(config: Evaluate) -> None:
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
     from tammes.run import evaluate_vectors
 
-    for name in ("data", "weights", "weights_form", "size", "pool", "whiten", "embedding", "skip_bad"):
+    for name in ("data", "weights", "weights_form", "size", "pool", "whiten", "precision", "embedding", "skip_bad"):
         if getattr(config, name):
             raise UserError(f"`{name}` is for images, and {Path(config.model).name} holds vectors: leave it out.")
     return evaluate_vectors(Path(config.model), **how)
@@ -98,6 +99,7 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
     from tammes.training.run_folder import open_run
 
     network = network_options(config)
+    how |= {"skip_bad": config.skip_bad, "on": config.device, "precision": config.precision or "no"}
     named = names_network(config.model)
     if not named:
         check_trained(config.model, network | {"whiten": config.whiten or None})
@@ -108,7 +110,5 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
             raise UserError(f"which images? {config.model} is not a run; {what}. For example: {typed}")
         if config.embedding is not None:
             raise UserError(f"`embedding` is for a run, and {config.model} is none: leave it out.")
-        how |= {"whiten": config.whiten, "skip_bad": config.skip_bad, "on": config.device}
-        return evaluate_pretrained(config.model, config.data, network, **how)
-    how |= {"embedding": config.embedding, "skip_bad": config.skip_bad, "on": config.device}
-    return evaluate_run(open_run(Path(config.model)), config.data, **how)
+        return evaluate_pretrained(config.model, config.data, network, whiten=config.whiten, **how)
+    return evaluate_run(open_run(Path(config.model)), config.data, embedding=config.embedding, **how)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from tammes.cli.options import Device, Json, Pooling, Size, Weights, WeightsForm, network_options
+from tammes.cli.options import Device, InPrecision, Json, Pooling, Size, Weights, WeightsForm, network_options
 from tammes.errors import UserError
 from tammes.io.console import CONTINUE, if_stopped, print_json, printable, say
 from tammes.io.files import is_vector_file
@@ -60,6 +60,7 @@ class Index:
     """Of a pretrained network: whiten its features, in closed form, down to 256 dimensions: within the classes of these
     images if sub-folders name them, otherwise by PCA. The gallery stores the whitening for searches and later images;
     --rebuild computes it again."""
+    precision: InPrecision = None
     rebuild: bool = False
     """Build the gallery again from this data, with another model or from scratch. The old one stays in use until the
     new one is complete."""
@@ -127,6 +128,7 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
         "whiten": config.whiten,
         "labelled": config.labels,
         "rebuild": config.rebuild,
+        "precision": config.precision,
         "on": config.device,
     }
     made_by = model_for(model, config.gallery, folders, **of_gallery, **network_options(config))
@@ -139,7 +141,7 @@ def _of_images(config: Index, model: str, folders: tuple[Path, ...]) -> "Updated
 
 
 def _of_vectors(config: Index, files: list[Path]) -> "Updated":
-    for name in ("weights", "weights_form", "size", "pool", "whiten"):
+    for name in ("weights", "weights_form", "size", "pool", "whiten", "precision"):
         if getattr(config, name):
             raise UserError(f"`{name}` is for images, and {files[0]} holds vectors: leave it out.")
     other = next((Path(each) for each in config.what if Path(each) not in files), None)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from typing_extensions import Doc
 
 from tammes.cli.console import optional
+from tammes.models.origin import Precision
 from tammes.training.options import Pool
 
 Device = Annotated[Literal["auto", "cpu"], Doc("auto uses a GPU if there is one.")]
@@ -28,6 +29,16 @@ Pooling = Annotated[
     Pool | None,
     optional("{published,token,mean,max,mean-max,gem}"),
     Doc("Of a pretrained network: how its last feature map is pooled. (default: published)"),
+]
+# Of any model.
+InPrecision = Annotated[
+    Precision | None,
+    optional("{no,bf16}"),
+    Doc(
+        "bf16 runs the network in bfloat16: faster on a GPU, or on a processor with bfloat16 instructions (avx512_bf16,"
+        " amx_bf16). The features stay float32 and differ a little. A gallery keeps it for searches and later images."
+        " (default: no)"
+    ),
 ]
 # Of a gallery.
 MadeBy = Annotated[

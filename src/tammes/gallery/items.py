@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from tammes.errors import UserError, shown
 from tammes.gallery.filters import OF_EVERY_ITEM, Value
 from tammes.io.schema import checked, parsed
-from tammes.models.origin import Network
+from tammes.models.origin import Network, Precision
 from tammes.search.validation import checked_vectors
 
 Kind = Literal["run", "pretrained", "module", "vectors"]
@@ -86,6 +86,7 @@ class About:
         kind: what the model is: a run; a pretrained network; a module that only its own program has; or unknown, as
             the gallery was made of vectors. Galleries of older versions are of runs.
         network: the pretrained network, or the module.
+        precision: in which its backbone runs, of images and of queries; float32 in galleries of older versions.
     """
 
     model: str
@@ -97,6 +98,7 @@ class About:
     threshold: str = ""
     kind: Kind = "run"
     network: Network | None = None
+    precision: Precision = "no"
 
     def changed(self, roots: Sequence[str], threshold: str | None) -> "About":
         """With more roots, but for those inside a root that is known, and another threshold; see `Store.describe`."""

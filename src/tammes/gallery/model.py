@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -19,7 +20,7 @@ from tammes.io.files import opened
 from tammes.io.hub import ADDRESS
 from tammes.models.backbones.module import OWN
 from tammes.models.embedder import Embedder, EmbedderConfig, load, saved_embedder
-from tammes.models.origin import Network
+from tammes.models.origin import Network, Precision
 from tammes.models.pretrained import check_trained, load_model, names_network, rebuilt, with_whitening
 from tammes.training.run_folder import RunFolder, is_run, open_finished
 
@@ -47,6 +48,7 @@ class Model:
         network: of a pretrained network or a module.
         build: the embedder; an error says why there is none.
         embeds: whether it can be built, so that images can be searched with.
+        precision: in which its backbone runs.
     """
 
     digest: str
@@ -55,6 +57,7 @@ class Model:
     network: Network | None
     build: Callable[[], Embedder]
     embeds: bool = True
+    precision: Precision = "no"
 
     @property
     def trained_on(self) -> list[str]:
@@ -64,7 +67,8 @@ class Model:
         return [] if self.network is None else self.network.classes()
 
     def describe(self) -> str:
-        return describe_model(self.kind, "" if self.run is None else str(self.run.folder), self.network)
+        run = "" if self.run is None else str(self.run.folder)
+        return describe_model(self.kind, run, self.network, self.precision)
 
     def about(self, dim: int, roots: tuple[str, ...] = ()) -> About:
         """What is said of a new gallery."""
@@ -76,26 +80,29 @@ class Model:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             kind=self.kind,
             network=self.network,
+            precision=self.precision,
         )
 
 
-def describe_model(kind: Kind, run: str, network: Network | None) -> str:
+def describe_model(kind: Kind, run: str, network: Network | None, precision: Precision = "no") -> str:
     """What made a gallery, in words."""
+    bfloat16 = ", in bfloat16" if precision == "bf16" else ""
     if kind == "run":
-        return f"the model of {run}"
+        return f"the model of {run}{bfloat16}"
     if network is None:
         return "vectors of a model that it does not know"
     if kind == "module":
-        return f"the module {network.name}"
+        return f"the module {network.name}{bfloat16}"
     pool = "" if network.pool == "published" else f", {network.pool} pooling"
     whitened = ", whitened," if network.whitening else ""
-    return f"{network.name} at {network.size} pixels{pool}{whitened} with the weights {network.weights}"
+    return f"{network.name} at {network.size} pixels{pool}{whitened} with the weights {network.weights}{bfloat16}"
 
 
-def model_of(given: Any, **how: Any) -> Model:
+def model_of(given: Any, *, precision: Precision = "no", **how: Any) -> Model:
     """The model that a caller means: an embedder, a run or the folder of one, or the name of a pretrained network.
 
     Args:
+        precision: of a model that is named; an embedder has its own.
         how: of a pretrained network, as `tammes.pretrained` takes it; None: as if not given.
 
     Raises:
@@ -105,9 +112,9 @@ def model_of(given: Any, **how: Any) -> Model:
         return _of_embedder(given)
     if isinstance(given, str | Path):
         if str(given).startswith(ADDRESS) or names_network(given):
-            return _of_embedder(load_model(given, **how))
+            return _of_embedder(load_model(given, precision=precision, **how))
         check_trained(given, how)
-        return _of_folder(Path(given))
+        return _of_folder(Path(given), precision=precision)
     if isinstance(given, RunLike) and not isinstance(given, torch.nn.Module):
         return _of_folder(given.folder, lambda: given.embedder)
     raise UserError(
@@ -126,7 +133,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         UserError: it is not there any more, or is another.
     """
     if given is not None and not (about.kind == "pretrained" and Path(given).is_file()):
-        return with_its_whitening(model_of(given), about)
+        return with_its_whitening(model_of(given, precision=about.precision), about)
     if about.kind == "run":
         made_by = Path(about.run)
         if not made_by.exists():
@@ -134,7 +141,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
                 f"{uri} was made by {made_by}, which is not there any more. Say where the run is:"
                 " tammes.Gallery(path, RUN), or `model=RUN`"
             )
-        return model_of(made_by)
+        return model_of(made_by, precision=about.precision)
     network = about.network
     if about.kind == "pretrained" and network is not None:
         file = Path(given or network.weights)
@@ -143,9 +150,10 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
                 f"{uri} was made by {network.name} with the weights {file}, which are not there any more. Say where"
                 " they are: tammes.Gallery(path, FILE), or `model=FILE`"
             )
-        return Model(about.model, about.kind, None, network, lambda: _rebuilt(about, network, uri, file))
+        rebuild = partial(_rebuilt, about, network, uri, file)
+        return Model(about.model, about.kind, None, network, rebuild, precision=about.precision)
     build = _no_module if about.kind == "module" else _no_model
-    return Model(about.model, about.kind, None, network, build, embeds=False)
+    return Model(about.model, about.kind, None, network, build, embeds=False, precision=about.precision)
 
 
 def with_its_whitening(model: Model, about: About) -> Model:
@@ -166,7 +174,7 @@ def check_model(model: Model, about: About, uri: str) -> None:
     """Refuse to compare vectors of one model with those of another. Whoever gives vectors their model is believed."""
     if about.kind == "vectors" or model.digest == about.model:
         return
-    made_by = describe_model(about.kind, about.run, about.network)
+    made_by = describe_model(about.kind, about.run, about.network, about.precision)
     if model.run is None:
         raise UserError(
             f"{uri} was made by another model, {made_by}: its vectors cannot be compared with those of"
@@ -185,10 +193,10 @@ def dim_of(embedder: Embedder) -> int:
     return int((config.class_dim if config.embedding == "last" else None) or config.dim)
 
 
-def model_digest(run: RunFolder) -> str:
+def model_digest(run: RunFolder, precision: Precision = "no") -> str:
     """A text that changes with the model of a run."""
     names = _OF_HUB if _is_of_hub(run.folder) else _OF_RUN
-    found = sha256()
+    found = sha256(b"" if precision == "no" else precision.encode())
     for name in names:
         file = run.folder / name
         if not file.exists():
@@ -221,10 +229,11 @@ def _is_of_hub(folder: Path) -> bool:
     return not is_run(folder) and not (folder / _OF_RUN[0]).exists() and (folder / _OF_HUB[1]).exists()
 
 
-def _of_folder(folder: Path, build: Callable[[], Embedder] | None = None) -> Model:
+def _of_folder(folder: Path, build: Callable[[], Embedder] | None = None, *, precision: Precision = "no") -> Model:
     run = RunFolder(folder) if _is_of_hub(folder) else open_finished(folder)
     embeds = build is not None or not _needs_objects(run)
-    return Model(model_digest(run), "run", run, None, build or (lambda: load(run.folder)), embeds)
+    build = build or (lambda: load(run.folder, precision=precision))
+    return Model(model_digest(run, precision), "run", run, None, build, embeds, precision)
 
 
 def _needs_objects(run: RunFolder) -> bool:
@@ -237,13 +246,13 @@ def _of_embedder(embedder: Embedder) -> Model:
     """By where it comes from, if it is still as it was there; otherwise only the program that gives it can build it."""
     origin = embedder.origin
     if isinstance(origin, Path) and _is_as_saved(embedder, origin):
-        return _of_folder(origin, lambda: embedder)
+        return _of_folder(origin, lambda: embedder, precision=embedder.precision)
     digest = _weights_digest(embedder)
     if isinstance(origin, Network) and origin.weights != "none":
-        return Model(digest, "pretrained", None, origin, lambda: embedder)
+        return Model(digest, "pretrained", None, origin, lambda: embedder, precision=embedder.precision)
     own = embedder.config.backbone.removeprefix(OWN)
     network = Network(own, size=embedder.size, pool=embedder.config.pool, form=embedder.config.form)
-    return Model(digest, "module", None, network, lambda: embedder)
+    return Model(digest, "module", None, network, lambda: embedder, precision=embedder.precision)
 
 
 def _is_as_saved(embedder: Embedder, folder: Path) -> bool:
@@ -264,7 +273,8 @@ def _weights_digest(embedder: Embedder) -> str:
     """A text that changes with a model that has no folder: its description and its weights."""
     usual = EmbedderConfig("")  # what is as usual is left out: later versions may have more of it
     config = {name: value for name, value in asdict(embedder.config).items() if value != getattr(usual, name)}
-    found = sha256(json.dumps([config, embedder.size, embedder.shorter_side]).encode())
+    said = [config, embedder.size, embedder.shorter_side]
+    found = sha256(json.dumps(said if embedder.precision == "no" else [*said, embedder.precision]).encode())
     for name, tensor in sorted(embedder.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -272,7 +282,7 @@ def _weights_digest(embedder: Embedder) -> str:
 
 
 def _rebuilt(about: About, network: Network, uri: str, file: Path) -> Embedder:
-    embedder = rebuilt(network, file)
+    embedder = rebuilt(network, file, about.precision)
     if _weights_digest(embedder) != about.model:
         raise UserError(
             f"{uri} was made by {network.name} with other weights than {network.weights} has now, or by another version"

@@ -279,8 +279,9 @@ def _check_model(what: Update, store: Store) -> None:
     """Refuse to add vectors of one model to those of another."""
     about = store.about
     if about.model != what.model.digest:
+        made_by = describe_model(about.kind, about.run, about.network, about.precision)
         raise UserError(
-            f"{what.uri} was made by another model, {describe_model(about.kind, about.run, about.network)}: its vectors"
+            f"{what.uri} was made by another model, {made_by}: its vectors"
             f" cannot be compared with those of {what.model.describe()}. Make it again with"
             " `rebuild=True`, or choose another `gallery`."
         )

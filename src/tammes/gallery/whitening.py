@@ -9,6 +9,7 @@ from tammes.gallery.indexing import difference
 from tammes.gallery.model import Model, model_of, with_its_whitening
 from tammes.gallery.update import existing
 from tammes.io.machine import device
+from tammes.models.origin import Precision
 from tammes.models.pretrained import check_trained, names_network, whitened
 
 
@@ -20,6 +21,7 @@ def model_for(
     whiten: bool = False,
     labelled: bool = True,
     rebuild: bool = False,
+    precision: Precision | None = None,
     on: Literal["auto", "cpu"] = "auto",
     **how: Any,
 ) -> Model:
@@ -29,6 +31,7 @@ def model_for(
         places: the folders and tables of the images.
         whiten: find one, of a new gallery or one that is made again.
         labelled: whether the names of sub-folders are classes, so that it is found within these.
+        precision: None: that of the gallery, or of a new one float32.
         how: of a pretrained network, as `model_of` takes it.
     """
     if whiten and not names_network(given):
@@ -37,7 +40,7 @@ def model_for(
     network = None if before is None else before.about.network
     if whiten and before is not None and (network is None or not network.whitening):
         raise UserError(f"{uri} was made without whitening: leave out `whiten`, or make it again with `rebuild=True`.")
-    model = model_of(given, **how)
+    model = model_of(given, precision=precision or ("no" if before is None else before.about.precision), **how)
     if before is not None:
         return with_its_whitening(model, before.about)
     if not whiten:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args
 
@@ -22,9 +23,10 @@ from tammes.data.images import in_mode, middle, open_picture, resized
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise, typical_length
+from tammes.io.console import say
 from tammes.io.files import write_atomically
 from tammes.io.hub import ADDRESS, fetched
-from tammes.io.machine import images_at_once
+from tammes.io.machine import images_at_once, multiplies_bfloat16
 from tammes.io.schema import built, read_json
 from tammes.io.tensor_files import read_tensors, shapes, write_tensors
 from tammes.models.backbones import backbone as find_backbone
@@ -34,7 +36,7 @@ from tammes.models.backbones.depths import Depths
 from tammes.models.backbones.module import OWN, of_module
 from tammes.models.backbones.resnet import Form
 from tammes.models.heads import Layers, joined
-from tammes.models.origin import Network
+from tammes.models.origin import Network, Precision
 from tammes.models.pooling import Pool
 from tammes.models.whitening import directions
 
@@ -107,6 +109,7 @@ class Embedder(nn.Module):
     mean: Tensor
     std: Tensor
     origin: Path | Network | None = None  # the folder that it was loaded from, or the network without training
+    precision: Precision = "no"  # of the backbone where nothing trains; the features and all that follows are float32
 
     def __init__(
         self,
@@ -246,8 +249,17 @@ class Embedder(nn.Module):
 
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """What the backbone gives; of several depths, one after the other."""
-        features: Tensor = self.of_depths(self.scaled(images))
-        return features
+        return self.in_precision(self.of_depths, self.scaled(images))
+
+    def in_precision(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What a part of the backbone gives, computed in `precision`; in full precision again at its end."""
+        if self.precision == "no":
+            return part(inputs)
+        device = self.mean.device.type
+        if device == "cpu":
+            _say_if_slow()
+        with torch.autocast(device, torch.bfloat16):
+            return part(inputs).float()
 
     @property
     def of_depths(self) -> Callable[[Tensor], Tensor]:
@@ -356,6 +368,7 @@ def load(
     embedding: Embedding | None = None,
     backbone: nn.Module | None = None,
     eval_transform: Callable[[Any], Any] | None = None,
+    precision: Precision = "no",
 ) -> Embedder:
     """The Embedder of a run folder, ready to use: in evaluation mode, on the CPU.
 
@@ -365,7 +378,26 @@ def load(
         embedding: take the vectors from this layer instead of the one that the run chose.
         backbone: a module like the one that the run was given, if it was given one; a copy of it gets the weights.
         eval_transform: the one that the run was given, if it was given one.
+        precision: bf16 runs the backbone in bfloat16, as `tammes.pretrained` has it.
     """
+    found = _loaded(folder, embedding, backbone, eval_transform)
+    found.precision = checked_precision(precision)
+    return found
+
+
+def checked_precision(precision: str) -> Precision:
+    """A precision that was asked for, or an error that says which there are."""
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", str(precision), get_args(Precision))
+    return precision  # type: ignore[return-value]
+
+
+def _loaded(
+    folder: str | Path,
+    embedding: Embedding | None,
+    backbone: nn.Module | None,
+    eval_transform: Callable[[Any], Any] | None,
+) -> Embedder:
     if embedding is not None and embedding not in get_args(Embedding):
         raise unknown_name("embedding", str(embedding), get_args(Embedding))
     folder = fetched(folder) if isinstance(folder, str) and folder.startswith(ADDRESS) else Path(folder)
@@ -508,6 +540,13 @@ def _check_sizes(config: EmbedderConfig, found: dict[str, tuple[int, ...]], file
         if outputs != size:
             what = f"{size} outputs of {layer.rstrip('.')}"
             raise UserError(f"{file} holds {outputs}, where embedder.json says {what}: they do not belong together.")
+
+
+@cache
+def _say_if_slow() -> None:
+    """Once, where bfloat16 is emulated."""
+    if not multiplies_bfloat16():
+        say("note: this processor has no instructions for bfloat16, so `precision='bf16'` is slower here than `no`.")
 
 
 def _readable(picture: Image.Image) -> Image.Image:

@@ -63,8 +63,7 @@ class Frozen:
 
     def below(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch ..."]:
         """The activations of images at the cut."""
-        activations: Tensor = self._below(self.embedder.scaled(images))
-        return activations
+        return self.embedder.in_precision(self._below, self.embedder.scaled(images))
 
     def above(self, activations: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         """The features of the backbone, from activations at the cut."""
@@ -184,6 +183,8 @@ def kept_by(frozen: Frozen, *, crop: int, cache: Path | None = None) -> Kept:
     depends_on += [given.size, given.shorter_side, given.mean, given.std]  # of a module of the caller's own
     if frozen.at is None:  # neither has weights, and both are above every cut
         depends_on += [given.pool, given.depths]
+    if frozen.embedder.precision != "no":
+        depends_on.append(frozen.embedder.precision)
     key = sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", given.backbone)
     return Kept((cache or cache_folder()) / "activations" / f"{name}-{frozen.at or 'features'}-{crop}-{key}.rows")

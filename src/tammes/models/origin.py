@@ -4,9 +4,12 @@ import json
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from tammes.errors import UserError
 from tammes.io.files import opened
+
+Precision = Literal["no", "bf16"]  # of a network that nothing trains: float32, or bfloat16
 
 _BLOCK = 1 << 20
 

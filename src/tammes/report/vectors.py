@@ -103,7 +103,7 @@ def of_gallery(store: Store, uri: str, *, seed: int = 0) -> Subject:
     facts = {
         "items": _counted(items) + (f", drawn at random from {labelled:,}" if labelled > len(rows) else ""),
         "without a class": f"{without:,}, which are left out" if without else "",
-        "made by": describe_model(about.kind, about.run, about.network),
+        "made by": describe_model(about.kind, about.run, about.network, about.precision),
         "gallery": uri,
     }
     ks = tuple(k for k in (1, 2, 4, 8) if k < len(rows))
