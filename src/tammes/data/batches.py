@@ -8,12 +8,22 @@ import torch
 from jaxtyping import Int64, Shaped, UInt8
 from numpy import ndarray
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
 from tammes.data.image_cache import Decoded
 from tammes.data.parallel import in_order
 from tammes.data.samplers import Sampling, Turn, turns
-from tammes.data.transforms import Transform, centre_crops, crop_each, crop_stack, random_crops, transform_each
+from tammes.data.transforms import (
+    Transform,
+    centre_crops,
+    crop_and_scale,
+    crop_each,
+    crop_stack,
+    random_areas,
+    random_crops,
+    transform_each,
+)
 from tammes.errors import UserError
 
 Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
@@ -29,6 +39,8 @@ def batches(
     crop: int | tuple[int, int] | None = None,
     mirror: bool = True,
     padding: int = 0,
+    area: float = 1.0,
+    scaled_to: int | None = None,
     transform: Transform | None = None,
     workers: int = 0,
     **sampling: Unpack[Sampling],
@@ -51,6 +63,9 @@ def batches(
             batches.
         mirror: mirror every other image, left to right; for writing, say, this is wrong.
         padding: by how many pixels the border of an image is repeated outwards before it is cropped.
+        area: for training, below 1: a crop covers a random part of the image, from this share of its area to all of it,
+            and is scaled to the size of `crop`.
+        scaled_to: height and width that random crops are scaled to, whatever their own.
         drop_last: leave out a last, smaller batch.
         rank, world_size: this process and how many there are. For training each has a share of every batch, which may
             be nothing of a small one; for evaluation each has whole batches.
@@ -77,19 +92,27 @@ def batches(
         return Batches(turned, indices, labels, transformed, ahead=False, workers=workers)
     sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
     window = _window(sizes, crop, padding)
+    shown = window if scaled_to is None else (scaled_to, scaled_to)
     rooms = sizes + 2 * padding - np.array(window)
 
     def images(turn: Turn) -> UInt8[Tensor, "batch channels height width"]:
         chosen = indices[turn.positions]
         if not len(chosen):  # this process has nothing of a small batch
-            return torch.empty(0, decoded.channels, *window, dtype=torch.uint8)
+            return torch.empty(0, decoded.channels, *shown, dtype=torch.uint8)
+        if train and area < 1:
+            crops, sides = random_areas(
+                sizes[turn.positions], chosen, turn.repeats, least=area, seed=seed, epoch=epoch, mirror=mirror
+            )
+            return crop_and_scale([decoded[index] for index in chosen.tolist()], crops, sides, shown)
         if train:
             crops = random_crops(rooms[turn.positions], chosen, turn.repeats, seed=seed, epoch=epoch, mirror=mirror)
         else:
             crops = centre_crops(rooms[turn.positions])
         if decoded.stack is not None:
-            return crop_stack(decoded.stack, chosen, crops, window, padding)
-        return crop_each([decoded[index] for index in chosen.tolist()], crops, window, padding)
+            cropped = crop_stack(decoded.stack, chosen, crops, window, padding)
+        else:
+            cropped = crop_each([decoded[index] for index in chosen.tolist()], crops, window, padding)
+        return cropped if shown == window else interpolate(cropped, shown, mode="bilinear", antialias=True)
 
     return Batches(turned, indices, labels, images)
 

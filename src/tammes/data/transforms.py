@@ -16,6 +16,7 @@ from numpy import ndarray
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from tammes.errors import UserError
 
@@ -48,6 +49,30 @@ def random_crops(
     tops, lefts = (_below(draw, room) for draw, room in zip(draws, rooms.T, strict=False))
     mirrored = draws[2] >> np.uint64(63) == 1 if mirror else np.zeros(len(indices), dtype=bool)
     return Crops(tops, lefts, mirrored)
+
+
+def random_areas(
+    sizes: Int64[ndarray, "batch 2"],
+    indices: Int64[ndarray, " batch"],
+    repeats: Int64[ndarray, " batch"],
+    *,
+    least: float,
+    seed: int,
+    epoch: int,
+    mirror: bool,
+) -> tuple[Crops, Int64[ndarray, "batch 2"]]:
+    """A crop of random area and shape for each image, as RandomResizedCrop of torchvision has it, and its size.
+
+    Its area is a share of the image's between `least` and 1, its sides are in proportions between 3:4 and 4:3; a side
+    that is longer than the image's is shortened to it.
+    """
+    state = _states(indices, repeats, seed=seed, epoch=epoch)
+    share, slope = (_fraction(_mixed(state + np.uint64(number))) for number in (4, 5))
+    areas = sizes.prod(axis=1) * (least + (1 - least) * share)
+    ratios = np.exp((2 * slope - 1) * np.log(4 / 3))  # width / height
+    sides = np.stack([np.sqrt(areas / ratios), np.sqrt(areas * ratios)], axis=1).round().astype(np.int64)
+    sides = sides.clip(1, sizes)
+    return random_crops(sizes - sides, indices, repeats, seed=seed, epoch=epoch, mirror=mirror), sides
 
 
 def centre_crops(rooms: Int64[ndarray, "batch 2"]) -> Crops:
@@ -91,6 +116,22 @@ def crop_each(
     for row, image, top, left in zip(rows, images, crops.tops.tolist(), crops.lefts.tolist(), strict=True):
         whole = _padded(image, padding) if padding else image
         row[...] = whole[:, top : top + height, left : left + width]
+    _mirror(batch, crops)
+    return batch
+
+
+def crop_and_scale(
+    images: Sequence[UInt8[ndarray, "channels _height _width"]],
+    crops: Crops,
+    sides: Int64[ndarray, "batch 2"],
+    size: tuple[int, int],
+) -> UInt8[Tensor, "batch channels height width"]:
+    """Crops of images, each with a height and width of its own, scaled to one size."""
+    rows = []
+    for image, top, left, (height, width) in zip(images, crops.tops, crops.lefts, sides, strict=True):
+        crop = torch.from_numpy(np.ascontiguousarray(image[:, top : top + height, left : left + width]))
+        rows.append(interpolate(crop[None], size, mode="bilinear", antialias=True))
+    batch = torch.cat(rows)
     _mirror(batch, crops)
     return batch
 
@@ -232,6 +273,11 @@ def _mixed(state: ndarray) -> ndarray:
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: ndarray = state ^ (state >> np.uint64(31))
     return mixed
+
+
+def _fraction(draws: ndarray) -> ndarray:
+    """Numbers in 0..1 from 64 random bits."""
+    return np.asarray((draws >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
 def _below(draws: ndarray, room: Int64[ndarray, " batch"]) -> Int64[ndarray, " batch"]:

@@ -129,6 +129,8 @@ class TrainConfig:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     warmup: float = 0.0
+    crop_area: float = 1.0
+    grow_from: int | None = None
     train_batch_norm: bool = True
     objects: Annotated[Objects, SkipValidation()] = NONE
 
@@ -276,6 +278,8 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Ob
         "images_per_class": per_class or max(2, method.images_per_class) if sampler == "pk" else per_class,
         "train_batch_norm": given.get("train_batch_norm", weights == "none" or bool(given.get("sync_batch_norm"))),
     }
+    if objects.transform is not None or part != "all":
+        options |= {name: given.get(name, usual) for name, usual in (("crop_area", 1.0), ("grow_from", None))}
     if objects.transform is not None:
         options |= {"mirror": False, "shift": 0}
     if objects.module is not None:
@@ -425,6 +429,10 @@ def _check_values(given: TrainOptions) -> None:
         ("epochs", "batch_size", "halve_every", "accumulate", "centroid_dim", "dim", "images_per_class"),
         ("lr", "backbone_lr", "proxy_lr", "momentum", "weight_decay", "shift", "views", "reserve_classes", "warmup"),
     )
+    if not 0 < given.get("crop_area", 1.0) <= 1:
+        raise UserError(f"`crop_area` is a share of an image, above 0 and up to 1, got {given['crop_area']}.")
+    if given.get("grow_from", 32) < 32:
+        raise UserError(f"`grow_from` must be at least 32, got {given['grow_from']}.")
     for epoch in given.get("curve", ()):
         if epoch < 1:
             raise UserError(f"`curve` names epochs, from 1, got {epoch}.")
@@ -446,7 +454,7 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
                 " what a transform makes of an image."
             )
     if objects.transform is not None:
-        for name in ("mirror", "shift"):
+        for name in ("mirror", "shift", "crop_area", "grow_from"):
             if given.get(name):
                 raise UserError(f"transform takes the place of random crops and mirrors: leave out {name}.")
     if objects.module is not None:
@@ -535,6 +543,14 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         raise UserError(
             "`views` says of how many crops activations are kept: it is for `train='top'` or `train='head'`."
         )
+    for name in ("crop_area", "grow_from"):
+        if given.get(name, 1.0) != 1.0 and config.train != "all":
+            raise UserError(
+                f"`{name}` changes the images that the first layers see, and `train={config.train!r}` keeps their"
+                " activations: leave it out, or train all layers."
+            )
+    if config.crop_area < 1 and config.shift:
+        raise UserError("`crop_area` scales crops of the image, and `shift` pads it: leave one out.")
     if config.sync_batch_norm and not config.on_gpu:
         raise UserError("`sync_batch_norm` is for several GPUs: leave it out.")
     if config.sync_batch_norm and not config.train_batch_norm:

@@ -371,11 +371,23 @@ def training_batches(
         chosen["order"] = mined.cpu().numpy()
     if data.kept is not None:
         return activation_batches(data.kept.views, data.split.train, data.labels, **chosen)
-    chosen |= {"crop": data.size, "mirror": config.mirror, "padding": config.shift}
+    chosen |= {"crop": data.size, "mirror": config.mirror, "padding": config.shift, "area": config.crop_area}
+    chosen["scaled_to"] = size_of_epoch(config, data.size, epoch)
     if config.objects.transform is not None:
         workers = min(MOST_WORKERS, (os.cpu_count() or 1) - 1) if config.on_gpu else 0  # a CPU has enough to do
         chosen |= {"transform": config.objects.transform, "workers": workers}
     return batches(data.images, data.split.train, data.labels, **chosen)
+
+
+def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
+    """Height and width of the training images in an epoch: from `grow_from` in the first to all of it in the last.
+
+    In multiples of 32, which networks shrink their maps by.
+    """
+    if config.grow_from is None:
+        return size
+    share = 1.0 if config.epochs == 1 else min(1.0, max(0, epoch - 1) / (config.epochs - 1))
+    return min(size, 32 * round((config.grow_from + share * (size - config.grow_from)) / 32))
 
 
 def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:

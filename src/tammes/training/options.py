@@ -114,6 +114,12 @@ class TrainOptions(TypedDict, total=False):
     """Flip half of the images, chosen at random in each epoch."""
     shift: int
     """Padding of an image, in pixels, before its random crop."""
+    crop_area: float
+    """The smallest share of an image's area that a random crop covers, such as 0.3; crops are scaled to the size of the
+    network's input. 1: crops of that size, none scaled. (default: the preset's)"""
+    grow_from: int
+    """Height and width of the training images in the first epoch; they grow evenly to the network's own in the last.
+    Small images take less time. (default: the preset's)"""
     init: Init
     """Initialisation of the embedding layer: random (the paper's); pca, the principal directions of the features;
     whiten, the same after within-class whitening; or ridge, which is whiten with a class layer in closed form too: the

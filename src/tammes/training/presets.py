@@ -26,6 +26,8 @@ class Recipe:
             same after within-class whitening; or ridge, the same with the class layer in closed form too.
         keep_init: whether the embedding layer stays so, and only the layers below and above it train.
         pool: how the backbone's last map becomes a vector: its mean or maximum, or as the network was published.
+        crop_area: the smallest share of an image that a random crop covers.
+        grow_from: height and width of the images in the first epoch; None: as the network has them, from the first on.
     """
 
     centroids: str
@@ -43,6 +45,8 @@ class Recipe:
     init: Init = "random"
     keep_init: bool = False
     pool: Pool = "published"
+    crop_area: float = 1.0
+    grow_from: int | None = None
 
 
 # Do et al. 2019, section 4.2, to the letter; momentum is not stated there, and 0.9 in all of its lineage.

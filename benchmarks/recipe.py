@@ -1,0 +1,159 @@
+"""How our recipe was chosen: one row a change, on training classes that were held out.
+
+    python -m benchmarks.recipe cars196 FOLDER --weights FILE [--only TEXT …] [--views]
+    python -m benchmarks.recipe --table
+
+The first half of a data set's training classes trains, the second half is measured; test classes are not looked at.
+Training is small (160 pixels, few epochs), as the rows are compared with each other only. A row that is stored is not
+run again, a run that was stopped is resumed.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+
+from benchmarks.cub import Stored
+from tammes.data.batches import batches
+from tammes.metrics import evaluate
+from tammes.models.embedder import Embedder, load
+from tammes.training.build import build_backbone
+from tammes.training.config import load_config, resolve
+from tammes.training.data import Data, load_data
+from tammes.training.run_folder import RunFolder, is_run
+from tammes.training.train import resume_images, train_images
+
+RESULTS = Path("benchmarks/results/recipe.json")
+BASE: dict[str, Any] = {"size": 160, "epochs": 2}
+LONGER = {"epochs": 6}
+ROWS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "6 epochs": LONGER,
+    "6 epochs, crop area 0.3": LONGER | {"crop_area": 0.3},
+    "6 epochs, grow from 96": LONGER | {"grow_from": 96},
+    "6 epochs, mean + max pooling": LONGER | {"pool": "mean-max"},
+    "6 epochs, backbone lr 0.03": LONGER | {"backbone_lr": 0.03},
+    "6 epochs, both lrs x 3": LONGER | {"lr": 0.3, "backbone_lr": 0.03},
+    "6 epochs, 512-d": LONGER | {"dim": 512},
+    "6 epochs, hard": LONGER | {"loss": "hard-discriminative"},
+    "6 epochs, batch 64": LONGER | {"batch_size": 64},
+    "6 epochs, weight decay 0": LONGER | {"weight_decay": 0.0},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train the rows that have no figure yet, or print the table."""
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """What the data set is called in the table."""
+    folder: Annotated[Path | None, tyro.conf.Positional] = None
+    """Where it is."""
+    weights: str = "imagenet"
+    backbone: str = "googlenet"
+    only: tuple[str, ...] = ()
+    """Rows of these names."""
+    views: bool = False
+    """Also measure the trained network at 256 pixels, with mirrored images, and whitened again."""
+    table: bool = False
+    """Print what is stored."""
+    out: Path = Path("runs/recipe")
+    stored: Path = RESULTS
+
+
+def main(options: Options) -> None:
+    stored = Stored(options.stored)
+    if options.table or options.folder is None:
+        print(table(stored.rows))
+        return
+    for name in options.only or ROWS:
+        cell = {"data": options.name, "backbone": options.backbone, "row": name}
+        if not stored.has(**cell):
+            folder = options.out / options.name / options.backbone / name.replace(" ", "-").replace("/", "-")
+            found, seconds = measured(options, folder, BASE | ROWS[name])
+            stored.add(cell | {"changes": ROWS[name]}, found, seconds)
+
+
+def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """R@1 on the held-out half after the last epoch, in several ways; the seconds that training took."""
+    if not (folder / "results.json").exists():
+        if is_run(folder):
+            resume_images(folder, select=first_half)
+        else:
+            given: dict[str, Any] = {
+                "backbone": options.backbone,
+                "weights": options.weights,
+                "train": "all",
+                "val_classes": "0",
+            }
+            given |= {"skip_bad": True, "precision": "bf16"} | changes
+            train_images(resolve(str(options.folder), given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
+    run = RunFolder(folder)
+    seconds = sum(line["seconds"] for line in run.epochs())
+    config = replace(load_config(run), size=None)
+    embedder = load(folder)
+    everything = load_data(config, build_backbone(config, pretrained=False))
+    kept = everything.split.train_classes[: len(everything.split.train_classes) // 2]
+    train, held = (everything.split.train[where] for where in halves(everything, kept))
+    labels = everything.dataset.labels
+    at_224 = features(embedder, everything, held, 224)
+    found = recalls("", embedder, at_224, labels[held])
+    if options.views:
+        again = embedder.closed_form(features(embedder, everything, train, 224), torch.from_numpy(labels[train]))
+        found |= recalls("whitened again, ", again, at_224, labels[held])
+        found |= recalls("256 pixels, ", embedder, features(embedder, everything, held, 256), labels[held])
+        mirrored = features(embedder, everything, held, 224, mirror=True)
+        found |= recalls("mirrored too, ", embedder, (at_224 + mirrored) / 2, labels[held])
+    return found, seconds
+
+
+def first_half(data: Data) -> Data:
+    """The first half of the training classes trains; none is measured during it."""
+    classes = data.split.train_classes[: len(data.split.train_classes) // 2]
+    train, nothing = data.split.train[halves(data, classes)[0]], np.empty(0, dtype=np.int64)
+    return data.with_split(
+        replace(data.split, train=train, val=None, test=nothing, train_classes=classes, test_classes=nothing)
+    )
+
+
+def halves(data: Data, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the training images are of these classes, and which are not."""
+    own = np.isin(data.dataset.labels[data.split.train], classes)
+    return own, ~own
+
+
+@torch.inference_mode()
+def features(embedder: Embedder, data: Data, indices: np.ndarray, size: int, *, mirror: bool = False) -> torch.Tensor:
+    """What the backbone gives for centre crops of this size."""
+    rows = []
+    for images, _, _ in batches(data.images, indices, np.arange(len(indices)), batch_size=16, crop=size, train=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            rows.append(embedder.features(images.flip(3) if mirror else images).float())
+    return torch.cat(rows)
+
+
+def recalls(name: str, embedder: Embedder, found: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
+    with torch.inference_mode():
+        vectors = embedder.embedding(found).numpy()
+    measures = evaluate(vectors, labels, ks=(1, 8), clustering=False, bootstrap=0)
+    return {f"{name}{key}": measures[key] for key in ("recall_at_1", "recall_at_8", "mean_average_precision_at_r")}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line a row, as Markdown."""
+    lines = ["| data | network | change | R@1 | R@8 | MAP@R | minutes |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        for kind in ("", "whitened again, ", "256 pixels, ", "mirrored too, "):
+            if f"{kind}recall_at_1" in row:
+                keys = ("recall_at_1", "recall_at_8", "mean_average_precision_at_r")
+                values = " | ".join(f"{100 * row[kind + key]:.2f}" for key in keys)
+                name = f"{row['row']}{', ' + kind.removesuffix(', ') if kind else ''}"
+                lines.append(f"| {row['data']} | {row['backbone']} | {name} | {values} | {row['seconds'] / 60:.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
