@@ -17,6 +17,7 @@ from tammes import UserError
 from tammes.cli import main
 from tammes.data.batches import Batches
 from tammes.training.build import (
+    build_backbone,
     build_loss,
     build_objective,
     build_optimizer,
@@ -26,7 +27,7 @@ from tammes.training.build import (
     leaving_no_trace,
 )
 from tammes.training.config import TrainConfig
-from tammes.training.data import Data, keep_activations, training_batches
+from tammes.training.data import Data, centre_batches, keep_activations, load_data, size_of_epoch, training_batches
 from tammes.training.evaluation import all_loss_inputs
 from tammes.training.loop import cosine, fit, halved_every
 from tammes.training.objectives import METHODS, Objective
@@ -66,6 +67,31 @@ def test_the_paper_is_the_paper_without_a_gpu() -> None:
     assert (config.schedule, config.halve_every, config.weight_decay) == ("halve", 5, 5e-4)
     assert (config.pool, config.init, config.keep_init) == ("published", "random", False)
     assert (config.mirror, config.shift, config.sampler) == (True, 0, "shuffled")
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"grow_from": 96, "epochs": 5}, [96, 128, 160, 192, 224]),
+        ({"grow_from": 100, "epochs": 2}, [96, 224]),
+        ({"epochs": 2, "preset": "paper"}, [224, 224]),
+    ],
+)
+def test_images_grow_from_epoch_to_epoch(given: dict[str, Any], sizes: list[int]) -> None:
+    config = config_of("photos", device="cpu", backbone="googlenet", train="all", **given)
+    assert [size_of_epoch(config, 224, epoch) for epoch in range(1, config.epochs + 1)] == sizes
+    assert size_of_epoch(config, 224, 0) == sizes[0]  # what the new layers are initialised on
+
+
+def test_training_images_are_crops_of_any_area_in_the_size_of_the_epoch(waves: Path) -> None:
+    config = config_of(
+        str(waves), device="cpu", backbone="timm:test_resnet", weights="none", crop_area=0.2, grow_from=64
+    )
+    data = load_data(config, build_backbone(config))
+    assert data.size == 160
+    shapes = [next(iter(training_batches(config, data, epoch)))[0].shape[2:] for epoch in (1, config.epochs)]
+    assert shapes == [(64, 64), (160, 160)]
+    assert centre_batches(data, data.split.train, torch.device("cpu")).num_images == len(data.split.train)
 
 
 def test_what_is_given_overrides_the_paper() -> None:

@@ -197,6 +197,8 @@ def test_data_that_is_gone_is_missed_before_a_network_is_loaded(
         ("--loss triplet --sampler pk --images-per-class 50", "--batch-size"),
         ("--centroids simplex --centroid-dim 2", "--centroids"),
         ("--shift 29", "--shift"),
+        ("--backbone timm:test_vit --weights none --train all --epochs 2 --shift 0 --grow-from 300", "--grow-from 300"),
+        ("--backbone timm:test_vit3 --weights none --train all --epochs 2 --shift 0 --grow-from 64", "timm:test_vit3"),
     ],
 )
 def test_what_is_wrong_with_network_and_loss_is_refused_before_images_are_decoded(

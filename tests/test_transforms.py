@@ -2,14 +2,24 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import ndarray
 from numpy.testing import assert_array_equal
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from tammes.data.images import resized, resized_size
-from tammes.data.transforms import Crops, centre_crops, crop_each, crop_stack, random_crops
+from tammes.data.transforms import (
+    Crops,
+    centre_crops,
+    crop_and_scale,
+    crop_each,
+    crop_stack,
+    random_areas,
+    random_crops,
+)
 
 
 def noise(*shape: int) -> ndarray:
@@ -140,3 +150,53 @@ def test_a_smaller_image_is_averaged_not_sampled() -> None:
     middle = np.asarray(resized(stripes, size=(8, 8)))[2:-2, 2:-2]
     assert abs(int(middle.min()) - 128) < 8
     assert abs(int(middle.max()) - 128) < 8
+
+
+def areas_of(sizes: list[tuple[int, int]], least: float, seed: int = 0, epoch: int = 0) -> tuple[Crops, ndarray]:
+    count = len(sizes)
+    drawn = {"least": least, "seed": seed, "epoch": epoch, "mirror": True}
+    return random_areas(np.array(sizes), np.arange(count), np.zeros(count, dtype=np.int64), **drawn)  # type: ignore[arg-type]
+
+
+@given(
+    st.integers(0, 2**63),
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1),
+    st.floats(0.01, 1),
+)
+def test_crops_of_random_area_fit(seed: int, epoch: int, sizes: list[tuple[int, int]], least: float) -> None:
+    crops, sides = areas_of(sizes, least, seed, epoch)
+    assert (sides >= 1).all()
+    assert ((crops.tops >= 0) & (crops.tops + sides[:, 0] <= np.array(sizes)[:, 0])).all()
+    assert ((crops.lefts >= 0) & (crops.lefts + sides[:, 1] <= np.array(sizes)[:, 1])).all()
+
+
+def test_areas_are_spread_evenly_above_the_smallest_and_shapes_around_the_square() -> None:
+    _, sides = areas_of([(1000, 1000)] * 4000, 0.2)
+    whole = (sides < 1000).all(axis=1)  # the others were shortened to the side of the image
+    shares, ratios = sides.prod(axis=1)[whole] / 1e6, sides[whole, 1] / sides[whole, 0]
+    assert shares.min() > 0.199
+    assert abs(np.quantile(shares[shares < 0.7], 0.5) - 0.45) < 0.02  # below 0.75 no side is shortened
+    assert 0.749 < ratios.min() < 0.77
+    assert 1.3 < ratios.max() < 1.335
+    assert abs(np.median(np.log(ratios))) < 0.02
+
+
+def test_crops_of_random_area_differ_by_epoch_and_are_the_same_again() -> None:
+    sizes = [(200, 256)] * 20
+    (first, sides), (again, same), (_, other) = areas_of(sizes, 0.3), areas_of(sizes, 0.3), areas_of(sizes, 0.3, 0, 1)
+    assert_array_equal(sides, same)
+    assert_array_equal(first.tops, again.tops)
+    assert (sides != other).any()
+
+
+def test_scaled_crops_are_those_cut_out_and_scaled_one_by_one() -> None:
+    images = [noise(3, 60, 80), noise(3, 50, 41)]
+    crops, sides = areas_of([(60, 80), (50, 41)], 0.3, seed=1)
+    found = crop_and_scale(images, crops, sides, (32, 40))
+    for number, image in enumerate(images):
+        top, left = crops.tops[number], crops.lefts[number]
+        cut = torch.from_numpy(image[:, top : top + sides[number, 0], left : left + sides[number, 1]].copy())
+        expected = interpolate(cut[None].float(), (32, 40), mode="bilinear", antialias=True)[0]
+        expected = expected.flip(2) if crops.mirrored[number] else expected
+        assert (found[number].float() - expected).abs().max() <= 1  # of 255: rounding

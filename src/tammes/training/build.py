@@ -21,7 +21,7 @@ from tammes.models.backbones.module import of_module
 from tammes.models.embedder import Embedder, EmbedderConfig, Embedding, load
 from tammes.models.feature_cache import Frozen
 from tammes.training.config import TrainConfig
-from tammes.training.data import Data, training_batches
+from tammes.training.data import Data, size_of_epoch, training_batches
 from tammes.training.loop import parameter_groups
 from tammes.training.objectives import METHODS, Base, ClassLayer, Hold, Objective
 from tammes.training.objectives.objective import batch_norms, is_trained
@@ -236,6 +236,21 @@ def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module
     if config.proxy_lr is not None and not list(loss.parameters()):
         raise UserError(f"`proxy_lr` is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
     return loss
+
+
+def check_growth(config: TrainConfig, embedder: Embedder) -> None:
+    """Refuse to let images grow where the network takes one size only, as most transformers do."""
+    if config.grow_from is None:
+        return
+    size = size_of_epoch(config, embedder.size, 1)
+    try:
+        with torch.inference_mode(), leaving_no_trace(embedder):
+            embedder.eval()(torch.zeros(1, len(embedder.mode), size, size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"`grow_from={config.grow_from}` needs a backbone that takes images of any size, and {config.backbone} does"
+            " not: leave it out."
+        ) from error
 
 
 def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:

@@ -549,6 +549,8 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f"`{name}` changes the images that the first layers see, and `train={config.train!r}` keeps their"
                 " activations: leave it out, or train all layers."
             )
+    if "grow_from" in given and config.epochs == 1:
+        raise UserError("`grow_from` lets images grow from epoch to epoch, and this has one: leave it out.")
     if config.crop_area < 1 and config.shift:
         raise UserError("`crop_area` scales crops of the image, and `shift` pads it: leave one out.")
     if config.sync_batch_norm and not config.on_gpu:

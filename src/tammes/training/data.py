@@ -337,6 +337,8 @@ def check_batches(config: TrainConfig, size: int) -> None:
             f"`shift={config.shift}` is more than the {size} pixels that the network sees of an image. Use {size} or"
             " fewer."
         )
+    if config.grow_from is not None and config.grow_from >= size:
+        raise UserError(f"`grow_from={config.grow_from}` must be below the {size} pixels that the network sees.")
     if config.method.mines:
         check_sampler(config.batch_size, "triplets")
     else:
@@ -386,7 +388,7 @@ def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
     """
     if config.grow_from is None:
         return size
-    share = 1.0 if config.epochs == 1 else min(1.0, max(0, epoch - 1) / (config.epochs - 1))
+    share = min(1.0, max(0, epoch - 1) / max(1, config.epochs - 1))
     return min(size, 32 * round((config.grow_from + share * (size - config.grow_from)) / 32))
 
 

@@ -30,6 +30,7 @@ from tammes.training.build import (
     build_loss,
     build_objective,
     build_optimizer,
+    check_growth,
     cut_of,
     first_features,
     freeze,
@@ -245,6 +246,7 @@ def _build(
         embedder.load_state_dict(matching(trained_embedder(config.source, config.objects), embedder))
     loss = build_loss(config, data, embedder)
     check_batches(config, made.size)
+    check_growth(config, embedder)
     embedder = embedder.to(device)
     if resumed is None:
         say_expected(config, embedder, len(data.split.train))
