@@ -276,7 +276,7 @@ def test_timm_loads_a_backbone_of_its_own(tmp_path: Path, pool: str) -> None:
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     given = torch.rand(2, 3, 224, 224) * 255
     with torch.inference_mode():
-        vectors = torch.nn.functional.normalize(theirs(network.scaled(given)))
+        vectors = torch.nn.functional.normalize(theirs(network.normalised(given)))
         torch.testing.assert_close(vectors, network(given), atol=1e-5, rtol=0)
         torch.testing.assert_close(load(tmp_path)(given), network(given))
     wants = resolve_model_data_config(theirs)

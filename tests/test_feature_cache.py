@@ -94,7 +94,7 @@ def test_in_bfloat16_features_are_float32_and_kept_apart(at: str | None, images:
     full = kept(frozen, images, tmp_path)
     embedder.precision = "bf16"
     with torch.autocast("cpu", torch.bfloat16):
-        expected = embedder.backbone(embedder.scaled(pictures))
+        expected = embedder.backbone(embedder.normalised(pictures))
     assert expected.dtype == torch.bfloat16
     found = embedder.features(pictures)
     assert found.dtype == torch.float32

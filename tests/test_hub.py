@@ -54,7 +54,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
                     print(float((other(images) - network(images)).abs().max()))
             theirs = timm.create_model("hf-hub:anna/birds", pretrained=True).eval()
             with torch.inference_mode():
-                vectors = torch.nn.functional.normalize(theirs(network.scaled(images)))
+                vectors = torch.nn.functional.normalize(theirs(network.normalised(images)))
                 print(float((vectors - network(images)).abs().max()) < 1e-5)
             tammes.push_to_hub(folder, "anna/birds")  # again: it is there already
             try:

@@ -8,20 +8,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Int64, UInt8
 from numpy import ndarray
 from PIL import Image
-from torch.nn.functional import interpolate
 
 from tammes.data.dataset import Dataset
-from tammes.data.images import ROOM, Mode, in_mode, resized, resized_size
+from tammes.data.images import ROOM, Mode, resized_size, scaled
 from tammes.data.parallel import in_order
 from tammes.errors import UserError
 from tammes.io.cache import check_room, writing
@@ -31,7 +29,7 @@ from tammes.io.files import folder_inside, fsync, new_partial, remove_partial
 # A cache file: this header, the pixels of all images one after another (channels, height, width), then the tail:
 # heights, widths, a digest of each image, and a record in JSON. The header is written last, so a file cut short has
 # none or the wrong size.
-_MAGIC, _VERSION = b"TAMMESPX", 4
+_MAGIC, _VERSION = b"TAMMESPX", 5
 _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, bytes of tail, CRC-32 of the tail
 _PIXELS_START = 64
 DIGEST = 16  # bytes of the digest of an image
@@ -39,7 +37,6 @@ _SUFFIX, _WHAT = ".pixels", "the decoded images"
 _BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
 _SHOWN = 10  # broken images named in an error
 _WAITING = 1 << 28  # bytes of decoded images that may wait to be written
-_LARGE = 2**25  # pixels; larger pictures are scaled by Pillow, which needs no copy of them
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
         width, height = resized_size(stored.size, shorter_side=form.shorter_side, size=form.size)
         if _is_too_large(width, height):
             return f"cannot use {dataset.keys[index]}: scaled, it would have {width} x {height} pixels."
-        return scaled(in_mode(stored, form.mode), width, height)
+        return scaled(stored, form.mode, size=(height, width))
     except UserError as error:
         text = str(error)
         return text if text.startswith("cannot read") else f"cannot read {dataset.keys[index]}: {text}"
@@ -176,31 +173,6 @@ def _can_be_read_now(decoded: Decoded, dataset: Dataset, form: _Form) -> bool:
 
 def _is_too_large(width: int, height: int) -> bool:
     return width * height > (Image.MAX_IMAGE_PIXELS or float("inf"))
-
-
-def scaled(image: Image.Image, width: int, height: int) -> UInt8[ndarray, "channels height width"]:
-    """A grey or RGB picture in that size, by Lanczos.
-
-    Colours by PyTorch's, which is five times as fast as Pillow's and equal but for rounding: one value in two hundred
-    differs, by 1 or 2 of 255 (docs/decisions/0014-scaling-by-pytorch.md).
-    """
-    as_it_is = image.size == (width, height) or image.mode != "RGB"
-    if as_it_is or image.width * image.height > _LARGE or not _lanczos_is_there():
-        pixels = np.asarray(resized(image, size=(height, width)))
-        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    given = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (channels, height, width)
-    found = interpolate(given[None], (height, width), mode="lanczos", antialias=True)[0].contiguous()
-    return np.asarray(found.numpy())
-
-
-@cache
-def _lanczos_is_there() -> bool:
-    """Whether this PyTorch has the filter: it came late."""
-    try:
-        interpolate(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), (2, 2), mode="lanczos", antialias=True)
-    except (NotImplementedError, ValueError, RuntimeError):
-        return False
-    return True
 
 
 def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:

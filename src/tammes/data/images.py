@@ -233,10 +233,17 @@ def resized_size(
     return max(shorter_side, round(old[0] * scale)), max(shorter_side, round(old[1] * scale))
 
 
+def scaled(
+    image: Image.Image, mode: Mode, *, shorter_side: int | None = None, size: tuple[int, int] | None = None
+) -> UInt8[ndarray, "channels height width"]:
+    """The picture in its mode and size. All images are scaled here, so that all commands share their features."""
+    pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side, size=size))
+    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+
+
 def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> UInt8[ndarray, "channels height width"]:
     """The picture as a network sees it: in its mode, scaled, the square in the middle of it."""
-    pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side))
-    return middle(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), size)
+    return middle(scaled(image, mode, shorter_side=shorter_side), size)
 
 
 def middle(pixels: UInt8[ndarray, "channels height width"], size: int) -> UInt8[ndarray, "channels size size"]:

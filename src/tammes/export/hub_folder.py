@@ -210,7 +210,7 @@ def _as_timm(embedder: Embedder) -> tuple[Any, str, nn.Linear] | None:
     network.load_state_dict(own | of_head)
     was_training, noise = embedder.training, torch.rand(2, len(embedder.mode), embedder.size, embedder.size) * 255
     embedder.eval()
-    apart = (normalise(network(embedder.scaled(noise))) - normalise(head(embedder.features(noise)))).abs().max()
+    apart = (normalise(network(embedder.normalised(noise))) - normalise(head(embedder.features(noise)))).abs().max()
     embedder.train(was_training)
     return (network, classifier, head) if float(apart) <= LARGEST else None
 

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from tammes.data.folder import images_below
 from tammes.data.image_cache import image_digest
-from tammes.data.images import in_mode, middle, open_picture, resized
+from tammes.data.images import in_mode, middle, open_picture, resized, scaled
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise, typical_length
@@ -241,7 +241,7 @@ class Embedder(nn.Module):
         found.penultimate.bias.copy_(torch.zeros(len(weight)) if bias is None else bias)
         return found.eval()
 
-    def scaled(
+    def normalised(
         self, images: Shaped[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
         """Pixels as the backbone wants them: mean and spread of each channel taken out."""
@@ -249,7 +249,7 @@ class Embedder(nn.Module):
 
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """What the backbone gives; of several depths, one after the other."""
-        return self.in_precision(self.of_depths, self.scaled(images))
+        return self.in_precision(self.of_depths, self.normalised(images))
 
     def in_precision(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """What a part of the backbone gives, computed in `precision`; in full precision again at its end."""
@@ -342,16 +342,11 @@ class Embedder(nn.Module):
     def prepared_with_key(
         self, picture: Path | Image.Image
     ) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
-        """The same, and the digest of the scaled image, by which the cache has its features.
-
-        Scaled by Pillow, as everything that is searched with (docs/decisions/0014-scaling-by-pytorch.md).
-        """
+        """The same, and the digest of the scaled image, by which the cache has its features."""
         opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
-        scaled = resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)
         if self.eval_transform is not None:
-            return self.eval_transform(scaled).numpy(), b""
-        whole = np.asarray(scaled)
-        whole = np.ascontiguousarray(whole[None] if whole.ndim == 2 else whole.transpose(2, 0, 1))
+            return self.eval_transform(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)).numpy(), b""
+        whole = scaled(opened, self.mode, shorter_side=self.shorter_side)
         return middle(whole, self.size), image_digest(whole)
 
     def save(self, folder: Path) -> None:

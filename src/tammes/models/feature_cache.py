@@ -63,7 +63,7 @@ class Frozen:
 
     def below(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch ..."]:
         """The activations of images at the cut."""
-        return self.embedder.in_precision(self._below, self.embedder.scaled(images))
+        return self.embedder.in_precision(self._below, self.embedder.normalised(images))
 
     def above(self, activations: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         """The features of the backbone, from activations at the cut."""
