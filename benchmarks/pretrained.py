@@ -8,7 +8,7 @@ pooling. Its rows stand in every table of docs/results.md where that network was
 
 import json
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -30,14 +30,18 @@ class Options:
     network: Annotated[str, tyro.conf.Positional]
     weights: str = "imagenet"
     pool: str = "published"
+    precision: Literal["no", "bf16"] = "no"
+    """bf16: the backbone in bfloat16."""
 
 
 def main(options: Options) -> None:
     network = {"weights": options.weights, "form": None, "size": None, "pool": options.pool}
-    found = evaluate_pretrained(options.network, options.data, network, whiten=True, skip_bad=True)
+    found = evaluate_pretrained(
+        options.network, options.data, network, whiten=True, skip_bad=True, precision=options.precision
+    )
     named = {"data": open_dataset(options.data).name, "network": options.network, "pool": options.pool}
     kept = [each for each in pretrained() if {name: each[name] for name in named} != named]
-    kept.append(named | {"machine": machine(), "rows": found})
+    kept.append(named | {"precision": options.precision, "machine": machine(), "rows": found})
     kept.sort(key=lambda each: (each["data"], each["network"], each["pool"]))
     write_atomically(FILE, (json.dumps(kept, indent=1) + "\n").encode())
 
