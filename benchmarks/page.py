@@ -28,6 +28,7 @@ RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
+BACKBONES = ROOT / "docs" / "guides" / "choose-a-backbone.md"
 
 # The paper's tables in its order, then ours; every plan stands in one of them.
 SECTIONS = {
@@ -111,6 +112,7 @@ PAPER_IN_README = {
     "the paper's softmax, up to 40 epochs": "Softmax",
     "the paper's discriminative loss, up to 40 epochs": "Discriminative",
 }
+DATA_NAMES = {"CUB_200_2011": "CUB-200-2011", "cars196": "CARS196 (15 of 16,185 images missing)"}
 DATA_IN_README = {"cub": "CUB", "cars196": "CARS196"}
 
 
@@ -122,6 +124,7 @@ def write_page() -> None:
     TABLES.write_text(tables_page(TABLES.read_text()))
     METHOD.write_text(method_page(METHOD.read_text()))
     SCALE.write_text(scale_page(SCALE.read_text()))
+    BACKBONES.write_text(backbones_page(BACKBONES.read_text()))
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
@@ -933,6 +936,31 @@ def scale_page(text: str, results: Path = RESULTS) -> str:
     """docs/scale.md with what very many classes cost."""
     block = _if_stored(results, "many_classes", many_classes)
     return _with_block(text, "docs/scale.md", "results: many-classes", block or ["Not measured yet.", ""])
+
+
+def backbones_page(text: str, results: Path = RESULTS) -> str:
+    """docs/guides/choose-a-backbone.md with what pretrained networks reach."""
+    block = [line for data in IMAGES for line in _backbones(data, results)]
+    return _with_block(text, "choose-a-backbone.md", "results: pretrained", block or ["Not measured yet.", ""])
+
+
+def _backbones(data: str, results: Path) -> list[str]:
+    """The networks that were measured on a data set, one row for each kind of features."""
+    shown: dict[str, list[str]] = {}
+    for each in pretrained(results):
+        if each["data"] != data:
+            continue
+        for kind, title in ({"pretrained": "pretrained"} | CLOSED_FORMS).items():
+            cells = {
+                "network": f"`{each['network']}`",
+                "pooling": each["pool"],
+                "features": title.removesuffix(", nothing trained"),
+                **{name: f"{100 * each['rows'][kind][key]:.2f}" for key, name in MEASURES.items()},
+                "computed in": {"no": "float32", "bf16": "bfloat16"}[each["precision"]],
+            }
+            for name, cell in cells.items():
+                shown.setdefault(name, []).append(cell)
+    return [f"{DATA_NAMES[data]}:", "", *_drawn(shown)] if shown else []
 
 
 def many_classes(stored: Mapping[str, Any]) -> list[str]:

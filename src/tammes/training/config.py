@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -574,7 +574,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f"`keep_init` and `train='head'` leave no layer to train: `loss={config.loss!r}` is computed on the"
                 " embedding, without a class layer. Leave one out."
             )
-    if all(field.name in given for field in fields(Recipe)):
+    if all(field.name in given for field in fields(Recipe) if field.default is MISSING):
         return  # the whole recipe, as a run writes down its command, with what does not count
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
         if name in given and getattr(config, of) != right:
