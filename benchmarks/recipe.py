@@ -17,7 +17,10 @@ import torch
 import tyro
 
 from benchmarks.cub import Stored
+from benchmarks.page import RESULTS as FOLDER
+from benchmarks.page import recipe_rows
 from tammes.data.batches import batches
+from tammes.geometry import normalise
 from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder, load
 from tammes.training.build import build_backbone
@@ -26,7 +29,7 @@ from tammes.training.data import Data, load_data
 from tammes.training.run_folder import RunFolder, is_run
 from tammes.training.train import resume_images, train_images
 
-RESULTS = Path("benchmarks/results/recipe.json")
+RESULTS = FOLDER / "recipe.json"
 BASE: dict[str, Any] = {"size": 160, "epochs": 2}
 LONGER = {"epochs": 6}
 ROWS: dict[str, dict[str, Any]] = {
@@ -57,7 +60,7 @@ class Options:
     only: tuple[str, ...] = ()
     """Rows of these names."""
     views: bool = False
-    """Also measure the trained network at 256 pixels, with mirrored images, and whitened again."""
+    """Also measure the trained network whitened again, at 256 pixels, with mirrored images, and by its features."""
     table: bool = False
     """Print what is stored."""
     out: Path = Path("runs/recipe")
@@ -67,7 +70,7 @@ class Options:
 def main(options: Options) -> None:
     stored = Stored(options.stored)
     if options.table or options.folder is None:
-        print(table(stored.rows))
+        print("\n".join(recipe_rows(stored.rows)))
         return
     for name in options.only or ROWS:
         cell = {"data": options.name, "backbone": options.backbone, "row": name}
@@ -107,6 +110,9 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
         found |= recalls("256 pixels, ", embedder, features(embedder, everything, held, 256), labels[held])
         mirrored = features(embedder, everything, held, 224, mirror=True)
         found |= recalls("mirrored too, ", embedder, (at_224 + mirrored) / 2, labels[held])
+        found |= measured_vectors("features, ", normalise(at_224), labels[held])
+        both = torch.cat([normalise(at_224), embedder.embedding(at_224).detach()], dim=1)
+        found |= measured_vectors("features and embedding, ", normalise(both), labels[held])
     return found, seconds
 
 
@@ -135,24 +141,14 @@ def features(embedder: Embedder, data: Data, indices: np.ndarray, size: int, *, 
     return torch.cat(rows)
 
 
+@torch.inference_mode()
 def recalls(name: str, embedder: Embedder, found: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
-    with torch.inference_mode():
-        vectors = embedder.embedding(found).numpy()
-    measures = evaluate(vectors, labels, ks=(1, 8), clustering=False, bootstrap=0)
+    return measured_vectors(name, embedder.embedding(found), labels)
+
+
+def measured_vectors(name: str, vectors: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
+    measures = evaluate(vectors.numpy(), labels, ks=(1, 8), clustering=False, bootstrap=0)
     return {f"{name}{key}": measures[key] for key in ("recall_at_1", "recall_at_8", "mean_average_precision_at_r")}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line a row, as Markdown."""
-    lines = ["| data | network | change | R@1 | R@8 | MAP@R | minutes |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        for kind in ("", "whitened again, ", "256 pixels, ", "mirrored too, "):
-            if f"{kind}recall_at_1" in row:
-                keys = ("recall_at_1", "recall_at_8", "mean_average_precision_at_r")
-                values = " | ".join(f"{100 * row[kind + key]:.2f}" for key in keys)
-                name = f"{row['row']}{', ' + kind.removesuffix(', ') if kind else ''}"
-                lines.append(f"| {row['data']} | {row['backbone']} | {name} | {values} | {row['seconds'] / 60:.1f} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
