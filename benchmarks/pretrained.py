@@ -19,6 +19,7 @@ from tammes.io.files import write_atomically
 from tammes.run import evaluate_pretrained
 
 FILE = RESULTS / "pretrained.json"
+IN_PLANS = {"cub": "CUB_200_2011"}  # what plans call a data set
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def main(options: Options) -> None:
     found = evaluate_pretrained(
         options.network, options.data, network, whiten=True, skip_bad=True, precision=options.precision
     )
-    named = {"data": open_dataset(options.data).name, "network": options.network, "pool": options.pool}
+    data = open_dataset(options.data).name
+    named = {"data": IN_PLANS.get(data, data), "network": options.network, "pool": options.pool}
     kept = [each for each in pretrained() if {name: each[name] for name in named} != named]
     kept.append(named | {"precision": options.precision, "machine": machine(), "rows": found})
     kept.sort(key=lambda each: (each["data"], each["network"], each["pool"]))

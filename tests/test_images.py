@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from PIL import Image
 
 from tammes.data.folder import images_below
-from tammes.data.images import Room, _tiff_parts, open_picture, to_mode
+from tammes.data.images import Room, _tiff_parts, open_image, to_mode
 from tammes.errors import UserError
 from tests.conftest import HANGS
 from tests.serve.hostile import scans
@@ -26,7 +26,7 @@ def stored(image: Image.Image, kind: str, **options: object) -> Image.Image:
     file = BytesIO()
     image.save(file, format=kind, **options)
     file.seek(0)
-    return open_picture(file)
+    return open_image(file)
 
 
 def colours(image: Image.Image) -> list[tuple[int, ...]]:
@@ -73,14 +73,14 @@ def test_one_bit_is_black_and_white() -> None:
 
 
 def test_sixteen_bits_are_scaled_by_their_full_range() -> None:
-    image = open_picture(sixteen_bit_png([0, 257, 1000, 32896, 65535]))
+    image = open_image(sixteen_bit_png([0, 257, 1000, 32896, 65535]))
     assert image.mode == "I;16"
     assert_array_equal(to_mode(image, "L").ravel(), [0, 1, 4, 128, 255])
     assert colours(image)[2:] == [(4,) * 3, (128,) * 3, WHITE]
 
 
 def test_sixteen_bits_with_a_transparent_grey() -> None:
-    image = open_picture(sixteen_bit_png([0, 1000, 65535], transparent=1000))
+    image = open_image(sixteen_bit_png([0, 1000, 65535], transparent=1000))
     assert_array_equal(to_mode(image, "L").ravel(), [0, 255, 255])
 
 
@@ -179,7 +179,7 @@ def test_exif_rotation_is_applied(orientation: int) -> None:
 def test_content_decides_not_the_name(tmp_path: Path) -> None:
     file = tmp_path / "bird.jpg"
     row("RGB", RED).save(file, format="WEBP", lossless=True)
-    assert colours(open_picture(file)) == [RED]
+    assert colours(open_image(file)) == [RED]
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     Image.fromarray(noise).save(file)
     file.write_bytes(file.read_bytes()[:1500])
     with pytest.raises(UserError) as refusal:
-        open_picture(file)
+        open_image(file)
     assert str(refusal.value).startswith(f"cannot read {file}: ")
     assert "truncated" in str(refusal.value)
 
@@ -204,7 +204,7 @@ def test_a_file_cut_anywhere_is_read_or_refused_by_name(kind: str, tmp_path: Pat
     for length in range(1, len(whole), max(1, len(whole) // 40)):
         file.write_bytes(whole[:length])
         try:
-            open_picture(file)
+            open_image(file)
         except UserError as error:
             refused += str(error).startswith(f"cannot read {file}: ")
     assert refused > 20
@@ -219,19 +219,19 @@ def test_what_is_no_image_says_so(content: bytes, why: str, tmp_path: Path) -> N
     file = tmp_path / "a.jpg"
     file.write_bytes(content)
     with pytest.raises(UserError) as refusal:
-        open_picture(file)
+        open_image(file)
     assert str(refusal.value).startswith(f"cannot read {file}: {why}")
     with pytest.raises(UserError) as refusal:
-        open_picture(BytesIO(content), name="drawing 7")
+        open_image(BytesIO(content), name="drawing 7")
     assert str(refusal.value).startswith(f"cannot read drawing 7: {why}")
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
-        open_picture(tmp_path / "gone.png")
+        open_image(tmp_path / "gone.png")
     assert str(refusal.value) == f"cannot read {tmp_path / 'gone.png'}: no such file."
     with pytest.raises(UserError) as refusal:
-        open_picture(tmp_path)
+        open_image(tmp_path)
     assert str(refusal.value) == f"cannot read {tmp_path}: it is a folder."
 
 
@@ -241,7 +241,7 @@ def test_too_many_pixels_are_refused(pixels: int, tmp_path: Path, monkeypatch: p
     Image.new("1", (100, pixels // 100)).save(file)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(UserError) as refusal:
-        open_picture(file)
+        open_image(file)
     assert str(refusal.value) == f"cannot read {file}: it has more than 1,000 pixels. Make it smaller."
 
 
@@ -249,7 +249,7 @@ def test_a_broken_note_about_the_picture_does_not_spoil_it() -> None:
     file = BytesIO()
     Image.new("RGB", (8, 8), RED).save(file, format="PNG", exif=b"Exif\0\0broken")
     file.seek(0)
-    assert set(colours(open_picture(file))) == {RED}
+    assert set(colours(open_image(file))) == {RED}
 
 
 def test_a_damaged_avif_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_a_damaged_avif_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("PIL.AvifImagePlugin.AvifImageFile.load", broken)
     with pytest.raises(UserError, match="a.avif: it is broken .Failed to decode frame 0: Decoding of color planes"):
-        open_picture(file)
+        open_image(file)
 
 
 PARTS = 1_000_000
@@ -280,7 +280,7 @@ def test_a_tiff_of_a_million_parts_is_refused_before_they_are_listed(order: str,
     content += b"".join(struct.pack(entry, tag, 4, count, value) for tag, count, value in sorted(entries))
     content += bytes(8 if big else 4) + bytes(4 * PARTS)
     with pytest.raises(UserError, match="it is a TIFF in 1,000,000 parts, which take too long. Save it again.$"):
-        open_picture(BytesIO(content))
+        open_image(BytesIO(content))
 
 
 def test_a_tiff_of_a_strip_for_each_line_is_read() -> None:
@@ -288,7 +288,7 @@ def test_a_tiff_of_a_strip_for_each_line_is_read() -> None:
     file = BytesIO()
     image.save(file, format="TIFF", compression="tiff_adobe_deflate", strip_size=1)
     assert _tiff_parts(file) == 500
-    assert colours(open_picture(file)) == [(7, 7, 7)] * 1000
+    assert colours(open_image(file)) == [(7, 7, 7)] * 1000
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no such files")
@@ -297,8 +297,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for name in ("pipe.png", "pipe"):
         os.mkfifo(tmp_path / "photos" / "a" / name)
     pipe = tmp_path / "photos" / "a" / "pipe.png"
-    with Room(10).for_picture(pipe), pytest.raises(UserError) as raised:
-        open_picture(pipe)
+    with Room(10).for_image(pipe), pytest.raises(UserError) as raised:
+        open_image(pipe)
     assert str(raised.value).startswith(f"cannot read {pipe}: it is not a file, but a pipe")
     assert images_below(tmp_path / "photos") == [pipe]  # by its name; the other is judged by its content, and has none
 
@@ -306,7 +306,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_jpeg_of_thousands_of_passes_is_refused_before_it_is_decoded() -> None:
     content = scans(2000, 2000, 600)
     with pytest.raises(UserError, match="it is stored in 60. passes, which take too long. Save it again.$"):
-        open_picture(BytesIO(content), name="it")
+        open_image(BytesIO(content), name="it")
 
 
 def test_large_pictures_wait_for_room(tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_large_pictures_wait_for_room(tmp_path: Path) -> None:
     room, order = Room(15_000), list[str]()
 
     def second() -> None:
-        with room.for_picture(tmp_path / "a.png"):
+        with room.for_image(tmp_path / "a.png"):
             order.append("second")
 
-    with room.for_picture(tmp_path / "a.png"), room.for_picture(None):
+    with room.for_image(tmp_path / "a.png"), room.for_image(None):
         other = Thread(target=second)
         other.start()
         other.join(0.1)

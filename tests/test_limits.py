@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tammes.cli import main
-from tammes.data.images import open_picture
+from tammes.data.images import open_image
 from tammes.data.vectors import vectors
 from tammes.errors import UserError
 from tammes.gallery.indexing import vectors_of
@@ -40,20 +40,20 @@ def photo(tmp_path: Path) -> Path:
 
 def test_a_file_of_an_image_has_a_size_that_is_raised_by_name(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"photo\.jpg.*6,000 MB.*512.*TAMMES_MAX_IMAGE_MB=6001"):
-        open_picture(photo)
+        open_image(photo)
     sparse(photo, photo.with_suffix(".webp").read_bytes(), 2_000_000)
     monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", "1")
     with pytest.raises(UserError, match="TAMMES_MAX_IMAGE_MB=3"):
-        open_picture(photo)
+        open_image(photo)
     monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", "3")
-    assert open_picture(photo).size == (8, 8)
+    assert open_image(photo).size == (8, 8)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "much", "nan"])
 def test_a_limit_is_a_number_above_0(value: str, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMMES_MAX_IMAGE_MB", value)
     with pytest.raises(UserError, match=f"TAMMES_MAX_IMAGE_MB must be a number above 0, got '{value}'"):
-        open_picture(photo)
+        open_image(photo)
 
 
 def test_a_sparse_file_among_images_is_named(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
-from tammes.data.images import FORMATS, open_picture
+from tammes.data.images import FORMATS, open_image
 from tammes.errors import UserError
 from tammes.gallery import open_gallery
 from tammes.io import cache
@@ -465,7 +465,7 @@ def test_other_formats_are_refused_with_those_that_are_accepted(kind: str) -> No
     content = BytesIO()
     Image.new("RGB", (32, 32), "red").save(content, format=kind)
     with pytest.raises(UserError, match="JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF"):
-        open_picture(content)
+        open_image(content)
 
 
 def test_photos_of_phones_with_several_images_are_read(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_photos_of_phones_with_several_images_are_read(tmp_path: Path) -> None:
     first.save(file, format="MPO", save_all=True, append_images=[second])
     with Image.open(file) as image:
         assert image.format == "MPO"
-    found = np.asarray(open_picture(file))
+    found = np.asarray(open_image(file))
     assert found.shape == (24, 32, 3)
     assert tuple(found[0, 0]) == (254, 0, 0)
 
@@ -483,4 +483,4 @@ def test_photos_of_phones_with_several_images_are_read(tmp_path: Path) -> None:
 def test_accepted_formats_are_read_whatever_their_name_says(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "bird.jpg"
     Image.new("RGB", (16, 16), "white").save(file, format=kind)
-    assert np.asarray(open_picture(file).convert("RGB")).min() > 250
+    assert np.asarray(open_image(file).convert("RGB")).min() > 250

@@ -33,7 +33,7 @@ from starlette import formparsers
 from starlette.requests import Request as HttpRequest
 
 from tammes.data import images as pictures_module
-from tammes.data.images import Mode, centre, in_mode, open_picture, small
+from tammes.data.images import Mode, centre, in_mode, open_image, small
 from tammes.errors import UserError
 from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.serve import decoder, decoding
@@ -555,7 +555,7 @@ def test_an_upload_is_upright(
 def test_a_picture_brought_to_a_mode_in_bands_is_the_same(
     kind: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = open_picture(BytesIO({**hostile.variants(noise()), **TRANSPARENT}[kind]()))
+    opened = open_image(BytesIO({**hostile.variants(noise()), **TRANSPARENT}[kind]()))
     monkeypatch.setattr(pictures_module, "_BAND", 10**9)
     whole = in_mode(opened, mode)
     for rows in (0.5, 1, 7, 29):  # of a band, 30 in all

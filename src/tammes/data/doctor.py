@@ -183,7 +183,7 @@ def _looks(dataset: Dataset, shorter_side: int, threads: int) -> Iterator[_Seen]
 
 
 def _look_in_turn(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
-    with ROOM.for_picture(None if dataset.files is None else dataset.files[index]):
+    with ROOM.for_image(None if dataset.files is None else dataset.files[index]):
         return _look(dataset, index, shorter_side)
 
 
@@ -210,7 +210,7 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
 
 
 def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
-    """The digest of its bytes, what only the file says of the picture, and whether it has another kind's suffix."""
+    """The digest of its bytes, what only the file says of the image, and whether it has another kind's suffix."""
     with opened(file, IMAGE) as source:
         digest = blake2b(digest_size=16)
         while block := source.read(1 << 20):
@@ -218,7 +218,7 @@ def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
         source.seek(0)
         with identified(source) as image:
             kinds = []
-            with suppress(Exception):  # a broken note about the picture
+            with suppress(Exception):  # a broken note about the image
                 if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
                     kinds.append("turned by EXIF")
             with suppress(Exception):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 
 from tammes.data.dataset import TEST, Dataset
-from tammes.data.images import open_picture
+from tammes.data.images import open_image
 from tammes.errors import UserError
 from tammes.io.files import read_text
 
@@ -56,7 +56,7 @@ def of_files(
         keys=tuple(keys),
         labels=labels,
         class_names=tuple(class_names),
-        read=lambda index: open_picture(files[index]),
+        read=lambda index: open_image(files[index]),
         fingerprint=digest.hexdigest(),
         train_classes=train_classes,
         files=tuple(files),

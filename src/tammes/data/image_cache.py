@@ -177,7 +177,7 @@ def _is_too_large(width: int, height: int) -> bool:
 
 def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
     """The same, when there is room in memory for an image of its size."""
-    with ROOM.for_picture(None if dataset.files is None else dataset.files[index]):
+    with ROOM.for_image(None if dataset.files is None else dataset.files[index]):
         return _one(dataset, index, form)
 
 

@@ -23,15 +23,15 @@ Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
 
 LONGEST = 50  # times as long as wide
-_BAND = 2**20  # pixels that are brought to a mode at a time: steps in between of a large picture fill no memory
-_PROFILE = 4096  # bytes of a colour profile that goes with a small picture; those of screens and cameras have less
+_BAND = 2**20  # pixels that are brought to a mode at a time: steps in between of a large image fill no memory
+_PROFILE = 4096  # bytes of a colour profile that goes with a small image; those of screens and cameras have less
 
 _MOST_PIXELS = 1 << 26  # with the same in another mode, half a gigabyte
 _USUAL_PASSES = 100  # of a progressive JPEG; writers make ten
 _MOST_WORK = 2_000_000_000  # pixels times passes: a second or two, more on a busy machine
 
-_PARTS = (273, 279, 324, 325)  # TIFF tags: where each strip or tile of the picture is, and how long
-_MOST_PARTS = 1 << 17  # a strip for each line of the longest picture that is not very narrow; Pillow takes a second
+_PARTS = (273, 279, 324, 325)  # TIFF tags: where each strip or tile of the image is, and how long
+_MOST_PARTS = 1 << 17  # a strip for each line of the longest image that is not very narrow; Pillow takes a second
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # that are opened, by Pillow's names
 ACCEPTED = ", ".join({"WEBP": "WebP"}.get(kind, kind) for kind in FORMATS)  # the same for people
@@ -65,9 +65,9 @@ _BROKEN = (
 
 
 class Room:
-    """Lets threads have pictures in memory at the same time only as long as these have so many pixels together.
+    """Lets threads have images in memory at the same time only as long as these have so many pixels together.
 
-    A picture of more than that has the room to itself.
+    A image of more than that has the room to itself.
     """
 
     def __init__(self, pixels: int) -> None:
@@ -75,8 +75,8 @@ class Room:
         self._given_back = Condition()
 
     @contextmanager
-    def for_picture(self, file: Path | File | None) -> Iterator[None]:
-        """Wait until there is room for the picture in a file, by what its header says; None takes none."""
+    def for_image(self, file: Path | File | None) -> Iterator[None]:
+        """Wait until there is room for the image in a file, by what its header says; None takes none."""
         pixels = min(_pixels(file), self._all)
         with self._given_back:
             self._given_back.wait_for(lambda: self._left >= pixels)
@@ -93,7 +93,7 @@ ROOM = Room(_MOST_PIXELS)
 
 
 def most_pixels() -> int:
-    """How many pixels a picture may have: ours, or Pillow's own limit where that is lower."""
+    """How many pixels a image may have: ours, or Pillow's own limit where that is lower."""
     return min(_MOST_PIXELS, Image.MAX_IMAGE_PIXELS or _MOST_PIXELS)
 
 
@@ -150,8 +150,8 @@ def _tiff_parts(source: File) -> int:
     return max((count for tag, _, count in entry.iter_unpack(entries) if tag in _PARTS), default=0)
 
 
-def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
-    """The picture in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
+def open_image(file: Path | File, *, name: str | None = None) -> Image.Image:
+    """The image in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
 
     Args:
         name: what to call it in an error, where the file has no name of its own.
@@ -188,13 +188,13 @@ def open_picture(file: Path | File, *, name: str | None = None) -> Image.Image:
 
 
 def to_mode(image: Image.Image, mode: Mode) -> UInt8[ndarray, "height width channels"]:
-    """The picture's pixels, grey (one channel) or RGB (three), 0..255; what is transparent becomes white."""
+    """The image's pixels, grey (one channel) or RGB (three), 0..255; what is transparent becomes white."""
     pixels = np.asarray(in_mode(image, mode))  # (height, width) or (height, width, 3)
     return pixels[:, :, None] if mode == "L" else pixels
 
 
 def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
-    """The same picture, grey or RGB. 16 bits are scaled by their full range; what is transparent becomes white."""
+    """The same image, grey or RGB. 16 bits are scaled by their full range; what is transparent becomes white."""
     if image.mode == mode and "transparency" not in image.info:
         return image
     if image.width * image.height <= _BAND:
@@ -207,14 +207,14 @@ def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
 
 
 def bands_in_mode(image: Image.Image, mode: Mode) -> Iterator[Image.Image]:
-    """The same a band of rows at a time, from above: for a picture that is not wanted twice in memory."""
+    """The same a band of rows at a time, from above: for a image that is not wanted twice in memory."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         yield _band_in_mode(image.crop((0, top, image.width, min(top + rows, image.height))), mode)
 
 
 def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
-    """The picture with its shorter side that long, its shape kept; or of exactly (height, width); or as it is."""
+    """The image with its shorter side that long, its shape kept; or of exactly (height, width); or as it is."""
     new_size = resized_size(image.size, shorter_side=shorter_side, size=size)
     return image if new_size == image.size else image.resize(new_size, Image.Resampling.LANCZOS)
 
@@ -222,7 +222,7 @@ def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[
 def resized_size(
     old: tuple[int, int], *, shorter_side: int | None = None, size: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """(width, height), as Pillow has them, of a picture of the old (width, height) when it is resized."""
+    """(width, height), as Pillow has them, of a image of the old (width, height) when it is resized."""
     if size is not None and shorter_side is not None:
         raise ValueError("give shorter_side or size, not both")
     if size is not None:
@@ -236,24 +236,24 @@ def resized_size(
 def scaled(
     image: Image.Image, mode: Mode, *, shorter_side: int | None = None, size: tuple[int, int] | None = None
 ) -> UInt8[ndarray, "channels height width"]:
-    """The picture in its mode and size. All images are scaled here, so that all commands share their features."""
+    """The image in its mode and size. All images are scaled here, so that all commands share their features."""
     pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side, size=size))
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
 def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> UInt8[ndarray, "channels height width"]:
-    """The picture as a network sees it: in its mode, scaled, the square in the middle of it."""
+    """The image as a network sees it: in its mode, scaled, the square in the middle of it."""
     return middle(scaled(image, mode, shorter_side=shorter_side), size)
 
 
 def middle(pixels: UInt8[ndarray, "channels height width"], size: int) -> UInt8[ndarray, "channels size size"]:
-    """The square in the middle of a picture."""
+    """The square in the middle of a image."""
     top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
     return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
 
 
 def small(image: Image.Image, longer_side: int, *, effort: int = 2) -> bytes:
-    """A small picture of it to look at, as a WebP file.
+    """A small image of it to look at, as a WebP file.
 
     Args:
         effort: 0 to 6: with more of it the file gets smaller; 2 takes two thirds of the time of 4, for 4 % more bytes.
@@ -269,7 +269,7 @@ def small(image: Image.Image, longer_side: int, *, effort: int = 2) -> bytes:
 
 
 def open_small(content: bytes, longer_side: int) -> Image.Image | None:
-    """The picture in a file that `small` made; None for what is no such file, or holds a larger one.
+    """The image in a file that `small` made; None for what is no such file, or holds a larger one.
 
     Only the header is read: whoever takes the pixels knows that they are few.
     """
@@ -281,7 +281,7 @@ def open_small(content: bytes, longer_side: int) -> Image.Image | None:
 
 
 def check_shape(image: Image.Image) -> None:
-    """An error for a picture that is so long that it would not fit into memory when its shorter side is scaled up."""
+    """An error for a image that is so long that it would not fit into memory when its shorter side is scaled up."""
     if max(image.size) > LONGEST * min(image.size):
         raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
 
@@ -322,10 +322,10 @@ def _in_eight_bits(image: Image.Image) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except (OSError, *_BROKEN):  # a broken note about the picture does not make the picture unreadable
+    except (OSError, *_BROKEN):  # a broken note about the image does not make the image unreadable
         orientation = 1
     turn = _UPRIGHT.get(orientation)
-    # Without the file that it came from, but not another copy of what is in memory: a picture may be large.
+    # Without the file that it came from, but not another copy of what is in memory: a image may be large.
     return image._new(image.im) if turn is None else image.transpose(turn)
 
 

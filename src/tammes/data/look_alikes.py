@@ -13,10 +13,10 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from tammes.errors import UserError
 
-TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in a picture of 28 x 28
-GRID = 40  # side of the picture in which two characters are compared
+TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in a image of 28 x 28
+GRID = 40  # side of the image in which two characters are compared
 REACH = 36  # longer side of a character in it
-TOLERANCE = 1  # pixels of that picture by which two strokes may lie apart and still be the same stroke
+TOLERANCE = 1  # pixels of that image by which two strokes may lie apart and still be the same stroke
 
 ASCII_ONLY = ("cmr10", "cmss10", "cmtt10", "cmb10")  # Computer Modern: above U+007F its codes are TeX's, not Unicode's
 FACES = (
@@ -37,7 +37,7 @@ class Face:
 
     @property
     def file(self) -> Path:
-        import matplotlib  # not before it is needed: whoever only reads pictures need not wait for it
+        import matplotlib  # not before it is needed: whoever only reads images need not wait for it
 
         return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{self.name}.ttf"
 
@@ -70,10 +70,10 @@ class Face:
         left, top, right, bottom = (round(edge) for edge in self._type.getbbox(character))
         if right <= left or bottom <= top:
             return None
-        picture = Image.new("L", (right - left + 2, bottom - top + 2))
-        ImageDraw.Draw(picture).text((1 - left, 1 - top), character, fill=255, font=self._type)
-        box = picture.getbbox()
-        return None if box is None else picture.crop(box)
+        image = Image.new("L", (right - left + 2, bottom - top + 2))
+        ImageDraw.Draw(image).text((1 - left, 1 - top), character, fill=255, font=self._type)
+        box = image.getbbox()
+        return None if box is None else image.crop(box)
 
 
 def faces() -> tuple[Face, ...]:
@@ -114,10 +114,10 @@ def _compared(ink: Image.Image) -> tuple[Bool[ndarray, " pixels"], Bool[ndarray,
     """The pixels of a character brought to size, and those no farther than the tolerance from one of them."""
     shrink = REACH / max(ink.size)
     width, height = (max(1, round(side * shrink)) for side in ink.size)
-    picture = Image.new("L", (GRID, GRID))
-    picture.paste(ink.resize((width, height), Image.Resampling.BOX), ((GRID - width) // 2, (GRID - height) // 2))
-    widened = picture.filter(ImageFilter.MaxFilter(2 * TOLERANCE + 1))
-    return np.asarray(picture).ravel() >= 128, np.asarray(widened).ravel() >= 128
+    image = Image.new("L", (GRID, GRID))
+    image.paste(ink.resize((width, height), Image.Resampling.BOX), ((GRID - width) // 2, (GRID - height) // 2))
+    widened = image.filter(ImageFilter.MaxFilter(2 * TOLERANCE + 1))
+    return np.asarray(image).ravel() >= 128, np.asarray(widened).ravel() >= 128
 
 
 def groups(alike: Bool[ndarray, "characters characters"]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from PIL import Image
 from tammes.data.dataset import PARTS, TEST, TRAIN, VALIDATION, Dataset
 from tammes.data.files import of_files
 from tammes.data.folder import natural
-from tammes.data.images import open_picture
+from tammes.data.images import open_image
 from tammes.errors import UserError, shown
 
 OBJECTS = "python:"  # begins the name of data that was given as Python objects, which no file can make again
@@ -174,7 +174,7 @@ def _image(given: Any, index: int) -> Image.Image:
     if isinstance(given, Image.Image):
         return given
     if isinstance(given, str | Path):
-        return open_picture(Path(given))
+        return open_image(Path(given))
     pixels = given.numpy() if _is_tensor(given) else given
     if _is_tensor(given) and pixels.ndim == 3:
         pixels = pixels.transpose(1, 2, 0)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from tammes.data.dataset import Dataset
 from tammes.data.folder import natural
-from tammes.data.images import open_picture
+from tammes.data.images import open_image
 from tammes.errors import UserError
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
@@ -58,7 +58,7 @@ def omniglot(root: Path) -> Dataset:
 
     def read(index: int) -> Image.Image:
         drawing = drawings[index]
-        return open_picture(BytesIO(drawing.content()), name=drawing.key)
+        return open_image(BytesIO(drawing.content()), name=drawing.key)
 
     return Dataset(
         name="omniglot",

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from tammes.data.dataset import PARTS, TEST, VALIDATION, Dataset
 from tammes.data.files import of_files
 from tammes.data.folder import natural
-from tammes.data.images import open_picture
+from tammes.data.images import open_image
 from tammes.errors import UserError
 from tammes.io.files import read_text
 from tammes.io.schema import read_json
@@ -136,7 +136,7 @@ def name_in(box: Box | None, name: str) -> str:
 
 def _read(lines: Sequence[Line], index: int) -> Image.Image:
     line = lines[index]
-    return cropped(open_picture(line.file), line.box, line.key, line.file)
+    return cropped(open_image(line.file), line.box, line.key, line.file)
 
 
 def table_lines(file: Path, *, labelled: bool = True) -> list[Line]:

@@ -38,7 +38,7 @@ from tammes.io.machine import device as device_of
 from tammes.models.embedder import Embedder
 from tammes.training.run_folder import RunFolder
 
-Picture = str | Path | Image.Image
+ImageLike = str | Path | Image.Image
 
 
 class Gallery:
@@ -186,7 +186,7 @@ class Gallery:
 
     @overload
     def search(
-        self, query: Picture | None = None, k: int = 10, *, item: str | None = None, label: str | None = None,
+        self, query: ImageLike | None = None, k: int = 10, *, item: str | None = None, label: str | None = None,
         where: str | None = None, exact: bool = False,
     ) -> SearchResult: ...  # fmt: skip
 
@@ -233,7 +233,7 @@ class Gallery:
         return found[0] if alone else found
 
     @overload
-    def classify(self, query: Picture, *, k: int = VOTES) -> Classification: ...
+    def classify(self, query: ImageLike, *, k: int = VOTES) -> Classification: ...
 
     @overload
     def classify(self, query: Any, *, k: int = VOTES) -> Any: ...
@@ -274,12 +274,12 @@ class Gallery:
 
     def _vectors(self, query: Any) -> tuple[Float32[ndarray, "queries dim"], bool, list[str | None]]:
         """The vectors of what was asked for, whether it was one, and the paths of files."""
-        pictures = _pictures(query)
-        if pictures is not None:
-            files = [each for each in pictures if not isinstance(each, Image.Image)]
+        images = _images_in(query)
+        if images is not None:
+            files = [each for each in images if not isinstance(each, Image.Image)]
             check_image_files(list(map(Path, files)))
-            own = [None if isinstance(each, Image.Image) else str(Path(each).resolve()) for each in pictures]
-            return self.embedder.encode(pictures), isinstance(query, str | Path | Image.Image), own
+            own = [None if isinstance(each, Image.Image) else str(Path(each).resolve()) for each in images]
+            return self.embedder.encode(images), isinstance(query, str | Path | Image.Image), own
         array = _array(query)
         alone = array.ndim == 1
         array = array[None] if alone else array
@@ -414,7 +414,7 @@ class Gallery:
         return self.model.trained_on
 
 
-def _pictures(given: Any) -> list[Picture] | None:
+def _images_in(given: Any) -> list[ImageLike] | None:
     """Images, if that is what is given: one, or several."""
     if isinstance(given, str | Path | Image.Image):
         return [given]
@@ -426,7 +426,7 @@ def _pictures(given: Any) -> list[Picture] | None:
 
 def _paths(given: Any) -> list[Path] | None:
     """Paths, if that is what is given: one, or several."""
-    found = _pictures(given)
+    found = _images_in(given)
     if found is None:
         return None
     if any(isinstance(each, Image.Image) for each in found):

@@ -17,7 +17,7 @@ from numpy import ndarray
 from PIL import Image
 
 from tammes.data.folder import images_below
-from tammes.data.images import ROOM, check_shape, open_picture, small
+from tammes.data.images import ROOM, check_shape, open_image, small
 from tammes.data.parallel import in_order
 from tammes.data.table import Box, cropped, is_table, name_in, table_lines
 from tammes.errors import UserError
@@ -50,7 +50,7 @@ class Source:
 
     def read(self) -> Image.Image:
         """The image, or the part of it that the box has."""
-        return cropped(open_picture(self.file), self.box, self.path, self.file)
+        return cropped(open_image(self.file), self.box, self.path, self.file)
 
     def state(self) -> str:
         """What changes when the file is written, or its columns are; empty for a file that is not there any more."""
@@ -297,8 +297,8 @@ def _read(source: Source, embedder: Embedder, known: Mapping[str, str]) -> _Imag
     if content_of(known.get(source.path, "")) == content_of(fingerprint):
         return _Image(source, fingerprint, None)
     try:
-        with ROOM.for_picture(BytesIO(content)):
-            image = open_picture(BytesIO(content), name=fspath(file))
+        with ROOM.for_image(BytesIO(content)):
+            image = open_image(BytesIO(content), name=fspath(file))
             image = cropped(image, source.box, source.path, file)
             check_shape(image)
             pixels, key = embedder.prepared_with_key(image)

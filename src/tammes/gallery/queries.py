@@ -10,7 +10,7 @@ from jaxtyping import Float32, Shaped
 from numpy import ndarray
 from PIL import Image
 
-from tammes.data.images import in_mode, open_picture
+from tammes.data.images import in_mode, open_image
 from tammes.data.table import Box, cropped, name_in
 from tammes.data.vectors import vectors
 from tammes.errors import UserError, shown
@@ -45,11 +45,11 @@ def query_images(names: Sequence[str], box: Box | None = None) -> list[Path | Im
         box: the part of each that is meant.
     """
     found: list[Path | Image.Image] = [
-        open_picture(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names
+        open_image(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names
     ]
     if box is None:
         return found
-    opened = [open_picture(each) if isinstance(each, Path) else each for each in found]
+    opened = [open_image(each) if isinstance(each, Path) else each for each in found]
     return [cropped(image, box, name_in(box, name), name) for image, name in zip(opened, names, strict=True)]
 
 
@@ -78,7 +78,7 @@ def _standard_input() -> BytesIO:
 
 def reduced(image: Path | Image.Image, side: int = 512) -> Image.Image:
     """A query as it is shown: no side longer than this, in RGB."""
-    found = in_mode(open_picture(image) if isinstance(image, Path) else image, "RGB").copy()
+    found = in_mode(open_image(image) if isinstance(image, Path) else image, "RGB").copy()
     found.thumbnail((side, side))
     return found
 

@@ -27,7 +27,7 @@ class SmartMiningLoss(FullPrecisionBuffers):
     farthest first, and the `neighbours` nearest images of other classes, the nearest first (an exact search, where the
     paper approximates); one of each is drawn from the first max(1, ceil((1 - hardness) * their number)): with a
     hardness of 1 the hardest, with 0 any. Images of other classes that all but coincide with the anchor, the same
-    picture under two labels, are not candidates unless all neighbours are. Before it mines, it measures which share of
+    image under two labels, are not candidates unless all neighbours are. Before it mines, it measures which share of
     the triplets of the look before still has a loss: below 0.5 the mining was too easy and the hardness grows by 0.05,
     above 0.9 it was too hard and shrinks by as much.
 

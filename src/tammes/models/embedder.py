@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from tammes.data.folder import images_below
 from tammes.data.image_cache import image_digest
-from tammes.data.images import in_mode, middle, open_picture, resized, scaled
+from tammes.data.images import in_mode, middle, open_image, resized, scaled
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
 from tammes.geometry import normalise, typical_length
@@ -314,36 +314,34 @@ class Embedder(nn.Module):
         """
         batch_size = self.in_a_batch(batch_size)
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
-        pictures: list[Path | Image.Image] = []
+        read: list[Path | Image.Image] = []
         for each in given:
             if not isinstance(each, str | Path | Image.Image):
                 raise UserError(
                     f"cannot encode a {type(each).__name__}: give files, folders or Pillow images. Pixels in an array"
                     " become one by PIL.Image.fromarray(pixels), (height, width, 3) in uint8."
                 )
-            pictures += [each] if isinstance(each, Image.Image) else _files(Path(each))
-        if not pictures:
+            read += [each] if isinstance(each, Image.Image) else _files(Path(each))
+        if not read:
             raise UserError("no images to encode.")
         was_training = self.training
         self.eval()
-        rows, starts = [], range(0, len(pictures), batch_size)
+        rows, starts = [], range(0, len(read), batch_size)
         try:
             for start in track(starts, "encoding", disable=not show_progress):
-                batch = np.stack([self.prepared(picture) for picture in pictures[start : start + batch_size]])
+                batch = np.stack([self.prepared(image) for image in read[start : start + batch_size]])
                 rows.append(self(torch.from_numpy(batch).to(self.mean.device)).float().cpu())
         finally:
             self.train(was_training)
         return torch.cat(rows).numpy()
 
-    def prepared(self, picture: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
+    def prepared(self, image: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
         """One image as the network sees it: in its mode, scaled, the centre of it."""
-        return self.prepared_with_key(picture)[0]
+        return self.prepared_with_key(image)[0]
 
-    def prepared_with_key(
-        self, picture: Path | Image.Image
-    ) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
+    def prepared_with_key(self, image: Path | Image.Image) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
         """The same, and the digest of the scaled image, by which the cache has its features."""
-        opened = _readable(picture) if isinstance(picture, Image.Image) else open_picture(picture)
+        opened = _readable(image) if isinstance(image, Image.Image) else open_image(image)
         if self.eval_transform is not None:
             return self.eval_transform(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)).numpy(), b""
         whole = scaled(opened, self.mode, shorter_side=self.shorter_side)
@@ -544,18 +542,18 @@ def _say_if_slow() -> None:
         say("note: this processor has no instructions for bfloat16, so `precision='bf16'` is slower here than `no`.")
 
 
-def _readable(picture: Image.Image) -> Image.Image:
-    """A picture that somebody else has opened, or an error if it has no pixels."""
-    if 0 in picture.size:
-        raise UserError(f"an image of {picture.width} x {picture.height} pixels has nothing to encode: leave it out.")
+def _readable(image: Image.Image) -> Image.Image:
+    """A image that somebody else has opened, or an error if it has no pixels."""
+    if 0 in image.size:
+        raise UserError(f"an image of {image.width} x {image.height} pixels has nothing to encode: leave it out.")
     try:
-        picture.load()
-        picture.getpixel((0, 0))  # one that was closed says so here
+        image.load()
+        image.getpixel((0, 0))  # one that was closed says so here
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"a Pillow image cannot be read: {error}. Open it again, and close it when it is encoded."
         ) from error
-    return picture
+    return image
 
 
 def _files(path: Path) -> list[Path]:

@@ -258,16 +258,16 @@ def activations(
             images, indices[places], places, batch_size=batch_size, crop=crop, train=views > 0, sampler="ordered",
             mirror=mirror, padding=padding if views else 0, seed=0, epoch=view,
         )  # fmt: skip
-        for pictures, own, _ in given:
-            yield [keys[view][place] for place in own.tolist()], pictures
+        for batch, own, _ in given:
+            yield [keys[view][place] for place in own.tolist()], batch
 
     with writing(kept.file.parent, _WHAT):
         if num_missing(kept, keys):
             folder_inside(kept.file.parent)
             with nullcontext() if together else kept.alone() as held:
                 total, done, started = num_missing(kept, keys), 0, perf_counter()
-                for own, pictures in (each for view in range(len(keys)) for each in missing(view)):
-                    values = frozen_values(frozen, pictures.to(where))
+                for own, batch in (each for view in range(len(keys)) for each in missing(view)):
+                    values = frozen_values(frozen, batch.to(where))
                     if not done:
                         num_bytes = total * (values[0].nbytes + DIGEST)
                         check_room(kept.file.parent, num_bytes, _WHAT)
@@ -287,10 +287,10 @@ def activations(
 
 
 def frozen_values(
-    frozen: Frozen, pictures: Shaped[Tensor, "batch channels height width"]
+    frozen: Frozen, images: Shaped[Tensor, "batch channels height width"]
 ) -> Shaped[ndarray, "batch ..."]:
     """The activations of images as they are kept."""
-    given = frozen.below(pictures)
+    given = frozen.below(images)
     if given.ndim == 2:
         return given.float().cpu().numpy()
     given = given.half()
@@ -313,7 +313,7 @@ class ImageFeatures:
 
     @torch.inference_mode()
     def __call__(
-        self, pictures: Sequence[Shaped[ndarray, "channels height width"]], keys: Sequence[bytes]
+        self, images: Sequence[Shaped[ndarray, "channels height width"]], keys: Sequence[bytes]
     ) -> Float[Tensor, "images features"]:
         """Those of images as the network sees them, on its device.
 
@@ -329,7 +329,7 @@ class ImageFeatures:
             rows[place] = kept.values[known[keys[place]]]
         for start in range(0, len(new), self.embedder.at_once):
             some = new[start : start + self.embedder.at_once]
-            batch = torch.from_numpy(np.stack([pictures[place] for place in some])).to(device)
+            batch = torch.from_numpy(np.stack([images[place] for place in some])).to(device)
             values = frozen_values(self._frozen, batch)
             for place, value in zip(some, values, strict=True):
                 rows[place] = value

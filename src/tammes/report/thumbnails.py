@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import Image
 
-from tammes.training.embedding import Pictures
+from tammes.training.embedding import Images
 
 _COLUMNS = 16  # a sheet has as many rows: small enough to be unpacked while a pointer rests
 _QUALITY = 62
@@ -17,7 +17,7 @@ _QUALITY = 62
 
 @dataclass(frozen=True)
 class Sheets:
-    """Pictures side by side, many to a file, which takes less room than one file each.
+    """Images side by side, many to a file, which takes less room than one file each.
 
     Attributes:
         side: of a picture, in pixels.
@@ -30,7 +30,7 @@ class Sheets:
     files: list[str]
 
 
-def thumbnail(images: Pictures, number: int, side: int) -> Image.Image:
+def thumbnail(images: Images, number: int, side: int) -> Image.Image:
     """The square in the middle of an image, at this size."""
     picture = images[number]  # (channels, height, width)
     shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
@@ -51,7 +51,7 @@ def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
     return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"
 
 
-def sheets(images: Pictures, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
+def sheets(images: Images, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
     """All of these images, in this order, on as many sheets as they need."""
     found = []
     for part in _chunks(numbers.tolist(), _COLUMNS**2):
@@ -69,9 +69,9 @@ def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
 
 
 class Album:
-    """Pictures for a page, each made once: item -> its address."""
+    """Images for a page, each made once: item -> its address."""
 
-    def __init__(self, images: Pictures, numbers: Int64[np.ndarray, " items"], side: int) -> None:
+    def __init__(self, images: Images, numbers: Int64[np.ndarray, " items"], side: int) -> None:
         self.images, self.numbers, self.side = images, numbers, side
         self._made: dict[int, str] = {}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from tammes.data.images import FORMATS, centre, check_shape, open_picture, small
+from tammes.data.images import FORMATS, centre, check_shape, open_image, small
 from tammes.errors import UserError
 
 _THUMBNAIL = 480  # longer side of what the page shows of an upload, in pixels
@@ -24,7 +24,7 @@ _MESSAGE = 300  # characters of an error; some quote the file
 
 def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[dict[str, Any], bytes, bytes]:
     """The size of an image, its pixels as a network sees it, and its thumbnail."""
-    image = open_picture(BytesIO(content), name="the image")
+    image = open_image(BytesIO(content), name="the image")
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
     return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _THUMBNAIL, effort=0)

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 @runtime_checkable
-class Pictures(Protocol):
+class Images(Protocol):
     """Images by their numbers: (channels, height, width)."""
 
     def __getitem__(self, number: int) -> np.ndarray: ...
@@ -42,7 +42,7 @@ class Items:
         labels: the class of each, a number of `class_names`.
         numbers: of each in its data set, as `images` has them.
         names: what each is called: the path of an image, the number of a vector.
-        images: the pictures, by these numbers; None for vectors.
+        images: the images, by these numbers; None for vectors.
         masks: those of query, gallery and sequence that the data has.
         what: whose they are, in words.
     """
@@ -52,7 +52,7 @@ class Items:
     class_names: tuple[str, ...]
     numbers: Int64[np.ndarray, " items"]
     names: tuple[str, ...]
-    images: Pictures | None
+    images: Images | None
     masks: dict[str, np.ndarray]
     what: str
 
