@@ -341,9 +341,39 @@ def test_a_start_can_be_kept(init: str, photos: Path, trained: Path, tmp_path: P
     assert "all of it but the embedding layer" in (long / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("init", ["whiten", "ridge"])
+def test_new_layers_are_found_again_from_the_trained_features(
+    init: str, photos: Path, trained: Path, tmp_path: Path
+) -> None:
+    given = ["--weights", str(trained / "embedder.safetensors"), "--train", "all", "--init", init, "--keep-init"]
+    given += ["--no-mirror", "--shift", "0", "--epochs", "1", *SMALL]  # every epoch sees the same images
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name, options in {
+        "kept": [],
+        "refit": ["--refit"],
+        "still": ["--refit", "--lr", "0", "--backbone-lr", "0"],
+    }.items():
+        main(["train", str(photos), "--out", str(tmp_path / name), *given, *options])
+        found[name] = weights(tmp_path / name)
+    layer = "penultimate.weight"
+    assert all(
+        np.array_equal(found["kept"][each], found["refit"][each]) for each in found["kept"] if "backbone" in each
+    )
+    assert not np.allclose(found["kept"][layer], found["refit"][layer], atol=1e-3)
+    still, kept = (found[name][layer].T @ found[name][layer] for name in ("still", "kept"))  # whatever the signs
+    np.testing.assert_allclose(still, kept, atol=1e-3)
+    # A run that was stopped before its results were written finds them again.
+    (tmp_path / "refit" / "results.json").unlink()
+    main(["train", "--resume", str(tmp_path / "refit")])
+    again = weights(tmp_path / "refit")
+    assert all(np.array_equal(found["refit"][each], again[each]) for each in again)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["--init", "whiten", "--refit", "--no-keep-init"], "--refit finds the embedding layer again"),
+        (["--init", "whiten", "--refit", "--train", "head"], "--refit is for features that training changes"),
         (
             ["--init", "ridge", "--loss", "triplet"],
             "--init ridge initialises the class layer, and there is none with --loss triplet",
@@ -370,7 +400,7 @@ def test_what_is_chosen_for_photographs() -> None:
     assert (top.pool, top.init, top.keep_init) == ("max", "whiten", True)
     assert recipe_of("default", "resnet18", "top").pool == "published"
     everything = recipe_of("default", "googlenet", "all")
-    assert (everything.pool, everything.init, everything.keep_init) == ("max", "ridge", True)
+    assert (everything.pool, everything.init, everything.keep_init, everything.refit) == ("max", "ridge", True, True)
     for usual in (recipe_of("default", "googlenet", None), recipe_of("paper", "googlenet", "all")):
         assert (usual.pool, usual.keep_init) == ("published", False)
 

@@ -29,14 +29,14 @@ from tammes.training.objectives import Objective
 from tammes.training.options import TrainOptions
 from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.train import resume_images, train_images
-from tammes.training.verdict import EPOCH, is_epoch, not_judged
+from tammes.training.verdict import EPOCH, REFIT, is_epoch, not_judged
 
 POLL = 1.0  # seconds between looks at what other processes do
 TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them
 # What of a run's options a table says of itself.
 SHOWN = (
     *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
-    *("mirror", "shift", "init", "keep_init"),
+    *("mirror", "shift", "init", "keep_init", "refit"),
 )
 
 
@@ -154,7 +154,7 @@ def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
         found["distances"] = centroid_distances(run)
     verdict = results.get("verdict") or not_judged("")
     if verdict["judged"]:
-        epoch = int(verdict["kept"].removeprefix(EPOCH)) if is_epoch(verdict["kept"]) else 0
+        epoch = int(verdict["kept"].removeprefix(EPOCH).removesuffix(REFIT)) if is_epoch(verdict["kept"]) else 0
         found["best"] = {"epoch": epoch, **_small(results["trained"])}
     return found
 

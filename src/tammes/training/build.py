@@ -157,12 +157,16 @@ def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def init_layers(config: TrainConfig, data: Data, objective: Objective) -> None:
-    """Initialise the embedding layer where it is not random, or where the loss depends on the norm of embeddings."""
+def init_layers(config: TrainConfig, data: Data, objective: Objective, *, after: int = 0) -> None:
+    """Find the new layers in closed form, unless they are random; scale them where the loss depends on their norm.
+
+    Args:
+        after: the epoch whose images, as it saw them, the features are of: 0 before training.
+    """
     embedder, loss, norm = objective.embedder, objective.loss, config.method.initial_norm
     if config.init != "random":
-        with working("initialising the new layers"):
-            features, labels = first_features(config, data, objective)
+        with working("finding the new layers again" if after else "initialising the new layers"):
+            features, labels = first_features(config, data, objective, after)
             embedder.init_from(features, None if config.init == "pca" else labels)
             if config.init == "ridge":
                 labels = labels.to(features.device)
@@ -179,19 +183,21 @@ def init_layers(config: TrainConfig, data: Data, objective: Objective) -> None:
 
 
 @torch.inference_mode()
-def first_features(config: TrainConfig, data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
+def first_features(config: TrainConfig, data: Data, objective: Objective, epoch: int = 0) -> tuple[Tensor, Tensor]:
     """Features of training images, as the network has them now, with their labels: what closed forms are found from."""
     objective.eval()
-    found = _features(config, data, objective, MOST_FOR_INIT)
+    found = _features(config, data, objective, MOST_FOR_INIT, epoch)
     objective.train()
     return found
 
 
-def _features(config: TrainConfig, data: Data, objective: Objective, most: int) -> tuple[Tensor, Tensor]:
+def _features(
+    config: TrainConfig, data: Data, objective: Objective, most: int, epoch: int = 0
+) -> tuple[Tensor, Tensor]:
     """Features of training images, and their labels; of about so many, or of all."""
     rows, of, seen = [], [], 0
     device, in_bf16 = objective.embedder.mean.device, config.precision == "bf16"
-    for inputs, labels, _ in training_batches(config, data, 0):
+    for inputs, labels, _ in training_batches(config, data, epoch):
         with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):  # as it trains, in half of the time
             rows.append(objective.features(inputs.to(device)).float())
         of.append(labels)

@@ -48,7 +48,7 @@ KEPT = (
     *("backbone", "weights_form", "dim", "pool", "embedding", "class_layer", "centroid_dim", "loss", "base"),
     *("centroids", "seed", "reserve_classes"),
 )
-OF_EACH_RUN = ("data", "out", "init_from", "continue_from", "compatible", "init", "device")
+OF_EACH_RUN = ("data", "out", "init_from", "continue_from", "compatible", "init", "refit", "device")
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class TrainConfig:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     warmup: float = 0.0
+    refit: bool = False
     crop_area: float = 1.0
     grow_from: int | None = None
     train_batch_norm: bool = True
@@ -328,9 +329,12 @@ def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, p
         found = replace(found, lr=found.lr * method.lr, backbone_lr=found.backbone_lr * method.lr)
     if method.trains_embedding:
         # A layer that trains does not start whitened: docs/log.md.
-        found = replace(found, keep_init=False, init="pca" if found.init == "whiten" else found.init)
+        found = replace(found, keep_init=False, refit=False, init="pca" if found.init == "whiten" else found.init)
     own = {field.name for field in fields(Recipe)}
-    return replace(found, **{name: value for name, value in given.items() if name in own})  # type: ignore[arg-type]
+    found = replace(found, **{name: value for name, value in given.items() if name in own})  # type: ignore[arg-type]
+    # What begins from another run has no initialisation to repeat; a layer that trains is not found again.
+    refit = found.refit and found.keep_init and not {"init_from", "continue_from"} & given.keys()
+    return replace(found, refit=given.get("refit", refit))
 
 
 def _has_class_layer(method: Method, class_layer: bool) -> bool:
@@ -574,6 +578,14 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f"`keep_init` and `train='head'` leave no layer to train: `loss={config.loss!r}` is computed on the"
                 " embedding, without a class layer. Leave one out."
             )
+    if config.refit and not config.keep_init:
+        raise UserError("`refit` finds the embedding layer again, which then must not train: add `keep_init=True`.")
+    if config.refit and config.source is not None:
+        raise UserError(
+            "`refit` finds again what `init` found, and this run starts from the layers of another: leave it out."
+        )
+    if given.get("refit") and config.train == "head":
+        raise UserError("`refit` is for features that training changes, and `train='head'` changes none: leave it out.")
     if all(field.name in given for field in fields(Recipe) if field.default is MISSING):
         return  # the whole recipe, as a run writes down its command, with what does not count
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):

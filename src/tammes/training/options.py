@@ -127,6 +127,9 @@ class TrainOptions(TypedDict, total=False):
     keep_init: bool
     """Freeze the embedding layer as it was initialised (init pca, whiten or ridge), while the layers below and above it
     train."""
+    refit: bool
+    """After the last epoch, find the new layers again in closed form, from the features of the trained network (with
+    keep_init). (default: the preset's)"""
     sampler: Sampler
     """How batches are made: shuffled; balanced, where images of small classes are repeated, with other crops, until all
     classes are as large as the largest; or pk, several images of each class, as losses of pairs need. (default: what

@@ -25,6 +25,7 @@ class Recipe:
         init: initialisation of the embedding layer: random; pca, the principal directions of the features; whiten, the
             same after within-class whitening; or ridge, the same with the class layer in closed form too.
         keep_init: whether the embedding layer stays so, and only the layers below and above it train.
+        refit: whether the new layers are found again in closed form after the last epoch.
         pool: how the backbone's last map becomes a vector: its mean or maximum, or as the network was published.
         crop_area: the smallest share of an image that a random crop covers.
         grow_from: height and width of the images in the first epoch; None: as the network has them, from the first on.
@@ -44,6 +45,7 @@ class Recipe:
     shift: int
     init: Init = "random"
     keep_init: bool = False
+    refit: bool = False
     pool: Pool = "published"
     crop_area: float = 1.0
     grow_from: int | None = None
@@ -79,8 +81,11 @@ RECIPES["paper, characters"] = replace(RECIPES["paper"], backbone_lr=0.1, mirror
 # gently from there, or stays so while the layers below it train.
 RECIPES["photos, head"] = replace(RECIPES["photos"], init="whiten", lr=1e-3)
 RECIPES["photos, top"] = replace(RECIPES["photos"], init="whiten", keep_init=True, epochs=2)
-# Every layer of a pretrained network: both new layers begin in closed form (decision 0025).
-RECIPES["photos, all"] = replace(RECIPES["photos"], centroids="one-hot", init="ridge", keep_init=True, epochs=3)
+# Every layer of a pretrained network: both new layers begin in closed form (decision 0025), and are found again at the
+# end (decision 0028).
+RECIPES["photos, all"] = replace(
+    RECIPES["photos"], centroids="one-hot", init="ridge", keep_init=True, refit=True, epochs=3
+)
 
 
 def recipe_of(preset: str, backbone: str, train: str | None) -> Recipe:

@@ -69,6 +69,7 @@ from tammes.training.verdict import (
     EPOCH,
     FEWEST_JUDGED,
     PRETRAINED,
+    REFIT,
     WHITENED,
     Candidates,
     candidates_again,
@@ -188,8 +189,21 @@ def _train(
     run.forget_after(start.epoch - 1)
     candidates = _candidates(config, run, data, objective, begins=begins)
     with if_stopped(doing="training"):
-        last = _loop(config, run, data, objective, prepared, optimizer, accelerator, start, candidates, on_epoch)
-    return _evaluate(config, run, data, objective.embedder, pretrained, candidates, f"{EPOCH}{last}")
+        epoch = _loop(config, run, data, objective, prepared, optimizer, accelerator, start, candidates, on_epoch)
+    last = f"{EPOCH}{epoch}"
+    if config.refit:
+        last = _refit(config, run, data, objective, candidates, f"{last}{REFIT}")
+    return _evaluate(config, run, data, objective.embedder, pretrained, candidates, last)
+
+
+def _refit(
+    config: TrainConfig, run: RunFolder, data: Data, objective: Objective, candidates: Candidates | None, name: str
+) -> str:
+    """Find the new layers again from the trained features, and measure that on the validation classes; its name."""
+    init_layers(config, data, objective, after=config.epochs)
+    if data.split.val is not None:
+        validate(run, data, candidates, name, objective.embedder)
+    return name
 
 
 def to_resume(run: RunFolder) -> str:

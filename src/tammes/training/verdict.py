@@ -17,6 +17,7 @@ from tammes.errors import UserError
 from tammes.metrics import per_query
 
 PRETRAINED, WHITENED, EPOCH = "pretrained", "whitened", "epoch "
+REFIT = ", refit"  # of the last epoch
 FEWEST_TRAINING = 20  # training classes from which some are held out by default ...
 SHARE = 0.2  # ... and this share of them
 SURE = 1.0  # standard errors that a candidate must be above a simpler one
