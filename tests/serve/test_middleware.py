@@ -618,7 +618,7 @@ def test_a_connection_too_many_is_told_so_where_none_is_idle(strict: Any) -> Non
         for _ in range(4):
             at_work = held.enter_context(connected(strict))
             at_work.sendall(POST + b"Content-Length: 1000\r\n\r\nabc")
-        assert eventually(lambda: [each.idle_since for each in strict.connections._open.values()] == [None] * 4)
+        assert eventually(lambda: [each.idle_since for each in strict.connections.open] == [None] * 4)
         connection = held.enter_context(raw(strict))
         connection.sendall(ASK)
         status, headers, said = answer_to(connection)
@@ -677,9 +677,9 @@ def test_connections_of_a_proxy_are_those_of_many() -> None:
     for proxies in ([], read_proxies("127.0.0.0/8, ::1")):
         connections = Connections(limits, proxies)
         for number in range(10):
-            new = Mock(address=("127.0.0.1", number), host="127.0.0.1", idle_since=float(number), refused=False)
+            new = Mock(host="127.0.0.1", idle_since=float(number))
             assert connections.admit(new)
-        found.append(len(connections))
+        found.append(len(connections.open))
     assert found == [4, 10]
 
 

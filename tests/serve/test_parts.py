@@ -29,12 +29,13 @@ from tammes.gallery import About, Row, Store, open_gallery
 from tammes.gallery.items import ITEM_ID, item_id
 from tammes.gallery.lance import LanceGallery
 from tammes.io.environment import bare_environment
+from tammes.serve import server as site
 from tammes.serve.errors import RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
 from tammes.serve.limits import Limits
 from tammes.serve.projection import Projector
 from tammes.serve.rows import Rows, escaped
-from tammes.serve.server import address_of, check_address, is_loopback, listen, run_server
+from tammes.serve.server import address_of, check_address, is_loopback, listen
 from tammes.serve.state import ServerState, UploadSlots
 from tests.serve.conftest import SMALL, WAIT, Inside, Server, eventually, inside, listening, serving
 from tests.serve.test_api import found, png, refused
@@ -67,7 +68,7 @@ def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
         listen("127.0.0.1", 0) as door,
         pytest.raises(UserError, match=r"^the server could not start: no more threads\.$"),
     ):
-        run_server(state, door, "127.0.0.1")
+        site.Server(state, "127.0.0.1").serve_at(door)
 
 
 # The rows.

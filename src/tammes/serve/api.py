@@ -30,7 +30,7 @@ from tammes.serve.models import (
 )
 from tammes.serve.projection import Projection
 from tammes.serve.rows import Rows, escaped
-from tammes.serve.state import Answer, ServerState, Upload
+from tammes.serve.state import Answer, Search, ServerState, Upload
 from tammes.serve.uploads import FIELD
 
 _A_NUMBER = 64  # bytes of a body for each number of a vector, with blanks
@@ -46,6 +46,13 @@ Where = Annotated[
     Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000),
 ]
 Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
+
+
+def _search_asked(k: K = 8, label: Label = None, exact: Exact = False, where: Where = None) -> Search:
+    return Search(k, label, where, exact)
+
+
+Asked = Annotated[Search, Depends(_search_asked)]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Offset = Annotated[int, Query(ge=0, le=10**9)]
 ItemId = Annotated[str, Path(description="Of an item.", pattern=ITEM_ID, examples=["2f1c88a0b7d3e945"])]
@@ -205,48 +212,40 @@ def _images(api: APIRouter, state: ServerState) -> None:
 
 def _search(api: APIRouter, state: ServerState) -> None:
     @api.get("/api/items/{item}/neighbours", tags=["search"], responses=_errors(400, 404))
-    async def by_item(
-        item: ItemId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_item(item: ItemId, asked: Asked) -> SearchModel:
         """Search by an image of the gallery: the nearest others."""
         gallery = state.gallery
         known = gallery.rows.item(item)
         vector = await asyncio.to_thread(gallery.vector, item)
-        answer = await state.search(gallery, vector, k, label, leave_out=item, exact=exact, where=where)
+        answer = await state.search(gallery, vector, asked, leave_out=item)
         query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
         return _search_model(query, answer)
 
-    async def by_upload(
-        gallery: ServedGallery, upload: Upload, k: int, label: str | None, exact: bool, where: str | None
-    ) -> SearchModel:
+    async def by_upload(gallery: ServedGallery, upload: Upload, asked: Search) -> SearchModel:
         query = QueryModel(kind="picture", id=upload.id, width=upload.width, height=upload.height)
-        return _search_model(query, await state.search(gallery, upload.vector, k, label, exact=exact, where=where))
+        return _search_model(query, await state.search(gallery, upload.vector, asked))
 
     @api.post("/api/search", tags=["search"], responses=_errors(400, 404, 408, 415), openapi_extra=_UPLOAD)
-    async def by_picture(
-        request: Request, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_picture(request: Request, asked: Asked) -> SearchModel:
         """Search by an image. It is kept in memory for a while under the id of the answer, and never on disk."""
         gallery = state.gallery
-        return await by_upload(gallery, await state.receive_upload(request, gallery), k, label, exact, where)
+        return await by_upload(gallery, await state.receive_upload(request, gallery), asked)
 
     @api.post("/api/search/vector", tags=["search"], responses=_errors(404, 408), openapi_extra=_VECTOR)
     async def by_vector(request: Request) -> SearchModel:
         """Search by a vector of the gallery's model."""
         gallery = state.gallery
         dim = gallery.store.about.dim
-        asked = await read_json(request, VectorModel, _A_NUMBER * dim + _OTHERS)
-        vector = unit_vector(asked.vector, dim)
-        answer = await state.search(gallery, vector, asked.k, asked.label, exact=asked.exact, where=asked.where)
+        body = await read_json(request, VectorModel, _A_NUMBER * dim + _OTHERS)
+        asked = Search(body.k, body.label, body.where, body.exact)
+        answer = await state.search(gallery, unit_vector(body.vector, dim), asked)
         return _search_model(QueryModel(kind="vector"), answer)
 
     @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=_errors(400, 404))
-    async def by_kept_picture(
-        picture: UploadId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_kept_picture(picture: UploadId, asked: Asked) -> SearchModel:
         """Search again by an image that was searched with a short while ago."""
         gallery = state.gallery
-        return await by_upload(gallery, state.upload(picture, gallery), k, label, exact, where)
+        return await by_upload(gallery, state.upload(picture, gallery), asked)
 
     @api.get(
         "/api/pictures/{picture}/thumbnail",
@@ -280,7 +279,8 @@ async def _check_parameters(request: Request) -> None:
     Not of what watches the server, which may add some of its own.
     """
     route = request.scope["route"]
-    known = {field.alias for field in route.dependant.query_params}
+    parts = (route.dependant, *route.dependant.dependencies)
+    known = {field.alias for part in parts for field in part.query_params}
     for name in () if "server" in route.tags else request.query_params:
         if name not in known:
             takes = str(unknown_name("parameter", name[:100], known)) if known else "this address takes no parameters."

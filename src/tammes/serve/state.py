@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from tammes.errors import UserError
 from tammes.gallery.classification import Classification
-from tammes.gallery.filters import Filter, UnknownColumnError, parsed
+from tammes.gallery.filters import UnknownColumnError, parsed
 from tammes.serve.decoding import DecoderPool
 from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
@@ -50,6 +50,16 @@ class Upload:
     width: int
     height: int
     thumbnail: bytes
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search: for how many items, in a class (by its name as it is shown), by a condition on their columns."""
+
+    k: int
+    label: str | None = None
+    where: str | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,30 +176,29 @@ class ServerState:
         self,
         gallery: ServedGallery,
         vector: Float32[ndarray, " dim"],
-        k: int,
-        label: str | None = None,
+        asked: Search,
         *,
         leave_out: str | None = None,
-        exact: bool = False,
-        where: str | None = None,
     ) -> Answer:
         """The nearest items to a vector; items that were added since the rows were read are not among them.
 
         Args:
             gallery: whose model made the vector.
-            label: a class, by its name as it is shown.
             leave_out: the id of an item that is not to be found: the one that is searched with.
-            where: a condition on the columns of items; see `tammes.gallery.filters`.
         """
         rows = gallery.rows
+        try:
+            where = None if asked.where is None else parsed(asked.where)
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
         search = partial(
             gallery.neighbours,
             np.asarray(vector, dtype=np.float32)[None],
-            k,
-            label=None if label is None else rows.real_label(label),
+            asked.k,
+            label=None if asked.label is None else rows.real_label(asked.label),
             leave_out=[None if leave_out is None else rows.path(leave_out)],
-            exact=exact,
-            where=_filter(where),
+            exact=asked.exact,
+            where=where,
         )
         with self.telemetry.search_seconds.time():
             threads = self._searching if rows.complete and where is None else None
@@ -238,10 +247,3 @@ class UploadSlots:
             _, number = self._clients.pop(client)
             if number > 1:
                 self._clients[client] = own, number - 1
-
-
-def _filter(where: str | None) -> Filter | None:
-    try:
-        return None if where is None else parsed(where)
-    except UserError as error:
-        raise RequestError(400, str(error)) from None
