@@ -175,7 +175,7 @@ def test_a_picture_that_is_not_kept(server: Server) -> None:
 
 def test_the_oldest_pictures_are_forgotten(gallery: Path) -> None:
     limits = Limits(rate=0.0, remembered=2)
-    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits)) as here:
         ids = [here.post("/api/search", content=png(seed=seed)).json()["query"]["id"] for seed in range(3)]
         statuses = [here.get(f"/api/pictures/{each}/neighbours").status_code for each in ids]
     assert statuses == [404, 200, 200]
@@ -498,7 +498,7 @@ def made(run: Path, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
         store = open_gallery(uri, create=about)
         trust(uri, about.roots)
         store.upsert([Row(path, vector, label, 8, 8, "f", small()) for path, vector, label in rows])
-        opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE, decoders=1)))
+        opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE)))
         return opened[-1]
 
     try:
@@ -548,7 +548,7 @@ def test_a_body_is_validated_in_a_thread(made: Callable[..., Inside], monkeypatc
             threads.append(get_ident())
             return value
 
-    monkeypatch.setattr(api, "VectorModel", Noted)
+    monkeypatch.setattr("tammes.serve.models.VectorModel", Noted)
     here = made([])
     assert found(here.post("/api/search/vector", json={"vector": [1.0] * 16})) == []
     assert "k: " in refused(here.post("/api/search/vector", json={"vector": [1.0] * 16, "k": 0}), 422)
@@ -706,7 +706,7 @@ def files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     store.upsert(
         [Row(str(root / path), vector, path, 8, 8, "f", small()) for path, vector in zip(paths, unit(99), strict=False)]
     )
-    with inside(ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=FREE)) as here:
 
         def ask(path: str) -> httpx.Response:
             item = here.get("/api/items", params={"label": path}).json()["items"][0]["id"]
@@ -756,7 +756,7 @@ def test_a_folder_that_was_indexed_is_served_whatever_its_files_are_called(
     for number, name in enumerate([NOT_UNICODE, 'it\'s "so" #1?.png', "%2e%2e%2f.png", "ünï 鳥.png"]):
         shutil.copy(photos / "plain" / f"it's <i>{number}.png", folder / name)
     main(["index", str(run), str(tmp_path / "photos"), "--gallery", str(tmp_path / "gallery")])
-    with inside(ServerState(GalleryWatcher(str(tmp_path / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(tmp_path / "gallery"), None, "cpu"), limits=FREE)) as here:
         items = here.get("/api/items").json()["items"]
         assert sorted(each["name"] for each in items) == sorted(
             escaped(f"one class/{each.name}") for each in folder.iterdir()
@@ -782,7 +782,7 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
         return search(*given, **options)
 
     monkeypatch.setattr(type(store), "search", counted)
-    with inside(ServerState(watched, limits=FREE, decoders=1)) as here:
+    with inside(ServerState(watched, limits=FREE)) as here:
         for options in ({"k": 12}, {"k": 200}, {"k": 5, "label": NASTY[1]}, {"k": 5, "exact": "true"}):
             theirs = server.post("/api/search", params=options, content=png())
             assert found(here.post("/api/search", params=options, content=png())) == found(theirs)
@@ -815,7 +815,7 @@ def metrics(where: Server | Inside) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def test_the_counters_move(gallery: Path) -> None:
-    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE)) as here:
         before = metrics(here)
         here.post("/api/search", content=png())
         here.get("/api/items/0000000000000000")

@@ -1,4 +1,4 @@
-"""Connections: how many at once, also of one address, and how long each may be silent or slow.
+"""Connections: how many at once, and how long each may be silent or slow.
 
 uvicorn's own protocol reads requests and writes answers; here its connections are counted and timed.
 """
@@ -6,56 +6,38 @@ uvicorn's own protocol reads requests and writes answers; here its connections a
 import asyncio
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from collections.abc import Callable
 from typing import Any
 
 from cachetools import TTLCache
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tammes.io.console import printable
 from tammes.serve.limits import Limits
-from tammes.serve.middleware import busy
 
-_SHARE = 4  # one address has no more than one in so many connections
 _QUIET = 10.0  # seconds until the log has another line about the same
 
 
 class Connections:
-    """All connections of a server. One that is idle gives way to a new one where there are too many."""
+    """All connections of a server. Where there are too many, the longest idle one gives way to a new one."""
 
-    def __init__(self, limits: Limits, proxies: Sequence[IPv4Network | IPv6Network] = ()) -> None:
-        """Args:
-        proxies: whose connections are those of many clients.
-        """
-        self.limits, self._proxies = limits, proxies
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.open = limits, set[Connection]()
         self._most = max(2, min(limits.connections, _open_files() // 4))
-        self.open: set[Connection] = set()
         self._said: TTLCache[str, None] = TTLCache(1000, _QUIET)
 
-    def admit(self, new: "Connection") -> bool:
-        """Whether there is room for a connection, even if only to be told that there is not."""
-        if len(self.open) >= 2 * self._most:
-            self.log("too many connections at once: some were closed at once")
-            return False
+    def admit(self, new: "Connection") -> None:
+        idle = {each.idle_since: each for each in self.open if each.idle_since is not None}
         self.open.add(new)
-        counts = Counter(each.host for each in self.open)
-        many = new.host and any(ip_address(new.host) in each for each in self._proxies)  # behind a proxy are many
-        alone = counts[new.host] > max(1, self._most // _SHARE) and not many
-        if alone or len(self.open) > self._most:
-            most = new.host if alone else counts.most_common(1)[0][0]
-            idle = [each for each in self.open if each.idle_since is not None and each is not new]
-            if alone:
-                idle = [each for each in idle if each.host == most]
-            self.log(f"{counts[most]} connections of {most} at once: {'idle' if idle else 'new'} ones are closed")
+        if len(self.open) > self._most:
+            self.log(f"more than {self._most} connections at once: {'idle' if idle else 'new'} ones are closed")
             if idle:
-                oldest = min(idle, key=lambda each: (each.host != most, each.idle_since))
+                oldest = idle[min(idle)]
                 self.open.discard(oldest)
                 oldest.close()
             else:
-                new.app = busy  # type: ignore[assignment]
-        return True
+                new.app = service_unavailable
 
     def log(self, text: str) -> None:
         """One line, and not another of its kind at once: who is at fault must not fill the log."""
@@ -82,15 +64,11 @@ class Connection(H11Protocol):
         self._all = all_of_them
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since: float | None = None
-        self.host = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.host = self.client[0] if self.client else ""
-        if self._all.admit(self):
-            self._wait()
-        else:
-            transport.abort()
+        self._all.admit(self)
+        self._wait()
 
     def handle_events(self) -> None:
         before = self.cycle

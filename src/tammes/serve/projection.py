@@ -62,7 +62,9 @@ class Projector:
         async with self._one_at_a_time:
             if self._projection is None or self._projection.rows is not rows:
                 await self.close()
-                ids, vectors = _mapped(rows)
+                ids, vectors = rows.sample()
+                chosen = shown_items(np.arange(len(ids)), MAPPED)
+                ids, vectors = [ids[number] for number in chosen.tolist()], vectors[chosen]
                 kept = await asyncio.to_thread(_read_cache, vectors)
                 if kept is not None:
                     self._projection = Projection("tsne", rows, ids, kept)
@@ -118,13 +120,6 @@ def main() -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:  # the server has stopped: Python must not write the rest at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _mapped(rows: Rows) -> tuple[list[str], ndarray]:
-    """The items of the map and their vectors."""
-    ids, vectors = rows.sample()
-    chosen = shown_items(np.arange(len(ids)), MAPPED)
-    return [ids[number] for number in chosen.tolist()], vectors[chosen]
 
 
 def _pca(vectors: ndarray) -> ndarray:

@@ -169,7 +169,7 @@ class Server(uvicorn.Server):
         app: Any = application(state, hosts=hosts)
         if proxies:
             app = ProxyHeadersMiddleware(app, [str(each) for each in proxies])
-        self.connections = Connections(state.limits, proxies)
+        self.connections = Connections(state.limits)
         config = uvicorn.Config(
             app,
             http=cast("Any", partial(Connection, self.connections)),

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_urlsafe
 from time import monotonic
+from weakref import WeakValueDictionary
 
 import numpy as np
 from cachetools import LRUCache
@@ -80,7 +81,6 @@ class ServerState:
         limits: Limits | None = None,
         *,
         token: str | None = None,
-        decoders: int = 3,
     ) -> None:
         self.limits = limits or Limits()
         self.token = token
@@ -88,12 +88,12 @@ class ServerState:
         self.projector = Projector()
         self._watcher = gallery
         self._folders = tuple(folders)
-        self._decoders = DecoderPool(self.limits, decoders) if gallery is not None else None
+        self._decoders = DecoderPool(self.limits) if gallery is not None else None
         least = _UPLOAD_BYTES // self.limits.remembered  # that one counts for, so that no more of them are kept
         self._uploads: LRUCache[str, Upload] = LRUCache(
             _UPLOAD_BYTES, lambda upload: max(least, len(upload.thumbnail) + upload.vector.nbytes)
         )
-        self._slots = UploadSlots(self.limits, decoders)
+        self._slots = UploadSlots(self.limits)
         # Threads of their own: a slow decoding keeps no other request waiting; and the network and searches in memory,
         # which use every core, run one after the other.
         self._decoding = ThreadPoolExecutor(self.limits.uploads_at_once, "decoding")
@@ -215,35 +215,29 @@ class ServerState:
 
     async def _watch(self, watcher: GalleryWatcher) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(max(_LOOK_EVERY, watcher.pause))
             if await asyncio.to_thread(watcher.refresh):
                 self.telemetry.renewed.inc()
                 self.telemetry.items.set(len(self.gallery))
 
 
 class UploadSlots:
-    """How many uploads are read and decoded at once; one client never has all of the slots, nor all decoders."""
+    """How many uploads are read and decoded at once; one client never has all of the slots."""
 
-    def __init__(self, limits: Limits, decoders: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._seconds = limits.wait_seconds
         self._free = asyncio.Semaphore(limits.uploads_at_once)
-        self._of_one = max(1, min(limits.uploads_at_once, decoders) - 1)
-        self._clients: dict[str, tuple[asyncio.Semaphore, int]] = {}
+        self._of_one = max(1, limits.uploads_at_once - 1)
+        self._clients: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def slot(self, client: str) -> AsyncIterator[None]:
-        own, number = self._clients.get(client, (asyncio.Semaphore(self._of_one), 0))
-        self._clients[client] = own, number + 1
-        try:
-            async with AsyncExitStack() as held:
-                try:
-                    async with asyncio.timeout(self._seconds):
-                        await held.enter_async_context(own)
-                        await held.enter_async_context(self._free)
-                except TimeoutError:
-                    raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
-                yield
-        finally:
-            _, number = self._clients.pop(client)
-            if number > 1:
-                self._clients[client] = own, number - 1
+        own = self._clients.setdefault(client, asyncio.Semaphore(self._of_one))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await held.enter_async_context(own)
+                    await held.enter_async_context(self._free)
+            except TimeoutError:
+                raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
+            yield

@@ -40,10 +40,8 @@ async def _in_form(request: Request) -> bytes:
     parser.spool_max_size = sys.maxsize  # never to disk
     try:
         form = await parser.parse()
-    except MultiPartException as error:
-        raise RequestError(400, f"the form cannot be read: {error.message} {_HOW}") from None
-    except (ValueError, AssertionError, LookupError) as error:
-        raise RequestError(400, f"the form cannot be read: {error}. {_HOW}") from None
+    except (MultiPartException, ValueError, AssertionError, LookupError) as error:
+        raise RequestError(400, f"the form cannot be read: {str(error).rstrip('.')}. {_HOW}") from None
     try:
         given = form.get(FIELD)
         if not isinstance(given, UploadFile):
