@@ -29,8 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 K = Annotated[int, Query(ge=1, le=200, description="How many neighbours.")]
 Label = Annotated[str | None, Query(description="Among images of this class only.", max_length=1000)]
 Where = Annotated[
-    str | None,
-    Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000),
+    str | None, Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000)
 ]
 Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
 
@@ -45,26 +44,22 @@ Offset = Annotated[int, Query(ge=0, le=10**9)]
 ItemId = Annotated[str, Path(description="Of an item.", pattern=ITEM_ID, examples=["2f1c88a0b7d3e945"])]
 UploadId = Annotated[str, Path(description="Of an image that was searched with.", pattern="^[A-Za-z0-9_-]{16}$")]
 
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-_FORM = {"type": "object", "required": [FIELD], "properties": {FIELD: _BINARY["schema"]}}
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "description": "An image: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
-        "content": {
-            "multipart/form-data": {"schema": _FORM},
-            "image/jpeg": _BINARY,
-            "image/png": _BINARY,
-            "application/octet-stream": _BINARY,
-        },
-    }
-}
-_VECTOR = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": models.VectorModel.model_json_schema()}},
-    }
-}
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "required": [FIELD], "properties": {FIELD: _FILE}}
+_IMAGE_KINDS = ("image/jpeg", "image/png", "application/octet-stream")
+
+
+def _body(description: str, **schemas: Any) -> dict[str, Any]:
+    """What a request sends, for the document: a schema by the kind of content."""
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+_UPLOAD = _body(
+    "An image: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
+    **{"multipart/form-data": _FORM, **dict.fromkeys(_IMAGE_KINDS, _FILE)},
+)
+_VECTOR = _body("A vector, and how to search.", **{"application/json": models.VectorModel.model_json_schema()})
 _WEBP = {"content": {"image/webp": {}}, "description": "A WebP file."}
 
 

@@ -68,11 +68,8 @@ class ServedGallery(Gallery):
 
     def why_no_images(self) -> str:
         """For a client: why it cannot be searched by an image."""
-        if self.model.kind == "vectors":
-            return (
-                "this gallery was made of vectors of a model unknown here: search by one of its items, or by a vector."
-            )
-        return "this gallery was made by a module that is not here: search by one of its items, or by a vector."
+        made = "of vectors of a model unknown here" if self.model.kind == "vectors" else "by a module that is not here"
+        return f"this gallery was made {made}: search by one of its items, or by a vector."
 
     @property
     def items_word(self) -> str:

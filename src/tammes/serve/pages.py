@@ -231,7 +231,7 @@ async def _results(
 ) -> HTMLResponse:  # fmt: skip
     """The page of a search; in a class that does not exist, or by a wrong filter, it finds nothing, and says so."""
     k, label, where, rows = asked.k, asked.label, asked.where, gallery.rows
-    no_such_class = label is not None and not rows.has_class(label)
+    no_such_class = label is not None and label not in rows.classes
     answer, wrong = Answer([], None), ""
     if not no_such_class:
         try:

@@ -69,7 +69,8 @@ class Projector:
                 if kept is not None:
                     self._projection = Projection("tsne", rows, ids, kept)
                 else:
-                    self._projection = Projection("pca", rows, ids, await asyncio.to_thread(_pca, vectors))
+                    points = await asyncio.to_thread(flat, vectors, "pca") if ids else np.zeros((0, 2))
+                    self._projection = Projection("pca", rows, ids, points)
                     if len(ids) > 10:
                         self._task = asyncio.create_task(self._improve(rows, ids, vectors))
             return self._projection
@@ -122,10 +123,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _pca(vectors: ndarray) -> ndarray:
-    return flat(vectors, "pca") if len(vectors) else np.zeros((0, 2))
-
-
 def _file(vectors: ndarray) -> Path:
     digest = blake2b(vectors.tobytes(), digest_size=16).hexdigest()
     return cache_folder() / "maps" / f"{digest}.npy"
@@ -142,11 +139,9 @@ def _read_cache(vectors: ndarray) -> ndarray | None:
 def _write_cache(vectors: ndarray, points: ndarray) -> None:
     content = BytesIO()
     np.save(content, points)
-    try:
+    with suppress(OSError, UserError):  # without a cache the next start computes it again
         folder_inside(_file(vectors).parent)
         write_atomically(_file(vectors), content.getvalue())
-    except (OSError, UserError):  # without a cache the next start computes it again
-        return
 
 
 if __name__ == "__main__":

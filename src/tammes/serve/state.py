@@ -173,12 +173,7 @@ class ServerState:
         return upload
 
     async def search(
-        self,
-        gallery: ServedGallery,
-        vector: Float32[ndarray, " dim"],
-        asked: Search,
-        *,
-        leave_out: str | None = None,
+        self, gallery: ServedGallery, vector: Float32[ndarray, " dim"], asked: Search, *, leave_out: str | None = None
     ) -> Answer:
         """The nearest items to a vector; items that were added since the rows were read are not among them.
 
