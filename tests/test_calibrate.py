@@ -14,7 +14,7 @@ from tammes import MetricLearner
 from tammes.cli import main
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.report.calibration import classes_to_measure
-from tammes.run import items_of
+from tammes.report.items import items_of
 from tammes.training.run_folder import RunFolder, open_run
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "0", "--epochs", "1")

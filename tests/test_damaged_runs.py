@@ -20,8 +20,8 @@ from tammes.gallery.gallery import Gallery
 from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.models.embedder import load
 from tammes.report import compare_page, look, run_page
+from tammes.report.items import items_of
 from tammes.report.run import Looked
-from tammes.run import items_of
 from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
 from tammes.training.config import load_config
 from tammes.training.loop import Position

@@ -5,8 +5,10 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
-from io import BytesIO
+from functools import cache
+from io import BytesIO, StringIO
 from itertools import pairwise
 from pathlib import Path
 from threading import get_ident
@@ -83,17 +85,19 @@ def paths(photos: Path, store: Store) -> dict[str, str]:
     return {name_of(photos, path): path for path in store.fingerprints()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def searched(
-    gallery: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gallery: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[tuple[str, str, float]]]:
     """What `tammes search --json` finds."""
+    query = tmp_path_factory.mktemp("query") / "query"
 
+    @cache
     def search(content: bytes, *options: str) -> list[tuple[str, str, float]]:
-        (tmp_path / "query").write_bytes(content)
-        capsys.readouterr()
-        main(["search", str(gallery), str(tmp_path / "query"), "--json", *options])
-        hits = json.loads(capsys.readouterr().out)["queries"][0]["found"]
+        query.write_bytes(content)
+        with redirect_stdout(StringIO()) as said:
+            main(["search", str(gallery), str(query), "--json", *options])
+        hits = json.loads(said.getvalue())["queries"][0]["found"]
         return [(name_of(photos, hit["path"]), hit["label"], hit["distance"]) for hit in hits]
 
     return search

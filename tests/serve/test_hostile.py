@@ -230,11 +230,8 @@ def attack(server: Server, pictures: list[Picture], number: int, capsys: pytest.
         assert found[0]["distance"] < 1e-3
 
 
-def test_hostile_uploads(
-    gallery: Path, pictures: list[Picture], start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with start(str(gallery), "--rate", "0") as server:
-        attack(server, pictures, 200, capsys)
+def test_hostile_uploads(server: Server, pictures: list[Picture], capsys: pytest.CaptureFixture[str]) -> None:
+    attack(server, pictures, 100, capsys)
 
 
 @pytest.mark.slow

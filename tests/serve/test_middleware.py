@@ -412,10 +412,10 @@ def test_a_request_that_takes_too_long(gallery: Path, monkeypatch: pytest.Monkey
 def test_the_time_of_an_upload_is_not_that_of_its_answer(run: Path) -> None:
     async def slowly() -> Any:
         for piece in (b"token=", TOKEN.encode(), b""):
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.5)
             yield piece
 
-    limits = replace(FREE, seconds=3, upload_seconds=WAIT)
+    limits = replace(FREE, seconds=1, upload_seconds=WAIT)
     with inside(ServerState(None, [run.parent], limits, token=TOKEN)) as here:
         assert here.post("/login", content=slowly()).status_code == 303  # an answer that waits for nothing
 
@@ -491,7 +491,7 @@ def hasty(large: str) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def hurried(large: str) -> Iterator[Any]:
     """A server that does not wait long for the body of a request."""
-    with limited(large, replace(PATIENT, upload_seconds=0.7)) as server:
+    with limited(large, replace(PATIENT, upload_seconds=0.2)) as server:
         yield server
 
 
@@ -544,7 +544,7 @@ def test_a_slow_body(hurried: Any, path: bytes) -> None:
         connection.sendall(b" ")
         status, _, said = answer_to(connection)
         assert (status, said["error"]) == (408, "too_slow")
-        assert said["message"] == "the body of the request took longer than 0.7 seconds to arrive."
+        assert said["message"] == "the body of the request took longer than 0.2 seconds to arrive."
         assert is_closed(connection)
 
 
@@ -662,7 +662,7 @@ def test_what_goes_wrong_outside_of_a_request_is_one_line(capsys: pytest.Capture
 
 def test_a_client_that_does_not_take_in_its_answer_is_cut_off(large: str) -> None:
     with (
-        limited(large, replace(PATIENT, seconds=1.0, upload_seconds=0.2, header_seconds=1.0)) as server,
+        limited(large, replace(PATIENT, seconds=0.5, upload_seconds=0.1, header_seconds=0.6)) as server,
         socket.socket() as connection,
     ):
         item = Rows(open_gallery(large)).ids[0]

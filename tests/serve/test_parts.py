@@ -289,8 +289,9 @@ def changing(photos: Path, run: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_server_goes_along_with_its_gallery(
-    changing: tuple[Path, Path], run: Path, tmp_path: Path, photos: Path
+    changing: tuple[Path, Path], run: Path, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tammes.serve.state._LOOK_EVERY", 0.05)
     folder, gallery = changing
     other = tmp_path / "other run"
     main(["train", str(photos), "--out", str(other), *SMALL[:2], "--dim", "8", *SMALL[4:-2], "--epochs", "1"])

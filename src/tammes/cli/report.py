@@ -76,7 +76,7 @@ def report(config: Report) -> None:
 
         file = report_vectors(vectors, config.out, overwrite=config.overwrite, **options)
     elif benchmark is None:
-        from tammes.run import report_runs
+        from tammes.report.runs import report_runs
 
         file = report_runs(folders, config.out, overwrite=config.overwrite, **options)
     else:

@@ -26,6 +26,7 @@ from tammes.io.files import (
     check_no_links,
     errors_name,
     folder_inside,
+    is_vector_file,
     lock,
     open_inside,
     opened,
@@ -174,6 +175,11 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """What to resume from."""
         return self.folder / NEWEST
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether it was trained on vectors, not on images."""
+        return is_vector_file(self.read("config").get("data", ""))
 
     @property
     def state(self) -> str:
