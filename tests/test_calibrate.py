@@ -210,7 +210,7 @@ def test_one_validation_class_makes_no_pair_so_the_test_classes_are_measured(
     classes = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps({**classes, "val": classes["val"][:1]}))
     assert classes_to_measure(RunFolder(run)) == "test"
-    assert "note: one validation class makes no pairs of different classes: the test" in capsys.readouterr().err
+    assert "note: one validation class makes no pairs of different classes, so the test" in capsys.readouterr().err
     assert classes_to_measure(RunFolder(run), "validation") == "val"
 
 

@@ -280,4 +280,4 @@ def _check_places(data: str, given: dict[str, Any], out: Path | None, objects: O
 
 def _check_alone(data: str) -> None:
     if distributed.number() > 1:
-        raise UserError(f"vectors are learned from in one process: start it with `tammes train {data}` alone.")
+        raise UserError(f"training on vectors takes one process: start `tammes train {data}` without a launcher.")

@@ -173,7 +173,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(server: Server) -> Non
 def test_a_picture_that_is_not_kept(server: Server) -> None:
     for rest in ("neighbours", "thumbnail"):
         said = refused(server.get(f"/api/pictures/{'A' * 16}/{rest}"), 404)
-        assert said == "this image is not kept any more. Search with it again."
+        assert said == "this image is no longer in memory. Search with it again."
         refused(server.get(f"/api/pictures/{'A' * 15}/{rest}"), 422)
 
 
@@ -344,7 +344,7 @@ def test_a_thumbnail_that_is_none_is_not_served(made: Callable[..., Inside], tmp
 def test_a_path_that_is_none_has_no_file(made: Callable[..., Inside], path: str) -> None:
     here = made([(path, unit(1)[0], "")])
     told = refused(here.get(f"/api/items/{here.state.gallery.rows.ids[0]}/image"), 404)
-    assert told == "the file of this item is not there any more; its thumbnail is."
+    assert told == "the file of this item no longer exists; its thumbnail is still there."
 
 
 def test_a_gallery_that_goes_away_is_said_to_be_out_of_reach(
@@ -735,7 +735,7 @@ def test_a_file_that_is_no_image_is_not_served(files: Callable[[str], httpx.Resp
 @pytest.mark.parametrize("what", GONE)
 def test_a_file_that_is_gone_or_has_become_something_else(files: Callable[[str], httpx.Response], what: str) -> None:
     said = refused(files(f"in/{what}.png"), 404)
-    assert said == "the file of this item is not there any more; its thumbnail is."
+    assert said == "the file of this item no longer exists; its thumbnail is still there."
 
 
 @pytest.mark.parametrize("path", OUTSIDE)

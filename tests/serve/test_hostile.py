@@ -597,8 +597,8 @@ HOW = "Send the file as the body, or as the field 'image' of a form: curl -F ima
 @pytest.mark.parametrize(
     ("kind", "body", "status", "message"),
     [
-        ("text/html", b"x", 415, f"the body is of kind 'text/html', which is not an image. {HOW}"),
-        ("x" * 500, b"x", 415, f"the body is of kind {'x' * 100!r}, which is not an image. {HOW}"),
+        ("text/html", b"x", 415, f"the body has the content type 'text/html', which is not an image. {HOW}"),
+        ("x" * 500, b"x", 415, f"the body has the content type {'x' * 100!r}, which is not an image. {HOW}"),
         ("multipart/form-data", b"x", 400, f"{FORM_IS}its boundary is missing or not allowed. {HOW}"),
         ('multipart/form-data; boundary="a\\"b"', b"x", 400, f"{FORM_IS}its boundary is missing or not allowed. {HOW}"),
         (FORM, hostile.END, 400, f"the form has no file 'image'. {HOW}"),

@@ -521,7 +521,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
 def test_others_are_let_in_only_with_a_token(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = told(capsys, "anything", "--host", host)
-    assert said.startswith(f"tammes: --host {host} lets others in")
+    assert said.startswith(f"tammes: --host {host} lets other machines in")
     assert said.endswith("--token-file token.txt\n")
     check_address(host, "x" * 12)
 
@@ -536,7 +536,7 @@ def test_a_token_that_will_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "a token of 11 characters can be guessed: it must have 12 or more." in told(capsys, "x", "--token", "x" * 11)
     for odd in ("with a space in it", "naïve-and-longer", "tab\tin-the-token"):
         said = told(capsys, "x", "--token", odd)
-        assert said == "tammes: a token must be of plain letters, digits and signs: it has to fit into a header.\n"
+        assert said == "tammes: a token may have only plain letters, digits and punctuation: it is sent in a header.\n"
     file = tmp_path / "token"
     assert f"--token-file {file} cannot be read: " in told(capsys, "x", "--token-file", str(file))
     for empty in ("", "\n", "   \nx"):
@@ -548,14 +548,14 @@ def test_a_token_that_will_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[
     file.write_text("short\n")
     assert "a token of 5 characters" in told(capsys, "x", "--token-file", str(file))
     said = told(capsys, "x", "--token-file", str(file), "--token", "x" * 20)
-    assert said == "tammes: --token and --token-file say the same: give one of them.\n"
+    assert said == "tammes: --token and --token-file are two ways to give one secret: use one of them.\n"
 
 
 def test_what_there_is_nothing_to_serve_of(
     gallery: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = ("--port", "0")
-    assert told(capsys, *port) == "tammes: what? For example: tammes serve gallery. `tammes index` makes one.\n"
+    assert told(capsys, *port) == "tammes: serve what? For example: tammes serve gallery. `tammes index` makes one.\n"
     nowhere = str(tmp_path / "nowhere")
     assert f"tammes: there is no gallery {nowhere}. Make it: " in told(capsys, nowhere, *port)
     assert not Path(nowhere).exists()

@@ -100,7 +100,9 @@ def _checked(config: Embed) -> tuple[Path, bool]:
     run = Path(config.model)
     of_vectors = is_run(run) and open_run(run).of_vectors
     if of_vectors and launched().number > 1:
-        raise UserError(f"vectors are embedded in one process: start it with `tammes embed {config.model} …` alone.")
+        raise UserError(
+            f"embedding vectors takes one process: start `tammes embed {config.model} …` without a launcher."
+        )
     return out, of_vectors
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serve:
-    """Search a gallery in the browser, with images dropped, pasted, chosen or taken by camera; and through a JSON API.
+    """Search a gallery in the browser, or through a JSON API.
 
-    Listens on this machine only. To let other machines in, give --host and a --token, and put an https proxy in front.
-    The API is documented at /api, with commands to copy; /metrics is for Prometheus. Ctrl-C or SIGTERM stops the server
-    after the requests in progress.
+    Query images can be dropped, pasted, chosen or taken with a camera. The server listens on this machine only. To let
+    other machines in, give --host and a --token, and put an https proxy in front. The API is documented at /api, with
+    commands to copy; /metrics is for Prometheus. Ctrl-C or SIGTERM stops the server after the requests in progress.
 
     For example:
         tammes serve gallery

@@ -138,7 +138,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         made_by = Path(about.run)
         if not made_by.exists():
             raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is:"
+                f"{uri} was made by {made_by}, which no longer exists. Say where the run is:"
                 " tammes.Gallery(path, RUN), or `model=RUN`"
             )
         return model_of(made_by, precision=about.precision)
@@ -147,7 +147,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         file = Path(given or network.weights)
         if network.weights != "imagenet" and not file.exists():
             raise UserError(
-                f"{uri} was made by {network.name} with the weights {file}, which are not there any more. Say where"
+                f"{uri} was made by {network.name} with the weights {file}, which no longer exist. Say where"
                 " they are: tammes.Gallery(path, FILE), or `model=FILE`"
             )
         rebuild = partial(_rebuilt, about, network, uri, file)

@@ -156,7 +156,7 @@ def _check_inside(file: Path, status: os.stat_result) -> None:
     what = _kind_of(status.st_mode)
     if stat.S_ISREG(status.st_mode):
         what = f"a hard link: one of {status.st_nlink} names of a file"
-    raise UserError(f"{file} is {what}, so it is not written to: what is outside its folder stays as it is. Remove it.")
+    raise UserError(f"{file} is {what}, so it is not written to: files outside the folder are left alone. Remove it.")
 
 
 def _kind_of(mode: int) -> str:

@@ -62,7 +62,7 @@ def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
     except OverflowError:
         raise UserError(f"{what} holds a number of more than {_DIGITS} digits. {advice}") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{what} is not a whole JSON file. {advice}") from None
+        raise UserError(f"{what} is not a complete JSON file. {advice}") from None
     return checked(value, shape, what, advice)
 
 

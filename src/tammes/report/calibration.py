@@ -71,7 +71,7 @@ def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None 
             f" them would promise too much. Give it data of other classes: tammes calibrate {run.folder} DATA"
         )
     if on is None and val == 1:
-        say("note: one validation class makes no pairs of different classes: the test classes are measured.")
+        say("note: one validation class makes no pairs of different classes, so the test classes are used.")
     return "test"
 
 

@@ -130,7 +130,7 @@ class ServedGallery(Gallery):
 
     def file(self, item: str) -> tuple[Path, str]:
         """The file of an item and its kind; an error unless it is an image in one of the folders that were indexed."""
-        gone = RequestError(404, "the file of this item is not there any more; its thumbnail is.")
+        gone = RequestError(404, "the file of this item no longer exists; its thumbnail is still there.")
         try:
             file = Path(self.rows.path(item)).resolve(strict=True)
             roots = trusted_roots(self.uri, self.store.about.roots)

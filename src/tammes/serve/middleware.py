@@ -122,7 +122,7 @@ class RequestMiddleware:
                 401, "a token is needed: send `Authorization: Bearer TOKEN`, or open /login in a browser."
             )
         if _of_another_site(request):
-            raise RequestError(403, "a page of another site may not send anything here.")
+            raise RequestError(403, "pages of other sites may not send anything here.")
 
     def _has_token(self, request: Request) -> bool:
         assert self._token is not None

@@ -44,7 +44,7 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     if file is None:
         return token
     if token is not None:
-        raise UserError("`token` and `token_file` say the same: give one of them.")
+        raise UserError("`token` and `token_file` are two ways to give one secret: use one of them.")
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,7 +64,7 @@ def open_sources(
         trust_roots: let the files be served of all folders that the gallery names now, from now on.
     """
     if not what:
-        raise UserError("what? For example: tammes serve gallery. `tammes index` makes one.")
+        raise UserError("serve what? For example: tammes serve gallery. `tammes index` makes one.")
     folders = [Path(each) for each in what if "://" not in each and has_reports(Path(each))]
     galleries = [each for each in what if "://" in each or Path(each) not in folders]
     if len(galleries) > 1:
@@ -103,11 +103,11 @@ def check_address(host: str, token: str | None) -> None:
             " For example: openssl rand -hex 16 > token.txt, and `token_file='token.txt'`"
         )
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
+        raise UserError("a token may have only plain letters, digits and punctuation: it is sent in a header.")
     if token is None and not is_loopback(host):
         raise UserError(
-            f"`host={host!r}` lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
-            f" `host={host!r}` with `token_file='token.txt'`"
+            f"`host={host!r}` lets other machines in: that needs a token. For example: openssl rand -hex 16 >"
+            f" token.txt, and `host={host!r}` with `token_file='token.txt'`"
         )
 
 

@@ -148,7 +148,7 @@ class ServerState:
         """An image that was searched with a while ago."""
         kept = self._uploads.get(name)
         if kept is None or kept.model != gallery.store.about.model:
-            raise RequestError(404, "this image is not kept any more. Search with it again.")
+            raise RequestError(404, "this image is no longer in memory. Search with it again.")
         return kept
 
     async def receive_upload(self, request: Request, gallery: ServedGallery) -> Upload:

@@ -24,7 +24,7 @@ async def read_upload(request: Request) -> bytes:
     # The second is what curl says of --data-binary unless it is told otherwise: it is the file all the same.
     plain = ("", "application/x-www-form-urlencoded", "application/octet-stream")
     if kind not in plain and not kind.startswith("image/"):
-        raise RequestError(415, f"the body is of kind {kind[:100]!r}, which is not an image. {_HOW}")
+        raise RequestError(415, f"the body has the content type {kind[:100]!r}, which is not an image. {_HOW}")
     return await request.body()
 
 

@@ -179,7 +179,7 @@ def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> 
     classes = len(np.unique(data.dataset.labels[left.train]))
     if classes < 2:
         raise UserError(
-            f"{classes} training classes are left without the images that cannot be read; at least 2 must train."
+            f"{classes} training classes remain without the images that cannot be read; at least 2 are needed."
             f" `tammes doctor {config.data}` lists them."
         )
     return data.with_split(left)

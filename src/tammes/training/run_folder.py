@@ -313,7 +313,7 @@ def open_run(folder: Path, objects: "Objects | None" = None) -> RunFolder:
                 f"{folder} was stopped before its first checkpoint. Start it again: tammes train DATA --out {folder}"
             )
         raise UserError(
-            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
+            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists the runs there are."
         )
     return RunFolder(folder, objects)
 
