@@ -1,4 +1,4 @@
-"""Runs: train and resume, and the object that everything else about a run is asked of; images and vectors alike."""
+"""`tammes.train` and `tammes.Run`: train, resume, and all that can be done with a run, for images and vectors."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property

@@ -43,7 +43,7 @@ class Model:
     """What makes vectors, and how it is built when it is needed.
 
     Attributes:
-        digest: a text that changes with the model.
+        digest: a string that changes with the model.
         run: the folder of its run, if it has one.
         network: of a pretrained network or a module.
         build: the embedder; an error says why there is none.

@@ -1,4 +1,4 @@
-"""Getting files: downloads that resume, checksums, archives; what is there is whole."""
+"""Downloads that resume, checksums and archives; a file that exists is complete."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""JSON that may be damaged or untrusted: read whole, and held against a declared shape before anything in it is used.
+"""JSON that may be damaged or untrusted: checked against a declared shape before anything in it is used.
 
 A shape is a type that pydantic knows, as a rule a TypedDict: names that it does not have are allowed, a newer version
 may have written them. A dataclass allows no others, and only finite numbers.

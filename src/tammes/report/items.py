@@ -1,4 +1,4 @@
-"""The items of a finished run, or of other data, embedded by its model: pages and thresholds are made of them."""
+"""The items of a finished run, or of other data, embedded by its model: what pages and thresholds are made from."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -122,7 +122,7 @@ class Rows:
         return self._row(item).path
 
     def mark(self, item: str) -> str:
-        """A text that changes with the image of an item."""
+        """A string that changes with the image of an item."""
         return self._row(item).mark
 
     def code(self, item: str) -> int:

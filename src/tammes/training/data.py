@@ -348,7 +348,7 @@ def check_batches(config: TrainConfig, size: int) -> None:
 def training_batches(
     config: TrainConfig, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
 ) -> Batches:
-    """One epoch of the training images, or of what is kept of them.
+    """One epoch of the training images, or of their cached activations.
 
     Args:
         loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
@@ -393,7 +393,7 @@ def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
 
 
 def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
-    """The centre crops of images, or what is kept of them, with their places; as many at once as the device does best.
+    """The centre crops of images, or their cached activations, with their positions; in batches that suit the device.
 
     Of several processes each has some of the batches.
     """
