@@ -104,10 +104,7 @@ def crop_stack(
 
 
 def crop_each(
-    images: Sequence[UInt8[ndarray, "channels _height _width"]],
-    crops: Crops,
-    crop: tuple[int, int],
-    padding: int = 0,
+    images: Sequence[UInt8[ndarray, "channels _height _width"]], crops: Crops, crop: tuple[int, int], padding: int = 0
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
     """Crops of images of different sizes, one by one into one batch."""
     height, width = crop

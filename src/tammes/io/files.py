@@ -23,10 +23,7 @@ _STORAGE = {
     getattr(errno, name): advice
     for names, advice in (
         ("EIO EREMOTEIO", f"The disk or the network storage failed; the system's log says why (dmesg). {_AGAIN}."),
-        (
-            "ESTALE",
-            f"The network storage was lost or remounted. {_AGAIN} when it is back.",
-        ),
+        ("ESTALE", f"The network storage was lost or remounted. {_AGAIN} when it is back."),
         ("EXDEV", "Its folder is made of several file systems, so no file can be put in place there: choose another."),
         ("ENOLCK EOPNOTSUPP ENOTSUP ENOSYS", "The file system cannot do that: choose a folder on another."),
     )

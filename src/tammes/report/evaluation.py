@@ -21,14 +21,7 @@ from tammes.metrics import evaluate
 from tammes.models.embedder import DIM, Embedder, Embedding, checked_precision
 from tammes.models.origin import Precision
 from tammes.models.pretrained import load_model, names_network
-from tammes.report.items import (
-    check_for_images,
-    check_there,
-    chosen_of,
-    from_kept,
-    say_known,
-    vectors_of,
-)
+from tammes.report.items import check_for_images, check_there, chosen_of, from_kept, say_known, vectors_of
 from tammes.training.build import load_embedder, pretrained_embedder
 from tammes.training.config import load_config
 from tammes.training.embedding import decode_for, embed, features_of
@@ -36,10 +29,7 @@ from tammes.training.evaluation import protocol
 from tammes.training.run_folder import RunFolder
 from tammes.vectors import MetricLearner
 from tammes.vectors.statistics import Rows
-from tammes.vectors.train import (
-    learned,
-    raw,
-)
+from tammes.vectors.train import learned, raw
 
 
 def evaluate_run(

@@ -25,11 +25,7 @@ from tammes.training.run_folder import RunFolder
 from tammes.vectors import MetricLearner
 from tammes.vectors.config import load_vector_config
 from tammes.vectors.statistics import Rows
-from tammes.vectors.train import (
-    learned,
-    load_vectors,
-    other_vectors,
-)
+from tammes.vectors.train import learned, load_vectors, other_vectors
 
 Part = Literal["test", "val"]
 

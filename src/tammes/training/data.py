@@ -132,9 +132,7 @@ def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
 
 
 def list_data(
-    config: TrainConfig,
-    classes: dict[str, Any] | None = None,
-    select: Callable[[Data], Data] = lambda data: data,
+    config: TrainConfig, classes: dict[str, Any] | None = None, select: Callable[[Data], Data] = lambda data: data
 ) -> Data:
     """The images of a training and what each is for; none is decoded yet.
 

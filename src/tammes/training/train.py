@@ -300,13 +300,7 @@ def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrit
 
 
 def _evaluate_pretrained(
-    config: TrainConfig,
-    run: RunFolder,
-    data: Data,
-    embedder: Embedder,
-    known: dict[str, Any] | None,
-    *,
-    begins: bool,
+    config: TrainConfig, run: RunFolder, data: Data, embedder: Embedder, known: dict[str, Any] | None, *, begins: bool
 ) -> dict[str, Any] | None:
     """How well the backbone does on the test classes before training; measured once a run."""
     found = run.read("untrained") or known
