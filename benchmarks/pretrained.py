@@ -16,7 +16,7 @@ from benchmarks.page import RESULTS, pretrained
 from benchmarks.timing import machine
 from tammes.data import open_dataset
 from tammes.io.files import write_atomically
-from tammes.run import evaluate_pretrained
+from tammes.report.evaluation import evaluate_pretrained
 
 FILE = RESULTS / "pretrained.json"
 IN_PLANS = {"cub": "CUB_200_2011"}  # what plans call a data set

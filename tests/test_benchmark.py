@@ -586,7 +586,7 @@ def test_a_person_sees_methods_by_seeds(done: Path, tmp_path: Path) -> None:
     [
         (("--jobs", "0"), "--jobs must be at least 1, got 0."),
         (("--threads", "0"), "--threads must be at least 1, got 0."),
-        (("--only", "two-hot"), "--only two-hot is in the name of no cell. The methods: one-hot, broken"),
+        (("--only", "two-hot"), "no cell has any of --only two-hot in its name. The methods: one-hot, broken"),
         (("--data", "."), "is about the data 'photos', and there is no photos. Say which folder holds it, with --data"),
     ],
 )

@@ -14,7 +14,7 @@ from tammes import MetricLearner
 from tammes.cli import main
 from tammes.cli.calibrate import Calibrate, calibrate
 from tammes.report.calibration import classes_to_measure
-from tammes.run import items_of
+from tammes.report.items import items_of
 from tammes.training.run_folder import RunFolder, open_run
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8", "--shift", "0", "--epochs", "1")
@@ -210,7 +210,7 @@ def test_one_validation_class_makes_no_pair_so_the_test_classes_are_measured(
     classes = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps({**classes, "val": classes["val"][:1]}))
     assert classes_to_measure(RunFolder(run)) == "test"
-    assert "note: one validation class makes no pairs of different classes: the test" in capsys.readouterr().err
+    assert "note: one validation class makes no pairs of different classes, so the test" in capsys.readouterr().err
     assert classes_to_measure(RunFolder(run), "validation") == "val"
 
 

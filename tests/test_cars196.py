@@ -160,7 +160,7 @@ def test_annotations_that_cannot_be_used(tmp_path: Path) -> None:
     )
     in_two(tmp_path)
     meta.unlink()
-    assert refused(tmp_path) == f"no such file: {meta}. The data set is not whole: unpack it again."
+    assert refused(tmp_path) == f"no such file: {meta}. The data set is incomplete: unpack it again."
     savemat(meta, {"names": cells(NAMES)})
     assert refused(tmp_path) == f"{meta} has no variable `class_names`: it is another file than that of Cars196."
     savemat(meta, {"class_names": cells(NAMES[:50])})

@@ -20,8 +20,8 @@ from tammes.gallery.gallery import Gallery
 from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.models.embedder import load
 from tammes.report import compare_page, look, run_page
+from tammes.report.items import items_of
 from tammes.report.run import Looked
-from tammes.run import items_of
 from tammes.training.checkpoints import load_weights, save_checkpoint, save_frozen
 from tammes.training.config import load_config
 from tammes.training.loop import Position
@@ -92,7 +92,7 @@ OF_A_RUN = [
     ("metrics.jsonl", '{"loss":1}', "line 1: epoch is missing"),
     ("metrics.jsonl", '{"epoch":1,"loss":"x"}', "line 1: loss must be a number, got 'x'"),
     ("environment.json", '{"versions":3}', "versions must be an object, got 3"),
-    ("config.json", "{", "config.json is not a whole JSON file"),
+    ("config.json", "{", "config.json is not a complete JSON file"),
     ("config.json", "{}", "data is missing"),
 ]
 COMMANDS = {
@@ -238,13 +238,13 @@ def lost(tensors: dict[str, Any], _: object) -> None:
 
 
 CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str]] = {
-    "no state": (lambda _, said: said.clear(), "the state in FILE is not a whole JSON file."),
-    "no JSON": (lambda _, said: said.update(state="{"), "the state in FILE is not a whole JSON file."),
+    "no state": (lambda _, said: said.clear(), "the state in FILE is not a complete JSON file."),
+    "no JSON": (lambda _, said: said.update(state="{"), "the state in FILE is not a complete JSON file."),
     "a list": (lambda _, said: said.update(state="[]"), "the state in FILE: it must be an object, got []."),
-    "no random": (lambda tensors, _: tensors.pop("random"), "FILE holds no state of what is random."),
+    "no random": (lambda tensors, _: tensors.pop("random"), "FILE holds no random number state."),
     "short random": (
         lambda tensors, _: tensors.update(random=torch.zeros(3, dtype=torch.uint8)),
-        "FILE holds no state of what is random.",
+        "FILE holds no random number state.",
     ),
     "another shape": (lambda tensors, _: tensors.update({a_weight(tensors): torch.zeros(2, 2)}), "is (2, 2) of torch."),
     "another type": (
@@ -259,7 +259,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object],
     "groups": (with_state(lambda state: state.update(groups=[])), "FILE: its groups of weights are not those of the"),
     "rate": (with_state(lambda state: state["groups"][0].update(lr="x")), "the groups in FILE: lr must be a number"),
     "betas": (with_state(lambda state: state["groups"][0].update(betas=3)), "betas must be a list, got 3."),
-    "optimizer": (lost, "FILE: what the optimizer keeps of weight 0 is missing."),
+    "optimizer": (lost, "FILE: the optimizer state of weight 0 is missing."),
     "too short": (short, "FILE: 'exp_avg' of weight 0 does not fit the optimizer."),
     "unknown": (lambda tensors, _: tensors.update({"optimizer/0/x": torch.zeros(1)}), "'x' of weight 0 does not fit"),
     "no weight": (lambda tensors, _: tensors.update({"optimizer/999/x": torch.zeros(1)}), "optimizer has no weight"),

@@ -194,7 +194,7 @@ def test_what_only_the_first_finds_wrong_ends_all_and_is_said_once(two: Path) ->
     [
         ("broken", "the loss is not a finite number at epoch 1"),
         ("no data", "no such folder"),
-        ("vectors", "vectors are learned from in one process"),
+        ("vectors", "training on vectors takes one process"),
     ],
 )
 def test_what_all_find_wrong_is_said_once(two: Path, name: str, text: str) -> None:
@@ -284,7 +284,7 @@ def test_who_cannot_meet_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    text = "^process 1 of 2 could not meet the others: .*unset RANK and WORLD_SIZE.$"
+    text = "^process 1 of 2 could not connect to the others: .*unset RANK and WORLD_SIZE.$"
     with pytest.raises(UserError, match=text), distributed.joined():
         pass
 

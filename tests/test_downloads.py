@@ -576,7 +576,7 @@ def test_a_broken_archive_is_said_to_be_one(tmp_path: Path, kind: str) -> None:
         archive.write_bytes(content)
     else:
         archive.write_bytes(b"<html>" if kind == "page" else b"")
-    with pytest.raises(UserError, match=f"cannot unpack {archive}: it is not a whole archive .*get it again"):
+    with pytest.raises(UserError, match=f"cannot unpack {archive}: it is not a complete archive .*get it again"):
         unpack(archive, tmp_path / "out")
     assert contents(tmp_path / "out") == {}
     assert not is_unpacked("a", tmp_path / "out")

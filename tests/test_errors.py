@@ -67,14 +67,17 @@ TRAIN = [
     ("--dim 0", "--dim must be at least 1, got 0."),
     ("--epochs 0", "--epochs must be at least 1, got 0."),
     ("--batch-size -8", "--batch-size must be at least 1, got -8."),
-    ("--momentum 0.5", "--momentum is for --optimizer sgd, and this has adam: leave it out, or add"),
-    ("--halve-every 3", "--halve-every is for --schedule halve, and this has cosine: leave it out, or add --schedule"),
+    ("--momentum 0.5", "--momentum is for --optimizer sgd, and this run has adam: leave it out, or add"),
+    ("--halve-every 3", "--halve-every is for --schedule halve, and this run has cosine: leave it out, or add"),
     ("--train head --backbone-lr 1", "--backbone-lr is for the layers of the backbone that train, and --train head"),
-    ("--train head", "--shift is for random crops, and --train head keeps the one in the centre of each image: leave"),
+    ("--train head", "--shift is for random crops, and --train head caches only the centre crop of each image:"),
     ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top keeps the one in"),
     ("--crop-area 0", "--crop-area is a share of an image, above 0 and up to 1, got 0.0."),
     ("--crop-area 0.5", "--crop-area scales crops of the image, and --shift pads it: leave one out."),
-    ("--grow-from 96 --epochs 1", "--grow-from lets images grow from epoch to epoch, and this has one: leave it out."),
+    (
+        "--grow-from 96 --epochs 1",
+        "--grow-from lets images grow from epoch to epoch, and this run has one: leave it out.",
+    ),
     ("--grow-from 16", "--grow-from must be at least 32, got 16."),
     ("--train top --grow-from 32", "--grow-from changes the images that the first layers see, and --train top keeps"),
     ("--train head --crop-area 0.5", "--crop-area changes the images that the first layers see, and --train head"),
@@ -130,8 +133,8 @@ COMMAND_LINES = [
     ("embed nowhere photos --out x.txt", "--out must end in .npz or .parquet or .npy, got 'x.txt'.\n"),
     ("embed nowhere photos --out no/x.npz", "--out no/x.npz: there is no folder no. Make it first.\n"),
     ("embed nowhere photos --out x.npz --batch-size 0", "--batch-size must be at least 1, got 0.\n"),
-    ("embed nowhere  --out x.npz", "there is an empty word after nowhere: a variable of the shell may not be set. For"),
-    ("serve ", "there is an empty word after serve: a variable of the shell may not be set. For the current"),
+    ("embed nowhere  --out x.npz", "there is an empty argument after nowhere: perhaps a shell variable is not set."),
+    ("serve ", "there is an empty argument after serve: perhaps a shell variable is not set. For the current"),
     ("cache --clear --remove x", "--clear removes everything, and --remove one entry: give one of the two.\n"),
     ("runs photos --remove runs/a", "--remove takes the run folder itself: leave out photos, as in: tammes runs"),
     ("duplicates g --threshold inf", "--threshold must be a finite number, 0 or more, got inf.\n"),
@@ -225,8 +228,8 @@ OF_WHAT_WAS_MADE = [
     ("search g --vector good.npy --sheet s.png", "--sheet shows the query images: leave it out"),
     ("search g photos/x.png --vector good.npy", "search with one of an image and --vector"),
     ("search g --vector zero.npy", "the vector of 'zero.npy, 0' is zero or not finite"),
-    ("search g --vector text.npy", "text.npy is not a whole .npy file of numbers: "),
-    ("search g --vector zip.npy", "zip.npy is not a whole .npy file of numbers: "),
+    ("search g --vector text.npy", "text.npy is not a complete .npy file of numbers: "),
+    ("search g --vector zip.npy", "zip.npy is not a complete .npy file of numbers: "),
     ("search g --vector none.npy", "no such file: none.npy.\n"),
     ("search g --vector short.npy", "short.npy has vectors of 7 numbers, and the gallery holds vectors of 8"),
     ("search g --vector good.npy --label cat", "unknown class 'cat'. Known: class 0, class 1.\n"),
@@ -249,7 +252,7 @@ OF_WHAT_WAS_MADE = [
     ("train photos --out run", "run is a run already. Resume it (tammes train --resume run), replace it with --o"),
     ("train photos --out some", "some exists and is not a run. Please choose another --out.\n"),
     ("train t.csv --out new", "t.csv, line 2: the path is empty.\n"),
-    ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn here.\n"),
+    ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn on this"),
     ("data cub --to t.csv", "--to must be a folder; t.csv is a file.\n"),
     ("train photos --init-from run --out run", "--init-from and --out are the same folder. Choose another --out.\n"),
     ("train photos --init-from hdc --out new", "--init-from has another number of heads: it must be a run of the same"),
@@ -273,7 +276,7 @@ OF_WHAT_WAS_MADE = [
     ("label g photos -k 0", "-k must be at least 1, got 0.\n"),
     ("label g photos --out no/l.csv", "--out no/l.csv: there is no folder no. Make it first.\n"),
     ("label g broken --threshold 1", "none of the 2 images in broken can be read: cannot read broken/a/0.png: it is"),
-    ("label one photos", "a class can be told from another only if the gallery has two or more, one sub-folder each:"),
+    ("label one photos", "a threshold needs two or more classes in the gallery, one sub-folder each: it has"),
     ("search g some/class_0/0.png --sheet s.jpg", "--sheet must end in .png, got 's.jpg'.\n"),
     ("search g some/class_0/0.png --sheet no/s.png", "--sheet no/s.png: there is no folder no. Make it first.\n"),
     ("train photos --out run --weights run/embedder.safetensors", "--weights run/embedder.safetensors lies in --out"),
@@ -363,7 +366,7 @@ def test_a_class_that_is_left_without_images_cannot_train(tmp_path: Path, capsys
         code, said = ended(capsys, *given, "--loss", loss)
         assert code == 2
         assert said.endswith(
-            "tammes: 1 training classes are left without the images that cannot be read; at least 2 must train."
+            "tammes: 1 training classes remain without the images that cannot be read; at least 2 are needed."
             f" `tammes doctor {photos}` lists them.\n"
         )
 

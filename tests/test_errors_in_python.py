@@ -194,7 +194,7 @@ def test_annotations_of_cars_that_name_nothing(tmp_path: Path) -> None:
     from tammes.data import cars196
 
     assert refused(lambda: cars196(tmp_path)) == (
-        f"the annotations in {tmp_path} name no images. The data set is not whole: download it again."
+        f"the annotations in {tmp_path} name no images. The data set is incomplete: download it again."
     )
 
 

@@ -197,7 +197,7 @@ def test_a_description_of_a_model_that_is_none(stopped: tuple[Path, Path], tmp_p
     shutil.copy(stopped[0] / "embedder.safetensors", tmp_path)
     (tmp_path / "embedder.json").write_bytes(content)
     with pytest.raises(
-        UserError, match=r"embedder.json(: it must be an obj| is not a whole JSON file|: backbone is miss)"
+        UserError, match=r"embedder.json(: it must be an obj| is not a complete JSON file|: backbone is miss)"
     ):
         load(tmp_path)
 

@@ -330,7 +330,7 @@ def test_a_rate_that_no_threshold_keeps_is_said(capsys: pytest.CaptureFixture[st
     _say([], Threshold(0.0, 5, 0.1, rejected=0.5, accepted=14 / 71, items=71, classes=15))
     said = capsys.readouterr().err
     assert "of photos of unknown classes about 20 % will be given a class" in said
-    assert "No threshold keeps to --unknown-rate 0.1: more images than that are the same to the model" in said
+    assert "No threshold keeps to --unknown-rate 0.1: the model does not distinguish more images than that" in said
     _say([], Threshold(0.5, 5, 0.1, rejected=0.5, accepted=0.09, items=71, classes=15))
     assert "No threshold" not in capsys.readouterr().err
 
@@ -542,7 +542,9 @@ def test_what_is_refused(
     )
     assert "is a folder: give images" in refused(capsys, "search", str(whole), str(photos))
     (tmp_path / "empty.npy").touch()
-    assert "is not a whole .npy file" in refused(capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy"))
+    assert "is not a complete .npy file" in refused(
+        capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy")
+    )
 
 
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
         tired, gone, alone = run(code, hub, tmp_path / "home").splitlines()
     assert tired.startswith("cannot fetch anna/tired from the hub: ")
     assert "403" in tired
-    assert gone == "cannot reach the hub for anna/gone, and it is not in the cache. Try again when it can be."
-    assert alone == "cannot reach the hub for anna/waves, and it is not in the cache. Try again when it can be."
+    assert gone == "cannot reach the hub for anna/gone, and it is not in the cache. Try again when you are online."
+    assert alone == "cannot reach the hub for anna/waves, and it is not in the cache. Try again when you are online."
 
 
 def test_names_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_files_that_are_not_whole_or_not_there_are_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match="cannot read .*learner.safetensors: "):
         MetricLearner.load(tmp_path)
     deep = "[" * 100_000
-    whole = "is not a whole JSON file."
+    whole = "is not a complete JSON file."
     for wrong, text in ((words.read_text()[:-9], whole), (deep, whole), ("[]", "it must be an object")):
         words.write_text(wrong)
         with pytest.raises(UserError, match=text):

@@ -172,7 +172,7 @@ def test_no_omniglot(tmp_path: Path) -> None:
 def test_a_zip_cut_short(root: Path) -> None:
     file = root / "images_evaluation.zip"
     file.write_bytes(file.read_bytes()[:500])
-    assert refused(root) == f"cannot read {file}: it is not a whole zip file. Download it again."
+    assert refused(root) == f"cannot read {file}: it is not a complete zip file. Download it again."
 
 
 def test_an_empty_part(root: Path) -> None:

@@ -361,9 +361,9 @@ def test_ctrl_c_while_training_says_what_to_type_and_that_finishes_the_run(
     ("command", "inside", "doing"),
     [
         ("embed run photos --out new.npz", "tammes.training.embedding.vectors", "embedding"),
-        ("evaluate run", "tammes.run.evaluate", "measuring, untrained"),
+        ("evaluate run", "tammes.report.evaluation.evaluate", "measuring, untrained"),
         ("calibrate run", "tammes.report.calibration.count_pairs", "counting pairs"),
-        ("report run", "tammes.run.look", "finding neighbours and confusions"),
+        ("report run", "tammes.report.runs.look", "finding neighbours and confusions"),
         ("index run photos --gallery new", "tammes.gallery.indexing.difference", "looking for what has changed"),
         ("doctor photos", "tammes.data.doctor._looks", "checking images"),
     ],

@@ -123,7 +123,7 @@ def test_pairs_that_cannot_be_counted_are_said_and_stop_nothing(run: Path) -> No
     from dataclasses import replace
 
     from tammes.report import look, run_page
-    from tammes.run import items_of
+    from tammes.report.items import items_of
     from tammes.training.run_folder import open_run
 
     items = items_of(open_run(run))

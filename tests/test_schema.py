@@ -68,8 +68,8 @@ def test_what_fits_stays_as_it_is(content: str) -> None:
         ('{"either": "x"}', ": either must be a number, got 'x'"),
         ('{"inside": {"a": {}}}', ": inside.a.needed is missing"),
         ('{"inside": {"a": {"needed": 1}}}', ": inside.a.needed must be true or false, got 1"),
-        ('{"inside"', " is not a whole JSON file"),
-        ("[" * 100_000, " is not a whole JSON file"),
+        ('{"inside"', " is not a complete JSON file"),
+        ("[" * 100_000, " is not a complete JSON file"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(content: str, problem: str) -> None:

@@ -179,11 +179,11 @@ def test_a_box_beyond_its_picture_fails_when_it_is_read(tmp_path: Path) -> None:
         ),
         (
             "path,label\n0.png,a\n1.png,a\n./0.png,b\n",
-            "{file}, line 4: ./0.png is already in line 2; every image must come once.",
+            "{file}, line 4: ./0.png is already in line 2; every image must appear once.",
         ),
         (
             'path,label,note\n0.png,a,"two\nlines"\n0.png,b,x\n',
-            "{file}, line 4: 0.png is already in line 2; every image must come once.",
+            "{file}, line 4: 0.png is already in line 2; every image must appear once.",
         ),
         (
             "path,label,split,is_query\n0.png,a,train,True\n1.png,b,test,\n",

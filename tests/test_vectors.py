@@ -176,14 +176,14 @@ def test_a_number_that_is_not_finite_is_found_in_every_block(file: Path, monkeyp
 def test_files_that_cannot_be_read(file: Path) -> None:
     assert refused(file) == f"no such file: {file}. Expected a .npz or .parquet file with `vectors` and `labels`."
     file.write_bytes(b"no zip file")
-    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a whole .npz file."
+    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a complete .npz file."
     np.savez(file, features=VECTORS, labels=LABELS)
     assert refused(file) == f"{file} has no array `vectors`; it has features, labels."
     np.savez(file, vectors=VECTORS)
     assert refused(file) == f"{file} has no array `labels`; it has vectors."
     npz(file)
     file.write_bytes(file.read_bytes()[:-30])
-    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a whole .npz file."
+    assert refused(file) == f"cannot read {file}: File is not a zip file. Expected a complete .npz file."
     other = file.with_suffix(".txt")
     other.write_text("0.1 0.2")
     assert refused(other) == (
@@ -216,7 +216,7 @@ def test_a_file_that_was_damaged(file: Path) -> None:
     content[0:4] = b"____"  # the header of the first entry, which is `vectors`
     file.write_bytes(content)
     assert refused(file) == (
-        f"cannot read {file}: an entry is not where the list of entries says. Expected a whole .npz file."
+        f"cannot read {file}: an entry is not where the list of entries says. Expected a complete .npz file."
     )
 
 
@@ -311,7 +311,7 @@ def test_numbers_in_the_other_order_of_bytes(file: Path) -> None:
 def test_no_parquet_file(columns: Path) -> None:
     columns.write_bytes(b"PAR1 but no more")
     assert refused(columns).startswith(f"cannot read {columns}: ")
-    assert refused(columns).endswith("Expected a whole .parquet file.")
+    assert refused(columns).endswith("Expected a complete .parquet file.")
 
 
 def test_without_pyarrow(columns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,10 +378,10 @@ def test_vectors_without_labels(file: Path, columns: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(vectors(alone, labelled=False).vectors, VECTORS[:1])
     for content in (b"", b"no array", alone.read_bytes()[:-3]):
         alone.write_bytes(content)
-        with pytest.raises(UserError, match=r"alone.npy is not a whole \.npy file"):
+        with pytest.raises(UserError, match=r"alone.npy is not a complete \.npy file"):
             vectors(alone, labelled=False)
     np.save(alone, np.array([object()]), allow_pickle=True)
-    with pytest.raises(UserError, match=r"alone.npy is not a whole \.npy file"):
+    with pytest.raises(UserError, match=r"alone.npy is not a complete \.npy file"):
         vectors(alone, labelled=False)
 
 

@@ -24,6 +24,13 @@ NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>"
 WAIT = 600.0  # seconds after which a test gives up; nothing takes them that does not hang
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker has them all: the gallery, its server and the browser are made once."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("serve"))
+
+
 def stripes(number: int, rng: np.random.Generator, size: int = 40) -> Image.Image:
     """A picture of a class: stripes of its own angle and width, in noise."""
     y, x = np.mgrid[:size, :size]

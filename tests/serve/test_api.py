@@ -5,8 +5,10 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
-from io import BytesIO
+from functools import cache
+from io import BytesIO, StringIO
 from itertools import pairwise
 from pathlib import Path
 from threading import get_ident
@@ -83,17 +85,19 @@ def paths(photos: Path, store: Store) -> dict[str, str]:
     return {name_of(photos, path): path for path in store.fingerprints()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def searched(
-    gallery: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gallery: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[tuple[str, str, float]]]:
     """What `tammes search --json` finds."""
+    query = tmp_path_factory.mktemp("query") / "query"
 
+    @cache
     def search(content: bytes, *options: str) -> list[tuple[str, str, float]]:
-        (tmp_path / "query").write_bytes(content)
-        capsys.readouterr()
-        main(["search", str(gallery), str(tmp_path / "query"), "--json", *options])
-        hits = json.loads(capsys.readouterr().out)["queries"][0]["found"]
+        query.write_bytes(content)
+        with redirect_stdout(StringIO()) as said:
+            main(["search", str(gallery), str(query), "--json", *options])
+        hits = json.loads(said.getvalue())["queries"][0]["found"]
         return [(name_of(photos, hit["path"]), hit["label"], hit["distance"]) for hit in hits]
 
     return search
@@ -169,13 +173,13 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(server: Server) -> Non
 def test_a_picture_that_is_not_kept(server: Server) -> None:
     for rest in ("neighbours", "thumbnail"):
         said = refused(server.get(f"/api/pictures/{'A' * 16}/{rest}"), 404)
-        assert said == "this image is not kept any more. Search with it again."
+        assert said == "this image is no longer in memory. Search with it again."
         refused(server.get(f"/api/pictures/{'A' * 15}/{rest}"), 422)
 
 
 def test_the_oldest_pictures_are_forgotten(gallery: Path) -> None:
     limits = Limits(rate=0.0, remembered=2)
-    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=limits)) as here:
         ids = [here.post("/api/search", content=png(seed=seed)).json()["query"]["id"] for seed in range(3)]
         statuses = [here.get(f"/api/pictures/{each}/neighbours").status_code for each in ids]
     assert statuses == [404, 200, 200]
@@ -340,7 +344,7 @@ def test_a_thumbnail_that_is_none_is_not_served(made: Callable[..., Inside], tmp
 def test_a_path_that_is_none_has_no_file(made: Callable[..., Inside], path: str) -> None:
     here = made([(path, unit(1)[0], "")])
     told = refused(here.get(f"/api/items/{here.state.gallery.rows.ids[0]}/image"), 404)
-    assert told == "the file of this item is not there any more; its thumbnail is."
+    assert told == "the file of this item no longer exists; its thumbnail is still there."
 
 
 def test_a_gallery_that_goes_away_is_said_to_be_out_of_reach(
@@ -498,7 +502,7 @@ def made(run: Path, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
         store = open_gallery(uri, create=about)
         trust(uri, about.roots)
         store.upsert([Row(path, vector, label, 8, 8, "f", small()) for path, vector, label in rows])
-        opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE, decoders=1)))
+        opened.append(Inside(ServerState(GalleryWatcher(uri, None, "cpu"), limits=FREE)))
         return opened[-1]
 
     try:
@@ -548,7 +552,7 @@ def test_a_body_is_validated_in_a_thread(made: Callable[..., Inside], monkeypatc
             threads.append(get_ident())
             return value
 
-    monkeypatch.setattr(api, "VectorModel", Noted)
+    monkeypatch.setattr("tammes.serve.models.VectorModel", Noted)
     here = made([])
     assert found(here.post("/api/search/vector", json={"vector": [1.0] * 16})) == []
     assert "k: " in refused(here.post("/api/search/vector", json={"vector": [1.0] * 16, "k": 0}), 422)
@@ -706,7 +710,7 @@ def files(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     store.upsert(
         [Row(str(root / path), vector, path, 8, 8, "f", small()) for path, vector in zip(paths, unit(99), strict=False)]
     )
-    with inside(ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(root / "gallery"), None, "cpu"), limits=FREE)) as here:
 
         def ask(path: str) -> httpx.Response:
             item = here.get("/api/items", params={"label": path}).json()["items"][0]["id"]
@@ -731,7 +735,7 @@ def test_a_file_that_is_no_image_is_not_served(files: Callable[[str], httpx.Resp
 @pytest.mark.parametrize("what", GONE)
 def test_a_file_that_is_gone_or_has_become_something_else(files: Callable[[str], httpx.Response], what: str) -> None:
     said = refused(files(f"in/{what}.png"), 404)
-    assert said == "the file of this item is not there any more; its thumbnail is."
+    assert said == "the file of this item no longer exists; its thumbnail is still there."
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
@@ -756,7 +760,7 @@ def test_a_folder_that_was_indexed_is_served_whatever_its_files_are_called(
     for number, name in enumerate([NOT_UNICODE, 'it\'s "so" #1?.png', "%2e%2e%2f.png", "ünï 鳥.png"]):
         shutil.copy(photos / "plain" / f"it's <i>{number}.png", folder / name)
     main(["index", str(run), str(tmp_path / "photos"), "--gallery", str(tmp_path / "gallery")])
-    with inside(ServerState(GalleryWatcher(str(tmp_path / "gallery"), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(tmp_path / "gallery"), None, "cpu"), limits=FREE)) as here:
         items = here.get("/api/items").json()["items"]
         assert sorted(each["name"] for each in items) == sorted(
             escaped(f"one class/{each.name}") for each in folder.iterdir()
@@ -782,7 +786,7 @@ def test_a_gallery_too_large_for_memory_finds_the_same(
         return search(*given, **options)
 
     monkeypatch.setattr(type(store), "search", counted)
-    with inside(ServerState(watched, limits=FREE, decoders=1)) as here:
+    with inside(ServerState(watched, limits=FREE)) as here:
         for options in ({"k": 12}, {"k": 200}, {"k": 5, "label": NASTY[1]}, {"k": 5, "exact": "true"}):
             theirs = server.post("/api/search", params=options, content=png())
             assert found(here.post("/api/search", params=options, content=png())) == found(theirs)
@@ -815,7 +819,7 @@ def metrics(where: Server | Inside) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def test_the_counters_move(gallery: Path) -> None:
-    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE, decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(gallery), None, "cpu"), limits=FREE)) as here:
         before = metrics(here)
         here.post("/api/search", content=png())
         here.get("/api/items/0000000000000000")

@@ -100,7 +100,7 @@ def test_the_document_is_of_every_address_of_the_api(operations: dict[str, Any])
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-@pytest.mark.parametrize("number", [6, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [4, pytest.param(300, marks=pytest.mark.slow)])
 def test_what_the_document_allows(operations: dict[str, Any], known: dict[str, str], label: str, number: int) -> None:
     assert attempts(operations[label], GenerationMode.POSITIVE, number)
     fixed = {name: value for name, value in known.items() if f"{{{name}}}" in label}
@@ -109,7 +109,7 @@ def test_what_the_document_allows(operations: dict[str, Any], known: dict[str, s
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-@pytest.mark.parametrize("number", [8, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_what_the_document_forbids(operations: dict[str, Any], label: str, number: int) -> None:
     if has_parameters(operations[label]):
         assert attempts(operations[label], GenerationMode.NEGATIVE, number) & {400, 422}

@@ -36,7 +36,7 @@ def table(photos: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def site(table: Path) -> Iterator[Inside]:
-    with inside(ServerState(GalleryWatcher(str(table), None, "cpu"), limits=Limits(rate=0.0), decoders=1)) as here:
+    with inside(ServerState(GalleryWatcher(str(table), None, "cpu"), limits=Limits(rate=0.0))) as here:
         yield here
 
 

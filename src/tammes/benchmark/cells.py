@@ -221,7 +221,7 @@ def begin(plan: Plan, out: Path) -> None:
             if name in before and before[name] != value:
                 raise UserError(
                     f"{out} was started with {name} = {json.dumps(before[name])}, and {plan.file} now says"
-                    f" {json.dumps(value)}: the results cannot stand in one table. Put it back, or choose"
+                    f" {json.dumps(value)}: the results cannot go into one table. Put it back, or choose"
                     " another `out`."
                 )
         write_atomically(file, json.dumps(before | asked, indent=1).encode() + b"\n")

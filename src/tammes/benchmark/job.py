@@ -59,7 +59,7 @@ def open_job(
     job = Job(plan, find_data(plan, data), out or Path("runs") / file.stem, only)
     if not job.cells():
         names = ", ".join(method.name for method in plan.methods)
-        raise UserError(f"`only={list(only)!r}` is in the name of no cell. The methods: {names}.")
+        raise UserError(f"no cell has any of `only={list(only)!r}` in its name. The methods: {names}.")
     check_options(plan, job.cells(), job.data)
     return job
 
@@ -104,7 +104,7 @@ def run_job(job: Job, words: list[str], *, jobs: int = 1, retry_failed: bool = F
         for number, other in enumerate(others, start=1):
             if other.wait() not in (0, 1):  # 1: a cell failed, which is in its result
                 log = job.out / f"process-{number}.log"
-                say(f"note: process {number} broke off, and the others did its work: {log}")
+                say(f"note: process {number} stopped, and the others did its work: {log}")
     finally:
         for other in others:
             other.terminate()

@@ -226,7 +226,7 @@ def _plan(file: Path, given: dict[str, Any]) -> Plan:
     search = _search(given.pop("search"), train) if "search" in given else None
     top: _Top = _table(given, _Top)
     if Path(top.data).suffix.lower() in (".npz", ".parquet"):
-        raise UserError(f"data = {top.data!r} holds vectors, and a benchmark is of images.")
+        raise UserError(f"data = {top.data!r} holds vectors, and benchmarks are for images.")
     if top.paper is not None:
         published_table(top.paper)
     methods = tuple(_method(table, top, train, search) for table in top.method)

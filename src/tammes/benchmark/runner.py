@@ -243,7 +243,7 @@ def held_out_quarter(data: Data, quarter: int) -> Data:
 
 
 def _in_layer(run: RunFolder, layer: str) -> dict[str, Any]:
-    """A trained network measured in another layer than its own, from what is kept of the images if anything is."""
+    """A trained network measured in another layer than its own, from cached activations if there are any."""
     config = load_config(run)
     embedder = load(run.folder / LAST, embedding=layer).to(device(config.device))  # type: ignore[arg-type]
     data = load_data(config, embedder, run.read("classes"))

@@ -273,10 +273,7 @@ _PUBLISHED = {"CUB_200_2011": 11788, "cars196": 16185}
 
 
 def remarks(
-    plan: Plan,
-    configs: Sequence[Mapping[str, Any]],
-    tried: Mapping[str, int],
-    images: Sequence[Mapping[str, int]] = (),
+    plan: Plan, configs: Sequence[Mapping[str, Any]], tried: Mapping[str, int], images: Sequence[Mapping[str, int]] = ()
 ) -> list[str]:
     """How the rows were made, in sentences.
 

@@ -19,11 +19,7 @@ Bits = NDArray[np.uint8]
 
 
 def codes(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Codewords of a binary code of length n as signs over sqrt n: every cosine is at most 1 - 2 d/n.
 

@@ -16,11 +16,7 @@ from tammes.errors import UserError
 
 
 def kerdock(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Points of mutually unbiased bases: every cosine is at most 1/sqrt(D0), D0 the largest power of 4 up to dim.
 

@@ -15,11 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def layers(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Points on circles of latitude that are as far apart as the points on each: a regular polygon in dim 2.
 

@@ -9,11 +9,7 @@ from tammes.errors import UserError
 
 
 def one_hot(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """The unit vectors along the axes, as in Do et al. (2019): every pair of classes at distance sqrt 2.
 

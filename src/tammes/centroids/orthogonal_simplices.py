@@ -10,11 +10,7 @@ from tammes.errors import UserError
 
 
 def orthogonal_simplices(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """C - D balanced, mutually orthogonal simplices: smallest distance sqrt 2, which is Rankin's bound (1955).
 

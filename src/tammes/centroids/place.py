@@ -31,11 +31,7 @@ class Placement(NamedTuple):
 
 
 def place(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """The centroids with the largest smallest distance that we can make within a minute; optimal up to 2 dim classes.
 
@@ -47,11 +43,7 @@ def place(
 
 
 def placed(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Placement:
     """What `place` returns, and the name of the generator it chose."""
     checked_sizes(num_classes, dim, dtype, generator)

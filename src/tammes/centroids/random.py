@@ -9,11 +9,7 @@ from tammes.geometry import normalise
 
 
 def random(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Independent uniform points on the sphere, redrawn in the rare case that two coincide after rounding."""
     checked_sizes(num_classes, dim, dtype, generator)

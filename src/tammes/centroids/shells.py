@@ -21,11 +21,7 @@ _ENOUGH = 1e15  # counts are exact in float64 up to here, and of no interest abo
 
 
 def shells(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Points of a lattice at one distance sqrt N from the origin: smallest distance sqrt(M/N), M the lattice's norm.
 

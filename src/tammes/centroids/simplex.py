@@ -9,11 +9,7 @@ from tammes.errors import UserError
 
 
 def simplex(
-    num_classes: int,
-    dim: int,
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
+    num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
     """Vertices of a regular simplex: every pair of classes equally far apart, as far as is possible at all.
 

@@ -59,8 +59,7 @@ def calibrate(config: Calibrate) -> None:
     if config.unknown_rate is not None:
         no_gallery = f"and {config.run} is not one. Leave it out, or make one: tammes index"
         raise UserError(f"`unknown_rate` is for a gallery, {no_gallery}")
-    from tammes.report.calibration import FEW
-    from tammes.run import calibrate_run
+    from tammes.report.calibration import FEW, calibrate_run
 
     options = {name: getattr(config, name) for name in ("fmr", "on", "skip_bad", "device")}
     made = calibrate_run(open_run(Path(config.run)), config.data, **options)

@@ -20,7 +20,7 @@ def check_words(given: Sequence[str]) -> None:
         if not word and before != "--label":  # images without a class are found by it
             where = f" after {before}" if before else ""
             raise UserError(
-                f"there is an empty word{where}: a variable of the shell may not be set. For the current folder type ."
+                f"there is an empty argument{where}: perhaps a shell variable is not set. For the current folder type ."
             )
 
 

@@ -50,7 +50,7 @@ def data(config: Data) -> None:
         raise UserError(f"`to` must be a folder; {config.to} is a file.")
     if name == "glyphs":
         if source is not None:
-            raise UserError("`source` is for data sets that are downloaded; glyphs are drawn here.")
+            raise UserError("`source` is for data sets that are downloaded; glyphs are drawn on this machine.")
         _show(config, write_glyphs(config.to), f"tammes index MODEL {shlex.quote(str(config.to))} --gallery GALLERY")
         return
     if source is not None and not is_address(source) and not Path(source).is_dir():

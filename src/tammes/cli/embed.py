@@ -98,9 +98,11 @@ def _checked(config: Embed) -> tuple[Path, bool]:
     from tammes.training.run_folder import is_run, open_run
 
     run = Path(config.model)
-    of_vectors = is_run(run) and is_vector_file(open_run(run).read("config").get("data", ""))
+    of_vectors = is_run(run) and open_run(run).of_vectors
     if of_vectors and launched().number > 1:
-        raise UserError(f"vectors are embedded in one process: start it with `tammes embed {config.model} …` alone.")
+        raise UserError(
+            f"embedding vectors takes one process: start `tammes embed {config.model} …` without a launcher."
+        )
     return out, of_vectors
 
 

@@ -80,7 +80,7 @@ def evaluate(config: Evaluate) -> None:
 
 
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    from tammes.run import evaluate_vectors
+    from tammes.report.evaluation import evaluate_vectors
 
     for name in ("data", "weights", "weights_form", "size", "pool", "whiten", "precision", "embedding", "skip_bad"):
         if getattr(config, name):
@@ -95,7 +95,7 @@ def _of_model(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]
         check_place(config.data)
     from tammes.models.embedder import is_of_hub
     from tammes.models.pretrained import check_trained, names_network
-    from tammes.run import evaluate_pretrained, evaluate_run
+    from tammes.report.evaluation import evaluate_pretrained, evaluate_run
     from tammes.training.run_folder import open_run
 
     network = network_options(config)

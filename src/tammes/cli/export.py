@@ -53,7 +53,7 @@ class Export:
 
 def export(config: Export) -> None:
     """Write, print."""
-    from tammes.run import export_run
+    from tammes.export.run import export_run
     from tammes.training.run_folder import open_run
 
     options = {name: value for name, value in vars(config).items() if name not in ("model", "json")}

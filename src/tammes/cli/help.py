@@ -26,7 +26,7 @@ COMMON = {
     "train": (
         *("data", "out", "backbone", "weights", "train", "epochs", "batch_size", "lr", "test_classes"),
         *("val_classes", "loss", "preset", "resume", "seed"),
-    ),
+    )
 }
 
 

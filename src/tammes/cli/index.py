@@ -160,7 +160,7 @@ def _not_with_vectors(other: Path, file: Path, gallery: str) -> str:
     alone = f"tammes index {quote(str(file))} --gallery {quote(gallery)}"
     if not is_run(other):
         return f"{file} holds vectors, which are indexed alone: {alone}. Leave out {other}."
-    if is_vector_file(open_run(other).read("config").get("data", "")):
+    if open_run(other).of_vectors:
         new = file.with_name(f"{file.stem}-new{file.suffix}")
         return (
             f"{other} makes better vectors of {file}; index those: tammes embed {quote(str(other))} {quote(str(file))}"

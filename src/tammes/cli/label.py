@@ -96,13 +96,13 @@ def label(config: Label) -> None:
 def _say(found: "list[Classification]", threshold: "Threshold") -> None:
     """What the threshold means, for who reads the list."""
     unknown = sum(not each.accepted for each in found)
-    say(f"{unknown} of {len(found)} images are unknown: not accepted as one of a class of the gallery.")
+    say(f"{unknown} of {len(found)} images are unknown: not accepted as any class of the gallery.")
     if threshold.describe():
         say(f"{threshold.describe()} --unknown-rate moves this.")
         seen = "" if threshold.unseen else ", which the model was trained on or which are few: new photos may differ"
         say(f"Measured on {threshold.items:,} images of {threshold.classes} classes of the gallery{seen}.")
     if threshold.asked is not None and threshold.accepted is not None and threshold.accepted > threshold.asked:
         say(
-            f"No threshold keeps to --unknown-rate {threshold.asked:g}: more images than that are the same to the model"
-            " as one of another class. `tammes duplicates` lists them."
+            f"No threshold keeps to --unknown-rate {threshold.asked:g}: the model does not distinguish more images than"
+            " that from one of another class. `tammes duplicates` lists them."
         )

@@ -12,7 +12,7 @@ from tammes.io.console import print_json
 
 @dataclass(frozen=True)
 class Models:
-    """List pretrained networks, their dimensions, and whether their weights are on this machine.
+    """List pretrained networks with their dimensions, and whether their weights are on this machine.
 
     Any of them can be MODEL in `tammes index`, `embed` and `evaluate`, and --backbone in `tammes train`; so can
     hf-hub:owner/name, a network of timm on the Hugging Face hub, and open_clip:MODEL/TAG.

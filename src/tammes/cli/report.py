@@ -15,7 +15,7 @@ from tammes.io.files import is_vector_file
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about a run, several runs, a benchmark, a gallery, or a file of vectors.
+    """Write one HTML page about runs, a benchmark, a gallery or a file of vectors.
 
     The page opens from disk and needs no network. For a run it shows results with intervals, curves, centroids, what
     the model finds and confuses (with images), each class, a map of the embeddings, distances and thresholds. Several
@@ -76,7 +76,7 @@ def report(config: Report) -> None:
 
         file = report_vectors(vectors, config.out, overwrite=config.overwrite, **options)
     elif benchmark is None:
-        from tammes.run import report_runs
+        from tammes.report.runs import report_runs
 
         file = report_runs(folders, config.out, overwrite=config.overwrite, **options)
     else:

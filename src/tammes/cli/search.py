@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Search:
-    """Find the items of a gallery that are nearest to an image, to a vector, or to one of the items.
+    """Find the nearest items of a gallery to an image, a vector, or one of the items.
 
     For example:
         tammes search gallery photo.jpg

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serve:
-    """Search a gallery in the browser, with images dropped, pasted, chosen or taken by camera; and through a JSON API.
+    """Search a gallery in the browser, or through a JSON API.
 
-    Listens on this machine only. To let other machines in, give --host and a --token, and put an https proxy in front.
-    The API is documented at /api, with commands to copy; /metrics is for Prometheus. Ctrl-C or SIGTERM stops the server
-    after the requests in progress.
+    Query images can be dropped, pasted, chosen or taken with a camera. The server listens on this machine only. To let
+    other machines in, give --host and a --token, and put an https proxy in front. The API is documented at /api, with
+    commands to copy; /metrics is for Prometheus. Ctrl-C or SIGTERM stops the server after the requests in progress.
 
     For example:
         tammes serve gallery
@@ -64,33 +65,26 @@ class Serve:
 def serve(config: Serve) -> None:
     """Serve until it is stopped."""
     try:
+        from tammes.serve import server
         from tammes.serve.limits import Limits
-        from tammes.serve.server import (
-            address_of,
-            check_address,
-            listen,
-            open_sources,
-            read_proxies,
-            read_token,
-            run_server,
-        )
         from tammes.serve.state import ServerState
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tammes"):
             raise
         raise UserError(f"serving needs {error.name}: pip install 'tammes[web]'") from None
-    token = read_token(config.token, config.token_file)
-    check_address(config.host, token)
-    proxies = read_proxies(config.proxy)
+    token = server.read_token(config.token, config.token_file)
+    server.check_address(config.host, token)
+    proxies = server.read_proxies(config.proxy)
     limits = Limits(
         upload_bytes=_millions(config.max_upload), upload_pixels=_millions(config.max_pixels), rate=config.rate
     ).with_room_for_its_pixels()
-    listening = listen(config.host, config.port)
+    listening = server.listen(config.host, config.port)
     try:
-        gallery, folders = open_sources(config.what, config.model, config.device, trust_roots=config.trust_roots)
+        gallery, folders = server.open_sources(config.what, config.model, config.device, trust_roots=config.trust_roots)
         state = ServerState(gallery, folders, limits, token=token)
-        address = address_of(listening)
-        stopped_by = run_server(state, listening, config.host, lambda: _ready(config, gallery, address), proxies)
+        address = server.address_of(listening)
+        ready = partial(_ready, config, gallery, address)
+        stopped_by = server.Server(state, config.host, ready, proxies).serve_at(listening)
     finally:
         listening.close()
     print("stopped.", file=sys.stderr)

@@ -79,8 +79,8 @@ def open_dataset(data: str) -> Dataset:
         return glyphs()
     if data.startswith(OBJECTS):
         raise UserError(
-            "the data of this run was given as Python objects, which no file holds. Open the run there, with the data:"
-            " tammes.load_run(folder, data=data)"
+            "the data of this run was given as Python objects, which no file contains. Open the run there, with the"
+            " data: tammes.load_run(folder, data=data)"
         )
     path = Path(data)
     name = data.casefold()

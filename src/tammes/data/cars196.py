@@ -40,7 +40,7 @@ def cars196(root: Path) -> Dataset:
     else:
         raise UserError(f"no Cars196 in {root}. Expected {_WHOLE} and car_ims/, or {_TRAIN} and {_TEST}.")
     if not images:
-        raise UserError(f"the annotations in {root} name no images. The data set is not whole: download it again.")
+        raise UserError(f"the annotations in {root} name no images. The data set is incomplete: download it again.")
     for image in images:
         if not 1 <= image.number <= len(names):
             raise UserError(f"class {image.number} of {image.key} in {root} is not one of the {len(names)} classes.")
@@ -127,7 +127,7 @@ def _variable(file: Path, name: str) -> ndarray:
         with file.open("rb") as source:
             variables = loadmat(source, squeeze_me=True, variable_names=[name])
     except FileNotFoundError:
-        raise UserError(f"no such file: {file}. The data set is not whole: unpack it again.") from None
+        raise UserError(f"no such file: {file}. The data set is incomplete: unpack it again.") from None
     except (MatReadError, NotImplementedError, OSError, LookupError, TypeError, ValueError, zlib.error) as error:
         raise UserError(f"cannot read {file}: not a complete MATLAB file ({error}). Download it again.") from error
     if name not in variables:

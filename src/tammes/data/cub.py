@@ -33,7 +33,7 @@ def cub(root: Path) -> Dataset:
         for image, (line, class_number) in _numbered(place / "image_class_labels.txt", "image class").items()
     }
     if not paths:
-        raise UserError(f"{place / 'images.txt'} names no images. The data set is not whole: unpack it again.")
+        raise UserError(f"{place / 'images.txt'} names no images. The data set is incomplete: unpack it again.")
     for image, (line, path) in paths.items():
         if image not in classes:
             raise UserError(f"{place / 'images.txt'}, line {line}: {path} has no class in image_class_labels.txt.")

@@ -1,4 +1,4 @@
-"""Getting a published data set: downloaded or found, checked, unpacked. What is there already is left alone."""
+"""Published data sets: downloaded or found, checked, unpacked. Existing files are left alone."""
 
 import shutil
 from pathlib import Path

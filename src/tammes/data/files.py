@@ -48,7 +48,7 @@ def of_files(
         digest.update(b"none" if array is None else array.tobytes())
     key, times = Counter(keys).most_common(1)[0]
     if times > 1:
-        raise UserError(f"{key} comes {times} times in {name}; every image must come once.")
+        raise UserError(f"{key} appears {times} times in {name}; every image must appear once.")
     if missing and len(missing) == len(files):
         raise UserError(f"none of the {len(files):,} images is there; {files[0]} is the first.")
     return Dataset(
@@ -150,7 +150,7 @@ def text(file: Path) -> str:
     try:
         return read_text(file).replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
-        raise UserError(f"no such file: {file}. The data set is not whole: unpack it again.") from None
+        raise UserError(f"no such file: {file}. The data set is incomplete: unpack it again.") from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}.") from error
     except UnicodeDecodeError:

@@ -38,7 +38,7 @@ def npz_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
                 found[name] = _array(file, archive, stored[called], name)
     # RuntimeError: it is encrypted; UnicodeDecodeError: the name of an entry is not what its flags say.
     except (BadZipFile, OSError, EOFError, RuntimeError, UnicodeDecodeError, struct.error, zlib.error) as error:
-        raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .npz file.") from error
+        raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a complete .npz file.") from error
     return found
 
 
@@ -46,12 +46,12 @@ def npy_array(file: Path) -> ndarray:
     """The array of a .npy file, mapped.
 
     Raises:
-        UserError: the file is not a whole array of numbers.
+        UserError: the file is not a complete array of numbers.
     """
     try:
         array = np.lib.format.open_memmap(file, mode="r")
     except (ValueError, OSError, EOFError, SyntaxError, TokenError) as error:
-        raise UserError(f"{file} is not a whole .npy file of numbers: {str(error).rstrip('.')}.") from error
+        raise UserError(f"{file} is not a complete .npy file of numbers: {str(error).rstrip('.')}.") from error
     return array[None] if array.ndim == 1 and array.dtype.kind == "f" else array  # one vector
 
 

@@ -111,7 +111,7 @@ def _zipped(part: str, place: Path) -> list[_Drawing]:
         with opened(place, IMAGE) as source:
             archive = ZipFile(BytesIO(source.read()))
     except BadZipFile:
-        raise UserError(f"cannot read {place}: it is not a whole zip file. Download it again.") from None
+        raise UserError(f"cannot read {place}: it is not a complete zip file. Download it again.") from None
     lock = Lock()
 
     def content(name: str) -> bytes:

@@ -58,7 +58,7 @@ def parquet_arrays(file: Path, *, labelled: bool = True) -> dict[str, ndarray]:
             found = {ours: _column(_read(source, name, pages[name], file), ours, file) for ours, name in others.items()}
             found["vectors"] = _stacked(source, columns, num_rows, file, lists="vectors" in known)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a whole .parquet file.") from error
+        raise UserError(f"cannot read {file}: {str(error).rstrip('.')}. Expected a complete .parquet file.") from error
     return found
 
 
@@ -130,7 +130,7 @@ def _check_sizes(schema: "pyarrow.parquet.ParquetSchema", names: set[str], file:
             fixed = column.physical_type == "FIXED_LEN_BYTE_ARRAY"
             places[place], sizes[place] = name, column.length if fixed else _BYTES.get(column.physical_type, 8)
     if names - set(places.values()):
-        raise UserError(f"cannot read {file}: it is damaged. Expected a whole .parquet file.")
+        raise UserError(f"cannot read {file}: it is damaged. Expected a complete .parquet file.")
     found = unpacked_sizes(file, sizes)
     pages = {places[place]: size.largest_page for place, size in found.items()}
     check_unpacked(max([sum(size.values for size in found.values()), *pages.values()]), file.stat().st_size, str(file))

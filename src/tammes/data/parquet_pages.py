@@ -46,7 +46,7 @@ def unpacked_sizes(file: Path, columns: Mapping[int, int]) -> dict[int, Unpacked
                     values, largest = sizes[column]
                     sizes[column] = Unpacked(values + number * size, max(largest, page))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {file}: it is damaged. Expected a whole .parquet file.") from error
+        raise UserError(f"cannot read {file}: it is damaged. Expected a complete .parquet file.") from error
     return sizes
 
 

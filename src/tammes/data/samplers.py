@@ -115,10 +115,7 @@ def balanced(
 
 
 def by_class(
-    labels: Int64[ndarray, " chosen"],
-    batch_size: int,
-    images_per_class: int,
-    random: np.random.Generator,
+    labels: Int64[ndarray, " chosen"], batch_size: int, images_per_class: int, random: np.random.Generator
 ) -> list[Turn]:
     """Groups of a class, dealt out like cards: a new shuffle of all batches each time all have got one more."""
     check_sampler(batch_size, "pk", images_per_class)
@@ -177,10 +174,7 @@ def _members(labels: Int64[ndarray, " chosen"], random: np.random.Generator) -> 
 
 
 def cut(
-    positions: Int64[ndarray, " shown"],
-    repeats: Int64[ndarray, " shown"] | None,
-    batch_size: int,
-    drop_last: bool,
+    positions: Int64[ndarray, " shown"], repeats: Int64[ndarray, " shown"] | None, batch_size: int, drop_last: bool
 ) -> list[Turn]:
     """Positions cut into batches, of which the last may be smaller."""
     if repeats is None:

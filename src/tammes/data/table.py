@@ -158,7 +158,7 @@ def table_lines(file: Path, *, labelled: bool = True) -> list[Line]:
         box = _box(entry, where)
         first = seen.setdefault((os.path.normpath(place), box), number)
         if first != number:
-            raise UserError(f"{where}: {entry['path']} is already in line {first}; every image must come once.")
+            raise UserError(f"{where}: {entry['path']} is already in line {first}; every image must appear once.")
         lines.append(
             Line(
                 key=name_in(box, entry["path"]),

@@ -104,10 +104,7 @@ def crop_stack(
 
 
 def crop_each(
-    images: Sequence[UInt8[ndarray, "channels _height _width"]],
-    crops: Crops,
-    crop: tuple[int, int],
-    padding: int = 0,
+    images: Sequence[UInt8[ndarray, "channels _height _width"]], crops: Crops, crop: tuple[int, int], padding: int = 0
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
     """Crops of images of different sizes, one by one into one batch."""
     height, width = crop
@@ -194,7 +191,7 @@ class Transform:
         if not found.is_floating_point() or not bool(((found > -0.01) & (found < 1.01)).all()):
             raise UserError(
                 f"{self.parameter} gives {found.dtype} from {found.min().item():.4g} to {found.max().item():.4g}: give"
-                " uint8, or floats in 0..1. Leave out a Normalize: the network takes out mean and std itself."
+                " uint8, or floats in 0..1. Leave out a Normalize: the network normalises by mean and std itself."
             )
         return found.float() * 255
 

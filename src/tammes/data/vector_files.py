@@ -25,11 +25,7 @@ def check_writable(file: Path) -> None:
 
 
 def write_vectors(
-    file: Path,
-    blocks: Iterable[ndarray],
-    shape: tuple[int, int],
-    dtype: Any,
-    others: Mapping[str, ndarray | None],
+    file: Path, blocks: Iterable[ndarray], shape: tuple[int, int], dtype: Any, others: Mapping[str, ndarray | None]
 ) -> None:
     """Write vectors, and beside them labels, paths and the like, as the suffix of the file says.
 
@@ -63,12 +59,7 @@ def _write_blocks(sink: Any, blocks: Iterable[ndarray], shape: tuple[int, int], 
 
 
 def _write_parquet(
-    file: Path,
-    sink: Any,
-    blocks: Iterable[ndarray],
-    shape: tuple[int, int],
-    dtype: Any,
-    others: Mapping[str, ndarray],
+    file: Path, sink: Any, blocks: Iterable[ndarray], shape: tuple[int, int], dtype: Any, others: Mapping[str, ndarray]
 ) -> None:
     import pyarrow
     from pyarrow import parquet

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 from PIL import Image
+from typing_extensions import TypedDict, Unpack
 
 from tammes.data.folder import images_below
 from tammes.data.table import is_table
@@ -22,13 +23,7 @@ from tammes.gallery.duplicates import Group, duplicates
 from tammes.gallery.filters import OF_EVERY_ITEM, Filter, UnknownColumnError, names_in, parsed
 from tammes.gallery.indexing import vectors_of, whole_path
 from tammes.gallery.items import Hit
-from tammes.gallery.model import (
-    RunLike,
-    check_model,
-    dim_of,
-    model_of,
-    recorded_model,
-)
+from tammes.gallery.model import RunLike, check_model, dim_of, model_of, recorded_model
 from tammes.gallery.queries import check_image_files, unit_rows
 from tammes.gallery.threshold import VOTES, Threshold, calibrated, neighbourhoods, run_threshold, stored_threshold
 from tammes.gallery.update import Update, VectorItems, add_files, add_vectors, existing, index_vectors, update
@@ -39,6 +34,15 @@ from tammes.models.embedder import Embedder
 from tammes.training.run_folder import RunFolder
 
 ImageLike = str | Path | Image.Image
+
+
+class SearchOptions(TypedDict, total=False):
+    """Of `Store.search`."""
+
+    label: str | None
+    where: Filter | None
+    exact: bool
+    leave_out: Sequence[str | None] | None
 
 
 class Gallery:
@@ -322,27 +326,13 @@ class Gallery:
         self.__dict__.pop("threshold", None)
 
     def nearest(
-        self,
-        vectors: Float32[ndarray, "queries dim"],
-        k: int,
-        *,
-        label: str | None = None,
-        where: Filter | None = None,
-        exact: bool = False,
-        leave_out: Sequence[str | None] | None = None,
+        self, vectors: Float32[ndarray, "queries dim"], k: int, **how: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
         """The k nearest items of each query; see `Store.search`."""
-        return self.store.search(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
+        return self.store.search(vectors, k, **how)
 
     def neighbours(
-        self,
-        vectors: Float32[ndarray, "queries dim"],
-        k: int,
-        *,
-        label: str | None = None,
-        where: Filter | None = None,
-        exact: bool = False,
-        leave_out: Sequence[str | None] | None = None,
+        self, vectors: Float32[ndarray, "queries dim"], k: int, **how: Unpack[SearchOptions]
     ) -> list[SearchResult]:
         """The k nearest items of each vector, and what it may be.
 
@@ -350,17 +340,18 @@ class Gallery:
         decided by its neighbours of all.
 
         Args:
-            label, where, exact, leave_out: as in `Store.search`.
+            how: as in `Store.search`.
         """
-        threshold, some_only = self.threshold, label is not None or where is not None
+        where, leave_out = how.get("where"), how.get("leave_out")
+        threshold, some_only = self.threshold, how.get("label") is not None or where is not None
         if threshold is None or some_only:
-            near = self.nearest(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
+            near = self.nearest(vectors, k, **how)
             if where is not None and not any(near):
                 self._check_columns(where)
         if threshold is None:
             return [SearchResult(hits, None) for hits in near]
         around = neighbourhoods(
-            lambda some, number, without: self.nearest(some, number, exact=exact, leave_out=without),
+            lambda some, number, without: self.nearest(some, number, exact=how.get("exact", False), leave_out=without),
             vectors,
             len(self),
             threshold.classes_needed,

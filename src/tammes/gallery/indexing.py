@@ -1,4 +1,4 @@
-"""From folders and tables of images to a gallery: what is new or changed is embedded, what is gone is taken out."""
+"""From folders and tables of images to a gallery: new and changed images are embedded, missing ones are removed."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

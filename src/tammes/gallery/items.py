@@ -130,7 +130,7 @@ class About:
         places = [*found.roots, *([found.run] if found.kind == "run" or found.run else [])]
         places += [network.weights] if network is not None and network.weights else []
         if not all(map(_may_be_a_path, places)):
-            raise UserError(f"{what}: it names a file that cannot be. {advice}")
+            raise UserError(f"{what}: it names a file that cannot exist. {advice}")
         if network is None and found.kind in ("pretrained", "module"):
             raise UserError(f"{what}: network is missing. {advice}")
         return found

@@ -43,7 +43,7 @@ class Model:
     """What makes vectors, and how it is built when it is needed.
 
     Attributes:
-        digest: a text that changes with the model.
+        digest: a string that changes with the model.
         run: the folder of its run, if it has one.
         network: of a pretrained network or a module.
         build: the embedder; an error says why there is none.
@@ -138,7 +138,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         made_by = Path(about.run)
         if not made_by.exists():
             raise UserError(
-                f"{uri} was made by {made_by}, which is not there any more. Say where the run is:"
+                f"{uri} was made by {made_by}, which no longer exists. Say where the run is:"
                 " tammes.Gallery(path, RUN), or `model=RUN`"
             )
         return model_of(made_by, precision=about.precision)
@@ -147,7 +147,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
         file = Path(given or network.weights)
         if network.weights != "imagenet" and not file.exists():
             raise UserError(
-                f"{uri} was made by {network.name} with the weights {file}, which are not there any more. Say where"
+                f"{uri} was made by {network.name} with the weights {file}, which no longer exist. Say where"
                 " they are: tammes.Gallery(path, FILE), or `model=FILE`"
             )
         rebuild = partial(_rebuilt, about, network, uri, file)

@@ -197,8 +197,7 @@ def calibrated(
     sizes = {name: number for name, number in store.labels().items() if name}
     if len(sizes) < 2:
         raise UserError(
-            "a class can be told from another only if the gallery has two or more, one sub-folder each: "
-            f"it has {len(sizes)}."
+            f"a threshold needs two or more classes in the gallery, one sub-folder each: it has {len(sizes)}."
         )
     unseen = sizes.keys() - set(trained_on)
     chosen = unseen if len(unseen) >= _FEWEST_CLASSES else sizes.keys()

@@ -1,4 +1,4 @@
-"""Getting files: downloads that resume, checksums, archives; what is there is whole."""
+"""Downloads that resume, checksums and archives; a file that exists is complete."""
 
 import errno
 import hashlib
@@ -119,7 +119,7 @@ def unpack(archive: Path, folder: Path, *, on_progress: Progress | None = None) 
     except (BadZipFile, BadGzipFile, LZMAError, tarfile.TarError, zlib.error, EOFError) as error:
         why = str(error).partition("\n")[0].rstrip(":")
         raise UserError(
-            f"cannot unpack {archive}: it is not a whole archive ({why}). Remove it and get it again."
+            f"cannot unpack {archive}: it is not a complete archive ({why}). Remove it and get it again."
         ) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:

@@ -23,10 +23,7 @@ _STORAGE = {
     getattr(errno, name): advice
     for names, advice in (
         ("EIO EREMOTEIO", f"The disk or the network storage failed; the system's log says why (dmesg). {_AGAIN}."),
-        (
-            "ESTALE",
-            f"The network storage was lost or remounted. {_AGAIN} when it is back.",
-        ),
+        ("ESTALE", f"The network storage was lost or remounted. {_AGAIN} when it is back."),
         ("EXDEV", "Its folder is made of several file systems, so no file can be put in place there: choose another."),
         ("ENOLCK EOPNOTSUPP ENOTSUP ENOSYS", "The file system cannot do that: choose a folder on another."),
     )
@@ -156,7 +153,7 @@ def _check_inside(file: Path, status: os.stat_result) -> None:
     what = _kind_of(status.st_mode)
     if stat.S_ISREG(status.st_mode):
         what = f"a hard link: one of {status.st_nlink} names of a file"
-    raise UserError(f"{file} is {what}, so it is not written to: what is outside its folder stays as it is. Remove it.")
+    raise UserError(f"{file} is {what}, so it is not written to: files outside the folder are left alone. Remove it.")
 
 
 def _kind_of(mode: int) -> str:

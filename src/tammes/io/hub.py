@@ -25,7 +25,7 @@ def fetched(address: str) -> Path:
         if isinstance(why, HfHubHTTPError | OSError):
             raise UserError(f"cannot fetch {name} from the hub: {_first_line(why)}") from error
         raise UserError(
-            f"cannot reach the hub for {name}, and it is not in the cache. Try again when it can be."
+            f"cannot reach the hub for {name}, and it is not in the cache. Try again when you are online."
         ) from error
     return Path(folder)
 

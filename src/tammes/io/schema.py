@@ -1,4 +1,4 @@
-"""JSON that may be damaged or untrusted: read whole, and held against a declared shape before anything in it is used.
+"""JSON that may be damaged or untrusted: checked against a declared shape before anything in it is used.
 
 A shape is a type that pydantic knows, as a rule a TypedDict: names that it does not have are allowed, a newer version
 may have written them. A dataclass allows no others, and only finite numbers.
@@ -62,7 +62,7 @@ def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
     except OverflowError:
         raise UserError(f"{what} holds a number of more than {_DIGITS} digits. {advice}") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{what} is not a whole JSON file. {advice}") from None
+        raise UserError(f"{what} is not a complete JSON file. {advice}") from None
     return checked(value, shape, what, advice)
 
 

@@ -1,4 +1,4 @@
-"""Files of tensors (safetensors) that hold their own checksum: damage is not taken for what was written."""
+"""Files of tensors (safetensors) that hold their own checksum: a damaged file is noticed."""
 
 import json
 from collections.abc import Mapping

@@ -15,6 +15,7 @@ and are computed from the difference c - x.
 """
 
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,9 @@ def _value_and_gradient(
     block: int,
 ) -> tuple[Tensor, Tensor]:
     """The mean loss, and its gradient by the embeddings before they are normalised (batch, dim)."""
-    check_range(labels, embeddings.shape[1] if centroids is None else len(centroids))
     device, factor = embeddings.device.type, None
+    if centroids is None or pull_weights is not None or device != "cpu":  # else `index_select` looks at every label
+        check_range(labels, embeddings.shape[1] if centroids is None else len(centroids))
     with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
         norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)  # (batch, 1)
         shortest, longest = torch.aminmax(norm)
@@ -84,12 +86,12 @@ def _value_and_gradient(
             embeddings = embeddings if factor is None else embeddings * factor
             norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
             norm = torch.where(norm.isinf(), float("nan"), norm)
-        base = norm.new_full((1, 1), 2.0)  # |x|² + |c|²
+        base = _constant(2.0, norm.dtype, norm.device)  # |x|² + |c|²
         if shortest.item() <= NO_LENGTH:  # without a direction: the zero vector, which stays there
             norm = torch.where(norm <= NO_LENGTH, float("inf"), norm)
             base = torch.where(norm.isinf(), 1.0, 2.0).to(norm)  # (batch, 1)
         pull = None if pull_weights is None else pull_weights.to(norm)[labels, None]  # (batch, 1)
-        repel = norm.new_full((1, 1), push)
+        repel = _constant(push, norm.dtype, norm.device)
         if push_weights is not None:
             repel = repel * push_weights.to(norm)[labels, None]  # (batch, 1)
         by_class = None if class_weights is None else class_weights.to(norm)
@@ -101,6 +103,12 @@ def _value_and_gradient(
                 embeddings, norm, base, labels, centroids, classes, pull, repel, by_class, block
             )
         return loss, gradient if factor is None else gradient * factor
+
+
+@lru_cache(maxsize=64)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor (1, 1); a step makes no other of it."""
+    return torch.full((1, 1), value, dtype=dtype, device=device)
 
 
 def _against_centroids(
@@ -116,7 +124,11 @@ def _against_centroids(
     block: int,
 ) -> tuple[Tensor, Tensor]:
     x = embeddings / norm  # (batch, dim)
-    own_gap = centroids.index_select(0, labels).sub_(x)  # (batch, dim): c_y - x
+    try:
+        own_gap = centroids.index_select(0, labels).sub_(x)  # (batch, dim): c_y - x
+    except IndexError:
+        check_range(labels, len(centroids))
+        raise
     own = torch.linalg.vector_norm(own_gap, dim=1, keepdim=True)  # (batch, 1)
     label, number = labels[:, None], len(centroids) if classes is None else len(classes)
     if classes is not None:

@@ -33,13 +33,7 @@ class ProxyNCALoss(nn.Module):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        include_positive: bool = False,
-        scale: float = 1.0,
-        smoothing: float = 0.0,
+        self, num_classes: int, dim: int, *, include_positive: bool = False, scale: float = 1.0, smoothing: float = 0.0
     ) -> None:
         super().__init__()
         check_sizes("Proxy-NCA", num_classes, dim)

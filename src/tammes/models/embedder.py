@@ -411,8 +411,8 @@ def _loaded(
     made = _given_backbone(config, backbone, folder)
     if config.eval_transform is not None and eval_transform is None:
         raise UserError(
-            f"{folder} was given the transform {config.eval_transform} for evaluation, which no file can hold. Open it"
-            f" in Python, with the transform: tammes.load({str(folder)!r}, eval_transform=transform)"
+            f"{folder} was given the transform {config.eval_transform} for evaluation, which cannot be saved in a file."
+            f" Open it in Python, with the transform: tammes.load({str(folder)!r}, eval_transform=transform)"
         )
     transform = None if eval_transform is None else Transform("eval_transform", eval_transform)
     return _loaded_from(folder, _built(config, read_tensors(file)[0], file, made, transform))
@@ -423,8 +423,8 @@ def _given_backbone(config: EmbedderConfig, module: nn.Module | None, folder: Pa
     own = config.backbone.startswith(OWN)
     if own and module is None:
         raise UserError(
-            f"{folder} was trained with the module {config.backbone.removeprefix(OWN)}, which no file can hold. Open it"
-            f" in Python, with such a module: tammes.load({str(folder)!r}, backbone=module)"
+            f"{folder} was trained with the module {config.backbone.removeprefix(OWN)}, which cannot be saved in a"
+            f" file. Open it in Python, with such a module: tammes.load({str(folder)!r}, backbone=module)"
         )
     if module is None:
         return None

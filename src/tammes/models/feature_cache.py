@@ -1,4 +1,4 @@
-"""What the frozen part of a network gives is computed once an image and kept, for training, evaluation and galleries.
+"""The features of the frozen part of a network, computed once per image and cached for training and for galleries.
 
 `--train head` freezes the whole backbone, `--train top` what lies below a cut; a network that only embeds is frozen as
 a whole. The activations of the centre or of random crops of each image are kept in a memory-mapped file of the network,

@@ -146,7 +146,7 @@ def rebuilt(network: Network, file: Path, precision: Precision = "no") -> Embedd
     """
     published = network.weights == "imagenet"
     if not published and file_digest(file) != network.sha256:
-        raise UserError(f"{file} is not the file of weights that was used: its SHA-256 is another.")
+        raise UserError(f"{file} is not the file of weights that was used: its SHA-256 differs.")
     weights = network.weights if published else file
     how: Any = {"pool": network.pool, "form": network.form, "size": network.size or None, "precision": precision}
     found = pretrained(network.name, weights=weights, **how)

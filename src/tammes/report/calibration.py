@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tammes.data import check_data
 from tammes.errors import UserError
 from tammes.io.console import progress, say
-from tammes.io.files import is_vector_file
-from tammes.metrics.verification import Calibration, PairCounts, count_pairs
+from tammes.metrics.verification import Calibration, PairCounts, checked_fmr, count_pairs
+from tammes.report.items import check_for_images, items_of, say_known
 from tammes.training.embedding import Items
-from tammes.training.run_folder import RunFolder
+from tammes.training.run_folder import RunFolder, open_finished
 
 FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
 
@@ -53,8 +54,11 @@ def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None 
     classes = run.read("classes", needs=("val", "test"))
     val, test = len(classes["val"]), len(classes["test"])
     if on == "validation" and not val:
-        vectors = is_vector_file(run.read("config").get("data", ""))
-        why = "those that training holds out train in the end" if vectors else "it was trained without `val_classes`"
+        why = (
+            "those that training holds out train in the end"
+            if run.of_vectors
+            else "it was trained without `val_classes`"
+        )
         raise UserError(
             f"{run.folder} has no validation classes: {why}. Use `on='test'`, or give it other data: tammes calibrate"
             f" {run.folder} DATA"
@@ -67,7 +71,7 @@ def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None 
             f" them would promise too much. Give it data of other classes: tammes calibrate {run.folder} DATA"
         )
     if on is None and val == 1:
-        say("note: one validation class makes no pairs of different classes: the test classes are measured.")
+        say("note: one validation class makes no pairs of different classes, so the test classes are used.")
     return "test"
 
 
@@ -109,3 +113,42 @@ def _count(items: Items) -> PairCounts:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def calibrate_run(
+    run: RunFolder,
+    data: str | None = None,
+    *,
+    fmr: float | None = None,
+    on: Literal["validation", "test"] | None = None,
+    skip_bad: bool = False,
+    device: Literal["auto", "cpu"] = "auto",
+) -> RunCalibration:
+    """Find how near two items must be to be of one class, on classes that did not train, and keep it in the run.
+
+    Args:
+        data: other images, or vectors, to measure on, all of their classes.
+        fmr: the false match rate to allow; None: both errors are equally frequent.
+        on: which classes of the run's own data. None: the validation classes if there are any, and then the test
+            classes check the threshold; otherwise the test classes.
+    """
+    check_data(data)
+    if fmr is not None:
+        checked_fmr(fmr)
+    if data is not None and on is not None:
+        raise UserError("`on` chooses among the run's own classes, and `data` is measured whole: give one of the two.")
+    run = open_finished(run.folder, run.objects)
+    check_for_images(run, skip_bad=skip_bad)
+    part = None if data is not None else classes_to_measure(run, on)
+    items = items_of(run, data, part=part or "test", skip_bad=skip_bad, on=device)
+    classes = run.read("classes", needs=("train", "test"))
+    say_known(tuple(items.class_names[label] for label in sorted(set(items.labels.tolist()))), classes["train"])
+    checks = part == "val" and bool(classes["test"])
+    check = items_of(run, skip_bad=skip_bad, on=device) if checks else None
+    made = calibrate_items(items, fmr=fmr, trained_on=classes["train"], check=check)
+    if part == "test":
+        say("note: the test classes chose this threshold, so they are no longer an independent test of it.")
+    if (run.folder / "calibration.json").exists():
+        say(f"note: an older calibration of {run.folder} is replaced.")
+    run.write("calibration", made.to_json())
+    return made

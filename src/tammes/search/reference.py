@@ -1,4 +1,4 @@
-"""Nearest neighbours in a few lines: what `neighbours` computes faster, and is held against in the tests.
+"""Nearest neighbours in a few lines: the slow reference that `neighbours` is tested against.
 
 Distances from the differences in float64, and a sort of the whole gallery for every query.
 """

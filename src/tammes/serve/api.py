@@ -12,25 +12,12 @@ from pydantic import BaseModel, ValidationError
 from tammes import __version__
 from tammes.errors import unknown_name
 from tammes.gallery.items import ITEM_ID
+from tammes.serve import models
 from tammes.serve.errors import CODES, RequestError, validation_message
 from tammes.serve.gallery import ServedGallery, unit_vector
-from tammes.serve.models import (
-    ClassesModel,
-    ClassModel,
-    CountModel,
-    ErrorModel,
-    GalleryModel,
-    HealthModel,
-    Item,
-    ItemsModel,
-    MapModel,
-    QueryModel,
-    SearchModel,
-    VectorModel,
-)
 from tammes.serve.projection import Projection
 from tammes.serve.rows import Rows, escaped
-from tammes.serve.state import Answer, ServerState, Upload
+from tammes.serve.state import Answer, Search, ServerState, Upload
 from tammes.serve.uploads import FIELD
 
 _A_NUMBER = 64  # bytes of a body for each number of a vector, with blanks
@@ -42,39 +29,46 @@ Model = TypeVar("Model", bound=BaseModel)
 K = Annotated[int, Query(ge=1, le=200, description="How many neighbours.")]
 Label = Annotated[str | None, Query(description="Among images of this class only.", max_length=1000)]
 Where = Annotated[
-    str | None,
-    Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000),
+    str | None, Query(description="Among images whose columns fit: colour = 'red' and price < 20.", max_length=1000)
 ]
 Exact = Annotated[bool, Query(description="Compare with every image, also where there is an index.")]
+
+
+def _search_asked(k: K = 8, label: Label = None, exact: Exact = False, where: Where = None) -> Search:
+    return Search(k, label, where, exact)
+
+
+Asked = Annotated[Search, Depends(_search_asked)]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Offset = Annotated[int, Query(ge=0, le=10**9)]
 ItemId = Annotated[str, Path(description="Of an item.", pattern=ITEM_ID, examples=["2f1c88a0b7d3e945"])]
 UploadId = Annotated[str, Path(description="Of an image that was searched with.", pattern="^[A-Za-z0-9_-]{16}$")]
 
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-_FORM = {"type": "object", "required": [FIELD], "properties": {FIELD: _BINARY["schema"]}}
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "description": "An image: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
-        "content": {
-            "multipart/form-data": {"schema": _FORM},
-            "image/jpeg": _BINARY,
-            "image/png": _BINARY,
-            "application/octet-stream": _BINARY,
-        },
-    }
-}
-_VECTOR = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": VectorModel.model_json_schema()}}}
-}
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "required": [FIELD], "properties": {FIELD: _FILE}}
+_IMAGE_KINDS = ("image/jpeg", "image/png", "application/octet-stream")
+
+
+def _body(description: str, **schemas: Any) -> dict[str, Any]:
+    """What a request sends, for the document: a schema by the kind of content."""
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+_UPLOAD = _body(
+    "An image: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.",
+    **{"multipart/form-data": _FORM, **dict.fromkeys(_IMAGE_KINDS, _FILE)},
+)
+_VECTOR = _body("A vector, and how to search.", **{"application/json": models.VectorModel.model_json_schema()})
 _WEBP = {"content": {"image/webp": {}}, "description": "A WebP file."}
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for its document: its own, and those of the middleware."""
     of_any = (401, 413, 421, 422, 429, 500, 503, 504)
-    return {status: {"model": ErrorModel, "description": CODES[status]} for status in sorted({*statuses, *of_any})}
+    return {
+        status: {"model": models.ErrorModel, "description": CODES[status]} for status in sorted({*statuses, *of_any})
+    }
 
 
 def routes(state: ServerState) -> APIRouter:
@@ -84,9 +78,9 @@ def routes(state: ServerState) -> APIRouter:
     api = APIRouter(dependencies=[Depends(_check_parameters), *token])
 
     @api.get("/api/health", tags=["server"], responses=_errors())
-    async def health() -> HealthModel:
+    async def health() -> models.HealthModel:
         """Whether the server answers. Needs no token."""
-        return HealthModel(version=__version__)
+        return models.HealthModel(version=__version__)
 
     @api.get("/metrics", tags=["server"], responses={**_errors(), 200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -124,12 +118,12 @@ def _validated(content: bytes, model: type[Model], most: int) -> Model:
 
 def _gallery(api: APIRouter, state: ServerState) -> None:
     @api.get("/api/gallery", tags=["gallery"], responses=_errors())
-    async def about() -> GalleryModel:
+    async def about() -> models.GalleryModel:
         """What is served, and what made it."""
         gallery = state.gallery
         about, rows = gallery.store.about, gallery.rows
         threshold = await asyncio.to_thread(lambda: gallery.threshold)
-        return GalleryModel(
+        return models.GalleryModel(
             name=gallery.name,
             items=len(rows),
             classes=rows.num_classes,
@@ -141,33 +135,35 @@ def _gallery(api: APIRouter, state: ServerState) -> None:
         )
 
     @api.get("/api/count", tags=["gallery"], responses=_errors(404))
-    async def count(label: Label = None) -> CountModel:
+    async def count(label: Label = None) -> models.CountModel:
         """How many images there are, or of a class."""
         rows = state.gallery.rows
         if label is None:
-            return CountModel(items=len(rows), classes=rows.num_classes)
-        return CountModel(items=rows.class_size(label), classes=1)
+            return models.CountModel(items=len(rows), classes=rows.num_classes)
+        return models.CountModel(items=rows.class_size(label), classes=1)
 
     @api.get("/api/classes", tags=["gallery"], responses=_errors())
     async def classes(
         q: Annotated[str, Query(description="Names that hold this text.", max_length=200)] = "",
         limit: Limit = 100,
         offset: Offset = 0,
-    ) -> ClassesModel:
+    ) -> models.ClassesModel:
         """The classes and how many images each has."""
         names = classes_with(state.gallery.rows, q)
-        some = [ClassModel(label=name, items=number) for name, number in names[offset : offset + limit]]
-        return ClassesModel(total=len(names), classes=some)
+        some = [models.ClassModel(label=name, items=number) for name, number in names[offset : offset + limit]]
+        return models.ClassesModel(total=len(names), classes=some)
 
     @api.get("/api/items", tags=["gallery"], responses=_errors(404))
-    async def items(label: Label = None, limit: Limit = 100, offset: Offset = 0) -> ItemsModel:
+    async def items(label: Label = None, limit: Limit = 100, offset: Offset = 0) -> models.ItemsModel:
         """The images of the gallery, or of a class."""
         rows = state.gallery.rows
         members = await asyncio.to_thread(rows.members, label)
-        return ItemsModel(total=len(members), items=[rows.item(each) for each in members[offset : offset + limit]])
+        return models.ItemsModel(
+            total=len(members), items=[rows.item(each) for each in members[offset : offset + limit]]
+        )
 
     @api.get("/api/items/{item}", tags=["gallery"], responses=_errors(404))
-    async def item(item: ItemId) -> Item:
+    async def item(item: ItemId) -> models.Item:
         """One image."""
         return state.gallery.rows.item(item)
 
@@ -205,48 +201,40 @@ def _images(api: APIRouter, state: ServerState) -> None:
 
 def _search(api: APIRouter, state: ServerState) -> None:
     @api.get("/api/items/{item}/neighbours", tags=["search"], responses=_errors(400, 404))
-    async def by_item(
-        item: ItemId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_item(item: ItemId, asked: Asked) -> models.SearchModel:
         """Search by an image of the gallery: the nearest others."""
         gallery = state.gallery
         known = gallery.rows.item(item)
         vector = await asyncio.to_thread(gallery.vector, item)
-        answer = await state.search(gallery, vector, k, label, leave_out=item, exact=exact, where=where)
-        query = QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
+        answer = await state.search(gallery, vector, asked, leave_out=item)
+        query = models.QueryModel(kind="item", id=item, label=known.label, width=known.width, height=known.height)
         return _search_model(query, answer)
 
-    async def by_upload(
-        gallery: ServedGallery, upload: Upload, k: int, label: str | None, exact: bool, where: str | None
-    ) -> SearchModel:
-        query = QueryModel(kind="picture", id=upload.id, width=upload.width, height=upload.height)
-        return _search_model(query, await state.search(gallery, upload.vector, k, label, exact=exact, where=where))
+    async def by_upload(gallery: ServedGallery, upload: Upload, asked: Search) -> models.SearchModel:
+        query = models.QueryModel(kind="picture", id=upload.id, width=upload.width, height=upload.height)
+        return _search_model(query, await state.search(gallery, upload.vector, asked))
 
     @api.post("/api/search", tags=["search"], responses=_errors(400, 404, 408, 415), openapi_extra=_UPLOAD)
-    async def by_picture(
-        request: Request, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_picture(request: Request, asked: Asked) -> models.SearchModel:
         """Search by an image. It is kept in memory for a while under the id of the answer, and never on disk."""
         gallery = state.gallery
-        return await by_upload(gallery, await state.receive_upload(request, gallery), k, label, exact, where)
+        return await by_upload(gallery, await state.receive_upload(request, gallery), asked)
 
     @api.post("/api/search/vector", tags=["search"], responses=_errors(404, 408), openapi_extra=_VECTOR)
-    async def by_vector(request: Request) -> SearchModel:
+    async def by_vector(request: Request) -> models.SearchModel:
         """Search by a vector of the gallery's model."""
         gallery = state.gallery
         dim = gallery.store.about.dim
-        asked = await read_json(request, VectorModel, _A_NUMBER * dim + _OTHERS)
-        vector = unit_vector(asked.vector, dim)
-        answer = await state.search(gallery, vector, asked.k, asked.label, exact=asked.exact, where=asked.where)
-        return _search_model(QueryModel(kind="vector"), answer)
+        body = await read_json(request, models.VectorModel, _A_NUMBER * dim + _OTHERS)
+        asked = Search(body.k, body.label, body.where, body.exact)
+        answer = await state.search(gallery, unit_vector(body.vector, dim), asked)
+        return _search_model(models.QueryModel(kind="vector"), answer)
 
     @api.get("/api/pictures/{picture}/neighbours", tags=["search"], responses=_errors(400, 404))
-    async def by_kept_picture(
-        picture: UploadId, k: K = 8, label: Label = None, exact: Exact = False, where: Where = None
-    ) -> SearchModel:
+    async def by_kept_picture(picture: UploadId, asked: Asked) -> models.SearchModel:
         """Search again by an image that was searched with a short while ago."""
         gallery = state.gallery
-        return await by_upload(gallery, state.upload(picture, gallery), k, label, exact, where)
+        return await by_upload(gallery, state.upload(picture, gallery), asked)
 
     @api.get(
         "/api/pictures/{picture}/thumbnail",
@@ -262,7 +250,7 @@ def _search(api: APIRouter, state: ServerState) -> None:
 
 def _map(api: APIRouter, state: ServerState) -> None:
     @api.get("/api/map", tags=["gallery"], responses=_errors())
-    async def the_map() -> MapModel:
+    async def the_map() -> models.MapModel:
         """Two coordinates for each image, so that near ones are near; of a large gallery for some, drawn at random."""
         projection = await state.projector.project(state.gallery.rows)
         return await asyncio.to_thread(_map_model, projection, state.projector.working)
@@ -280,16 +268,17 @@ async def _check_parameters(request: Request) -> None:
     Not of what watches the server, which may add some of its own.
     """
     route = request.scope["route"]
-    known = {field.alias for field in route.dependant.query_params}
+    parts = (route.dependant, *route.dependant.dependencies)
+    known = {field.alias for part in parts for field in part.query_params}
     for name in () if "server" in route.tags else request.query_params:
         if name not in known:
             takes = str(unknown_name("parameter", name[:100], known)) if known else "this address takes no parameters."
             raise RequestError(422, takes)
 
 
-def _search_model(query: QueryModel, answer: Answer) -> SearchModel:
+def _search_model(query: models.QueryModel, answer: Answer) -> models.SearchModel:
     found = answer.classification
-    return SearchModel(
+    return models.SearchModel(
         query=query,
         threshold=None if found is None else found.threshold,
         best_guess=None if found is None else escaped(found.best_guess),
@@ -299,9 +288,9 @@ def _search_model(query: QueryModel, answer: Answer) -> SearchModel:
     )
 
 
-def _map_model(projection: Projection, working: bool) -> MapModel:
+def _map_model(projection: Projection, working: bool) -> models.MapModel:
     points, rows, ids = (projection.points * _SCALE).round().astype(int), projection.rows, projection.ids
-    return MapModel(
+    return models.MapModel(
         way=projection.way,
         working=working,
         scale=_SCALE,

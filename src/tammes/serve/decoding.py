@@ -6,9 +6,8 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
-from queue import Empty, LifoQueue
 from signal import SIGKILL, SIGTERM
-from threading import Event, Lock, Timer
+from threading import Event, RLock, Timer
 from typing import IO, cast
 
 import numpy as np
@@ -17,10 +16,11 @@ from numpy import ndarray
 
 from tammes.data.images import Mode
 from tammes.io.environment import bare_environment
-from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
+from tammes.serve.errors import RequestError
 from tammes.serve.limits import Limits
 
 _RENEWED_AFTER = 500  # images; whatever a library leaks goes with its process
+_STOPPING = "the server is stopping."
 _LINE, _THUMBNAIL_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
 
 
@@ -49,25 +49,19 @@ class Preprocessing:
 
 
 class DecoderPool:
-    """Processes that decode, as many as may work at the same time. To be closed."""
+    """Processes that decode, one for each upload that may be in memory at the same time. To be closed."""
 
-    def __init__(self, limits: Limits, number: int = 2) -> None:
-        self._limits = limits
-        self._free: LifoQueue[_Decoder] = LifoQueue()
-        self._all = [_Decoder(limits) for _ in range(number)]
-        for each in self._all:
-            self._free.put(each)
+    def __init__(self, limits: Limits) -> None:
+        self._all = [_Decoder(limits) for _ in range(limits.uploads_at_once)]
+        self._free = self._all.copy()
 
     def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
         """The image in a file's content, or an error. To be called in a thread of its own."""
-        try:
-            decoder = self._free.get(timeout=self._limits.wait_seconds)
-        except Empty:
-            raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
+        decoder = self._free.pop()  # the last that was used: those that are never needed are never started
         try:
             return decoder.decode(content, preprocessing)
         finally:
-            self._free.put(decoder)
+            self._free.append(decoder)
 
     def close(self) -> None:
         for each in self._all:
@@ -81,51 +75,49 @@ class _Decoder:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._done = 0
-        self._killed = False  # by whom else, the last time
-        self._lock = Lock()
+        self._lock = RLock()
         self._closed = False
 
     def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
         """Once more if its process has ended: an image before this one may have been the cause."""
-        answer, late = self._asked(content, preprocessing)
-        if answer is None and not late and not self._closed:
-            answer, late = self._asked(content, preprocessing)
-            if answer is None and not late and self._killed and not self._closed:  # as where memory has run out
-                raise RequestError(503, "the image could not be decoded now. Try again in a moment.", retry_after=5)
-        if isinstance(answer, Decoded):
-            return answer
+        for _ in range(2):
+            answer, late, killed = self._asked(content, preprocessing)
+            if isinstance(answer, Decoded):
+                return answer
+            if answer is not None or late or self._closed:
+                break
         if answer is None and self._closed:
-            raise RequestError(503, "the server is stopping.", retry_after=10)
+            raise RequestError(503, _STOPPING, retry_after=10)
+        if answer is None and killed and not late:  # by others, as where memory has run out
+            raise RequestError(503, "the image could not be decoded now. Try again in a moment.", retry_after=5)
         too_long = f"decoding it takes longer than {self._limits.decode_seconds:g} seconds"
-        why = answer or f"cannot read the image: {too_long if late else 'it is broken'}."
+        why = str(answer or f"cannot read the image: {too_long if late else 'it is broken'}.")
         raise RequestError(_status(why), why)
 
-    def _asked(self, content: bytes, preprocessing: Preprocessing) -> tuple[Decoded | str | None, bool]:
-        """The answer of the process, None if it has ended; and whether it took too long."""
-        process = self._running()
-        killed = Event()
+    def _asked(self, content: bytes, preprocessing: Preprocessing) -> tuple[Decoded | str | None, bool, bool]:
+        """The answer of the process, None if it has ended; whether it took too long; whether a signal ended it."""
+        process, late, killed = self._running(), Event(), False
 
-        def kill() -> None:
-            killed.set()
+        def stop() -> None:
+            late.set()
             process.kill()
 
-        timer = Timer(self._limits.decode_seconds, kill)
+        timer = Timer(self._limits.decode_seconds, stop)
         timer.start()
-        answer = None
         try:
             answer = _exchange(process, content, preprocessing)
         except Exception:  # it has ended, was killed, or answers nonsense: it is not used again
-            pass
+            answer = None
         finally:
             timer.cancel()
             timer.join()
         self._done += 1
-        if answer is None or killed.is_set():  # the time may have run out just when the answer had come
+        if answer is None or late.is_set():  # the time may have run out just when the answer had come
             with suppress(subprocess.TimeoutExpired):  # one that answers nonsense has not ended by itself
                 process.wait(0.1)
-            self._killed = process.returncode in (-SIGKILL, -SIGTERM)
+            killed = process.returncode in (-SIGKILL, -SIGTERM)
             self._end()
-        return answer, killed.is_set()
+        return answer, late.is_set(), killed
 
     def end(self) -> None:
         """For good."""
@@ -135,9 +127,9 @@ class _Decoder:
     def _running(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._closed:
-                raise RequestError(503, "the server is stopping.", retry_after=10)
+                raise RequestError(503, _STOPPING, retry_after=10)
             if self._process is not None and (self._process.poll() is not None or self._done >= _RENEWED_AFTER):
-                self._end_process()
+                self._end()
             if self._process is None:
                 limits = (str(self._limits.decode_bytes), str(self._limits.upload_pixels))
                 self._process = subprocess.Popen(
@@ -153,17 +145,10 @@ class _Decoder:
 
     def _end(self) -> None:
         with self._lock:
-            self._end_process()
-
-    def _end_process(self) -> None:
-        if self._process is None:
-            return
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what was left to write has nowhere to go
-                cast(IO[bytes], stream).close()
-        self._process.wait()
-        self._process = None
+            if self._process is not None:
+                with suppress(OSError), self._process:  # what was left to write has nowhere to go
+                    self._process.kill()
+            self._process = None
 
 
 def _exchange(process: "subprocess.Popen[bytes]", content: bytes, preprocessing: Preprocessing) -> Decoded | str:

@@ -12,12 +12,12 @@ import torch
 from cachetools import LRUCache
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
+from typing_extensions import Unpack
 
 from tammes.data.images import open_small
 from tammes.errors import UserError
-from tammes.gallery import Hit, Row, open_gallery
-from tammes.gallery.filters import Filter
-from tammes.gallery.gallery import Gallery
+from tammes.gallery import Hit, open_gallery
+from tammes.gallery.gallery import Gallery, SearchOptions
 from tammes.gallery.items import THUMBNAIL
 from tammes.gallery.trust import trusted_roots
 from tammes.serve.decoding import Preprocessing
@@ -26,7 +26,7 @@ from tammes.serve.rows import Rows, escaped
 
 _THUMBNAILS = 64_000_000  # bytes of thumbnails that are kept in memory
 _THUMBNAIL_BYTES = 1_000_000  # of one
-_FAR_AWAY = 1.5  # seconds; times 20 between two looks
+_FAR_AWAY, _AFTER_FAILURE = 30.0, 20.0  # seconds between two looks
 _AHEAD = 64  # thumbnails that are read from the store together
 # The kinds of file that browsers show, by their first bytes.
 _KINDS = (
@@ -68,11 +68,8 @@ class ServedGallery(Gallery):
 
     def why_no_images(self) -> str:
         """For a client: why it cannot be searched by an image."""
-        if self.model.kind == "vectors":
-            return (
-                "this gallery was made of vectors of a model unknown here: search by one of its items, or by a vector."
-            )
-        return "this gallery was made by a module that is not here: search by one of its items, or by a vector."
+        made = "of vectors of a model unknown here" if self.model.kind == "vectors" else "by a module that is not here"
+        return f"this gallery was made {made}: search by one of its items, or by a vector."
 
     @property
     def items_word(self) -> str:
@@ -87,23 +84,15 @@ class ServedGallery(Gallery):
         return escaped(Path(self.uri.rstrip("/")).name or self.uri)
 
     def nearest(
-        self,
-        vectors: Float32[ndarray, "queries dim"],
-        k: int,
-        *,
-        label: str | None = None,
-        where: Filter | None = None,
-        exact: bool = False,
-        leave_out: Sequence[str | None] | None = None,
+        self, vectors: Float32[ndarray, "queries dim"], k: int, **how: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
         """From memory where all vectors are there, else from the store; filters are the store's."""
-        rows = self.rows
-        if not rows.complete or where is not None:
-            return self.store.search(vectors, k, label=label, where=where, exact=exact, leave_out=leave_out)
-        without = leave_out or [None] * len(vectors)
-        return [
-            rows.search(vector, k, label=label, leave_out=path) for vector, path in zip(vectors, without, strict=True)
-        ]
+        rows, label = self.rows, how.get("label")
+        if not rows.complete or how.get("where") is not None:
+            return self.store.search(vectors, k, **how)
+        without = how.get("leave_out") or [None] * len(vectors)
+        pairs = zip(vectors, without, strict=True)
+        return [rows.search(vector, k, label=label, leave_out=path) for vector, path in pairs]
 
     def vector(self, item: str) -> Float32[ndarray, " dim"]:
         rows = self.rows
@@ -125,19 +114,13 @@ class ServedGallery(Gallery):
         missing = [path for path in keys if path not in kept]
         try:
             found = self.store.get(missing) if missing else []
-        except UserError:  # one of them is gone since: each for itself
-            found = [row for path in missing for row in self._one(path)]
+        except UserError:  # one of them is gone since: a browser asks for the others one by one
+            found = []
         # An untrusted gallery may hold anything, and a browser would decode it: only real thumbnails are sent.
         new = {row.path: row.thumbnail if _is_thumbnail(row.thumbnail) else b"" for row in found}
         with self._lock:
             self._thumbnails.update({keys[path]: content for path, content in new.items()})
         return {keys[path][0]: content for path, content in {**kept, **new}.items()}
-
-    def _one(self, path: str) -> list[Row]:
-        try:
-            return self.store.get([path])
-        except UserError:
-            return []
 
     def untrusted_roots(self) -> list[str]:
         """Folders that the gallery names and that were not indexed here: their files are not served."""
@@ -147,7 +130,7 @@ class ServedGallery(Gallery):
 
     def file(self, item: str) -> tuple[Path, str]:
         """The file of an item and its kind; an error unless it is an image in one of the folders that were indexed."""
-        gone = RequestError(404, "the file of this item is not there any more; its thumbnail is.")
+        gone = RequestError(404, "the file of this item no longer exists; its thumbnail is still there.")
         try:
             file = Path(self.rows.path(item)).resolve(strict=True)
             roots = trusted_roots(self.uri, self.store.about.roots)
@@ -166,37 +149,32 @@ class ServedGallery(Gallery):
 
 
 class GalleryWatcher:
-    """The gallery at an address, read again when it has changed; for a server that runs for weeks."""
+    """The gallery at an address, read again when it has changed; for a server that runs for weeks.
+
+    Attributes:
+        pause: seconds to wait before the next look; a gallery that is being written to is read no more than a
+            twentieth of the time.
+    """
 
     def __init__(self, uri: str, model: str | Path | None, on: Literal["auto", "cpu"]) -> None:
         self._uri, self._model, self._on = uri, model, on
         self.current = ServedGallery(uri, model, on)
-        self._lock = Lock()
-        self._took = 0.0
-        self._at = monotonic()
+        self.pause = 0.0
 
     def refresh(self) -> bool:
-        """Look whether the gallery has changed, and read it again if so; whether it was. One at a time.
-
-        A gallery that is being written to is read no more than a twentieth of the time.
-        """
-        if monotonic() - self._at < 20 * self._took or not self._lock.acquire(blocking=False):
-            return False
+        """Look whether the gallery has changed, and read it again if so; whether it was."""
+        began = monotonic()
         try:
-            began = monotonic()
             changed = self._look()
-            self._at = monotonic()
-            # A look that finds nothing is cheap, but not where each costs a request to another machine.
-            self._took = self._at - began if changed else _FAR_AWAY if "://" in self._uri else 0.0
-            return changed
-        except Exception as error:  # also what a damaged file of a model makes others raise
-            # The old gallery stays; whoever runs the server is told once in a while.
+        except Exception as error:
+            # Also what a damaged file of a model makes others raise. The old gallery stays.
             why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             print(f"tammes: cannot read the changed gallery: {why}", file=sys.stderr, flush=True)
-            self._at, self._took = monotonic(), max(self._took, 1.0)
+            self.pause = max(self.pause, _AFTER_FAILURE)
             return False
-        finally:
-            self._lock.release()
+        # A look that finds nothing is cheap, but not where each costs a request to another machine.
+        self.pause = 20 * (monotonic() - began) if changed else _FAR_AWAY if "://" in self._uri else 0.0
+        return changed
 
     def _look(self) -> bool:
         old, there = self.current, open_gallery(self._uri)

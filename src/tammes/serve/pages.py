@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode
 
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,7 +26,7 @@ from tammes.serve.middleware import COOKIE, cookie_of, same_token
 from tammes.serve.models import Item
 from tammes.serve.reports import policy
 from tammes.serve.rows import Rows, escaped
-from tammes.serve.state import Answer, ServerState
+from tammes.serve.state import Answer, Search, ServerState
 
 _HERE = Path(__file__).parent
 _REPORT = _HERE.parent / "report"
@@ -46,6 +46,13 @@ _SUGGESTED = 300  # classes whose names a page holds; of more the script asks as
 _LONGEST_FORM = 4096  # bytes, of the one with the token
 
 Page = Annotated[int, Query(ge=1, le=10**6)]
+
+
+def _search_asked(k: K = 24, label: Label = None, where: Where = None) -> Search:
+    return Search(k, label or None, (where or "").strip() or None)
+
+
+Asked = Annotated[Search, Depends(_search_asked)]
 
 
 def routes(state: ServerState, app: FastAPI) -> APIRouter:
@@ -109,21 +116,20 @@ def _gallery(pages: APIRouter, state: ServerState) -> None:
         return RedirectResponse(f"/picture/{upload.id}{_query(k=k, label=label)}", status_code=303)
 
     @pages.get("/item/{item}")
-    async def item(item: ItemId, k: K = 24, label: Label = None, where: Where = None) -> HTMLResponse:
+    async def item(item: ItemId, asked: Asked) -> HTMLResponse:
         gallery = state.gallery
-        known = gallery.rows.item(item)
-        vector = await asyncio.to_thread(gallery.vector, item)
+        known, vector = gallery.rows.item(item), await asyncio.to_thread(gallery.vector, item)
         return await _results(
-            state, gallery, vector, k, label, where, leave_out=item, item=known, address=f"/item/{item}",
-            shown=f"/api/items/{item}/image", small=known.thumbnail, width=known.width, height=known.height,
+            state, gallery, vector, asked, item=known, address=f"/item/{item}", shown=f"/api/items/{item}/image",
+            small=known.thumbnail, width=known.width, height=known.height,
         )  # fmt: skip
 
     @pages.get("/picture/{picture}")
-    async def picture(picture: UploadId, k: K = 24, label: Label = None, where: Where = None) -> HTMLResponse:
+    async def picture(picture: UploadId, asked: Asked) -> HTMLResponse:
         gallery = state.gallery
         upload = state.upload(picture, gallery)
         return await _results(
-            state, gallery, upload.vector, k, label, where, leave_out=None, item=None, address=f"/picture/{picture}",
+            state, gallery, upload.vector, asked, item=None, address=f"/picture/{picture}",
             shown=f"/api/pictures/{picture}/thumbnail", small="", width=upload.width, height=upload.height,
         )  # fmt: skip
 
@@ -220,16 +226,16 @@ async def _items(gallery: ServedGallery, ids: Sequence[str]) -> list[Item]:
 
 
 async def _results(
-    state: ServerState, gallery: ServedGallery, vector: ndarray, k: int, label: str | None, where: str | None, *,
-    leave_out: str | None, address: str, **about: Any,
+    state: ServerState, gallery: ServedGallery, vector: ndarray, asked: Search, *, item: Item | None, address: str,
+    **about: Any,
 ) -> HTMLResponse:  # fmt: skip
     """The page of a search; in a class that does not exist, or by a wrong filter, it finds nothing, and says so."""
-    label, where, rows = label or None, (where or "").strip() or None, gallery.rows
-    no_such_class = label is not None and not rows.has_class(label)
+    k, label, where, rows = asked.k, asked.label, asked.where, gallery.rows
+    no_such_class = label is not None and label not in rows.classes
     answer, wrong = Answer([], None), ""
     if not no_such_class:
         try:
-            answer = await state.search(gallery, vector, k, label, leave_out=leave_out, where=where)
+            answer = await state.search(gallery, vector, asked, leave_out=None if item is None else item.id)
         except RequestError as error:
             if error.status_code != 400:
                 raise
@@ -246,7 +252,7 @@ async def _results(
         no_such_class=no_such_class,
         among=[(name, n, f"{address}{_query(k=k, label=name, where=where)}") for name, n in among.most_common(8)],
         carried=_query(k=None if k == 24 else k, where=where),
-        all_classes=f"{address}{_query(k=k, where=where)}", everything=f"{address}{_query(k=k)}", **about,
+        all_classes=f"{address}{_query(k=k, where=where)}", everything=f"{address}{_query(k=k)}", item=item, **about,
     )  # fmt: skip
     page.status_code = 400 if wrong else 200
     return page

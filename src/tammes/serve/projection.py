@@ -62,12 +62,15 @@ class Projector:
         async with self._one_at_a_time:
             if self._projection is None or self._projection.rows is not rows:
                 await self.close()
-                ids, vectors = _mapped(rows)
+                ids, vectors = rows.sample()
+                chosen = shown_items(np.arange(len(ids)), MAPPED)
+                ids, vectors = [ids[number] for number in chosen.tolist()], vectors[chosen]
                 kept = await asyncio.to_thread(_read_cache, vectors)
                 if kept is not None:
                     self._projection = Projection("tsne", rows, ids, kept)
                 else:
-                    self._projection = Projection("pca", rows, ids, await asyncio.to_thread(_pca, vectors))
+                    points = await asyncio.to_thread(flat, vectors, "pca") if ids else np.zeros((0, 2))
+                    self._projection = Projection("pca", rows, ids, points)
                     if len(ids) > 10:
                         self._task = asyncio.create_task(self._improve(rows, ids, vectors))
             return self._projection
@@ -120,17 +123,6 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _mapped(rows: Rows) -> tuple[list[str], ndarray]:
-    """The items of the map and their vectors."""
-    ids, vectors = rows.sample()
-    chosen = shown_items(np.arange(len(ids)), MAPPED)
-    return [ids[number] for number in chosen.tolist()], vectors[chosen]
-
-
-def _pca(vectors: ndarray) -> ndarray:
-    return flat(vectors, "pca") if len(vectors) else np.zeros((0, 2))
-
-
 def _file(vectors: ndarray) -> Path:
     digest = blake2b(vectors.tobytes(), digest_size=16).hexdigest()
     return cache_folder() / "maps" / f"{digest}.npy"
@@ -147,11 +139,9 @@ def _read_cache(vectors: ndarray) -> ndarray | None:
 def _write_cache(vectors: ndarray, points: ndarray) -> None:
     content = BytesIO()
     np.save(content, points)
-    try:
+    with suppress(OSError, UserError):  # without a cache the next start computes it again
         folder_inside(_file(vectors).parent)
         write_atomically(_file(vectors), content.getvalue())
-    except (OSError, UserError):  # without a cache the next start computes it again
-        return
 
 
 if __name__ == "__main__":

@@ -48,11 +48,23 @@ def reports_in(roots: Sequence[Path]) -> dict[str, Report]:
     """All runs and benchmarks at or below these folders, the newest first."""
     found: dict[str, Report] = {}
     for root in roots:
-        for run in reversed(listed(root)):
-            _add(found, root, run.folder, "run", run.state, _read(run.read, "config"), _read(run.read, "results"))
-        for plan in sorted(root.glob("**/plan.json")):
-            if _report(plan.parent) is not None:
-                _add(found, root, plan.parent, "benchmark", "", {}, _read(read_results, plan.parent))
+        runs: list[tuple[Any, ...]] = [
+            (run.folder, "run", run.state, _read(run.read, "config"), _read(run.read, "results"))
+            for run in reversed(listed(root))
+        ]
+        plans = [plan.parent for plan in sorted(root.glob("**/plan.json")) if _report(plan.parent) is not None]
+        top = root.resolve()
+        for folder, *about in [*runs, *((plan, "benchmark", "", {}, _read(read_results, plan)) for plan in plans)]:
+            whole, below = folder.resolve(), folder.relative_to(root)
+            if not whole.is_relative_to(top):  # a link may lead out of the folder that is served
+                continue
+            name = escaped(str(below) if below.parts else top.name)
+            if name in found and found[name].folder != whole:  # of another folder that is served
+                name = f"{escaped(top.name)}/{name}"
+                numbered = (f"{name} {number}" for number in count(2))
+                name = next(each for each in chain([name], numbered) if each not in found)
+            written = _report(folder)
+            found.setdefault(name, Report(name, whole, written, _is_current(written), *about))
     return found
 
 
@@ -68,29 +80,6 @@ def policy() -> str:
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
         " sandbox allow-scripts allow-popups allow-top-navigation-by-user-activation"
     )
-
-
-def _add(
-    found: dict[str, Report],
-    root: Path,
-    folder: Path,
-    kind: str,
-    state: str,
-    config: dict[str, Any],
-    results: dict[str, Any],
-) -> None:
-    """Add a report under a name that no other has."""
-    whole, top = folder.resolve(), root.resolve()
-    if not whole.is_relative_to(top):  # a link may lead out of the folder that is served
-        return
-    below = folder.relative_to(root)
-    name = escaped(str(below) if below.parts else top.name)
-    if name in found and found[name].folder != whole:  # of another folder that is served
-        name = f"{escaped(top.name)}/{name}"
-        numbered = (f"{name} {number}" for number in count(2))
-        name = next(each for each in chain([name], numbered) if each not in found)
-    written = _report(folder)
-    found.setdefault(name, Report(name, whole, written, _is_current(written), kind, state, config, results))
 
 
 def _report(folder: Path) -> Path | None:

@@ -96,9 +96,6 @@ class Rows:
         """How many classes there are; items without one are not a class."""
         return len(self._real_label) - ("" in self._real_label)
 
-    def has_class(self, name: str) -> bool:
-        return name in self._real_label
-
     def real_label(self, name: str) -> str:
         """The label in the store of a class, by its name as it is shown; an error if there is no such class."""
         if name not in self._real_label:
@@ -125,7 +122,7 @@ class Rows:
         return self._row(item).path
 
     def mark(self, item: str) -> str:
-        """A text that changes with the image of an item."""
+        """A string that changes with the image of an item."""
         return self._row(item).mark
 
     def code(self, item: str) -> int:

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from signal import SIGINT
 from types import FrameType
@@ -18,7 +19,7 @@ from tammes.errors import UserError
 from tammes.gallery.trust import trust
 from tammes.io.console import printable, say, working
 from tammes.serve.app import application
-from tammes.serve.connections import Connections
+from tammes.serve.connections import Connection, Connections
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.reports import has_reports
 from tammes.serve.state import ServerState
@@ -43,7 +44,7 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     if file is None:
         return token
     if token is not None:
-        raise UserError("`token` and `token_file` say the same: give one of them.")
+        raise UserError("`token` and `token_file` are two ways to give one secret: use one of them.")
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +64,7 @@ def open_sources(
         trust_roots: let the files be served of all folders that the gallery names now, from now on.
     """
     if not what:
-        raise UserError("what? For example: tammes serve gallery. `tammes index` makes one.")
+        raise UserError("serve what? For example: tammes serve gallery. `tammes index` makes one.")
     folders = [Path(each) for each in what if "://" not in each and has_reports(Path(each))]
     galleries = [each for each in what if "://" in each or Path(each) not in folders]
     if len(galleries) > 1:
@@ -102,11 +103,11 @@ def check_address(host: str, token: str | None) -> None:
             " For example: openssl rand -hex 16 > token.txt, and `token_file='token.txt'`"
         )
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise UserError("a token must be of plain letters, digits and signs: it has to fit into a header.")
+        raise UserError("a token may have only plain letters, digits and punctuation: it is sent in a header.")
     if token is None and not is_loopback(host):
         raise UserError(
-            f"`host={host!r}` lets others in: that needs a token. For example: openssl rand -hex 16 > token.txt, and"
-            f" `host={host!r}` with `token_file='token.txt'`"
+            f"`host={host!r}` lets other machines in: that needs a token. For example: openssl rand -hex 16 >"
+            f" token.txt, and `host={host!r}` with `token_file='token.txt'`"
         )
 
 
@@ -135,30 +136,6 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(
-    state: ServerState,
-    listening: socket.socket,
-    host: str,
-    ready: Callable[[], None] = lambda: None,
-    proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = (),
-) -> int:
-    """Serve until SIGTERM or Ctrl-C; requests under way are finished first. Returns the signal that ended it.
-
-    Args:
-        ready: called when requests are answered.
-        proxies: whose word is taken for who a client is (X-Forwarded-For).
-    """
-    from threadpoolctl import threadpool_limits
-
-    server = Server(state, host, ready, proxies)
-    # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
-    with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # uvicorn's way to say that it has not started
-        server.run(sockets=[listening])
-    if not server.started:
-        raise UserError(f"the server could not start: {state.failed}.") from state.failed
-    return server.signal
-
-
 def read_proxies(text: str | None) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     """The addresses and networks of proxies, from a list with commas."""
     try:
@@ -170,24 +147,32 @@ def read_proxies(text: str | None) -> list[ipaddress.IPv4Network | ipaddress.IPv
 
 
 class Server(uvicorn.Server):
-    """Calls `ready` when it answers, and remembers the signal that ended it."""
+    """Serves until SIGTERM or Ctrl-C; requests in progress are finished first.
+
+    Attributes:
+        signal: what ended it.
+    """
 
     def __init__(
         self,
         state: ServerState,
         host: str,
-        ready: Callable[[], None],
+        ready: Callable[[], None] = lambda: None,
         proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = (),
     ) -> None:
+        """Args:
+        ready: called when requests are answered.
+        proxies: whose word is taken for who a client is (X-Forwarded-For).
+        """
         # Who has the token may use any name, such as that of a proxy.
         hosts = {*_LOOPBACK, host} if is_loopback(host) and state.token is None else None
         app: Any = application(state, hosts=hosts)
         if proxies:
             app = ProxyHeadersMiddleware(app, [str(each) for each in proxies])
-        self.connections = Connections(state.limits, proxies)
+        self.connections = Connections(state.limits)
         config = uvicorn.Config(
-            self.connections.around(app),
-            http="h11",
+            app,
+            http=cast("Any", partial(Connection, self.connections)),
             ws="none",
             log_config=None,
             log_level="critical",
@@ -197,15 +182,22 @@ class Server(uvicorn.Server):
             timeout_keep_alive=int(state.limits.header_seconds) or 1,
             timeout_graceful_shutdown=int(state.limits.seconds + state.limits.upload_seconds),
         )
-        config.load()
-        config.http_protocol_class = cast(
-            "type[asyncio.Protocol]", self.connections.protocol(config.http_protocol_class)
-        )
         super().__init__(config)
         # What is wrong with a form is told to who sent it; an untrusted client does not write into our log.
         logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-        self._ready = ready
+        self._state, self._ready = state, ready
         self.signal = 0
+
+    def serve_at(self, listening: socket.socket) -> int:
+        """Serve until it is stopped; returns the signal that ended it."""
+        from threadpoolctl import threadpool_limits
+
+        # A search is one product of a matrix and a vector: two threads of it wait for each other where a core is busy.
+        with threadpool_limits(1, user_api="blas"), suppress(SystemExit):  # uvicorn's way to say it has not started
+            self.run(sockets=[listening])
+        if not self.started:
+            raise UserError(f"the server could not start: {self._state.failed}.") from self._state.failed
+        return self.signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self.connections.handle_exception)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_urlsafe
 from time import monotonic
+from weakref import WeakValueDictionary
 
 import numpy as np
 from cachetools import LRUCache
@@ -18,7 +19,7 @@ from starlette.requests import Request
 
 from tammes.errors import UserError
 from tammes.gallery.classification import Classification
-from tammes.gallery.filters import Filter, UnknownColumnError, parsed
+from tammes.gallery.filters import UnknownColumnError, parsed
 from tammes.serve.decoding import DecoderPool
 from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
@@ -53,6 +54,16 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How to search: for how many items, in a class (by its name as it is shown), by a condition on their columns."""
+
+    k: int
+    label: str | None = None
+    where: str | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
 class Answer:
     """The items near an image, and what the image may be; None where the gallery has no threshold."""
 
@@ -70,7 +81,6 @@ class ServerState:
         limits: Limits | None = None,
         *,
         token: str | None = None,
-        decoders: int = 3,
     ) -> None:
         self.limits = limits or Limits()
         self.token = token
@@ -78,12 +88,12 @@ class ServerState:
         self.projector = Projector()
         self._watcher = gallery
         self._folders = tuple(folders)
-        self._decoders = DecoderPool(self.limits, decoders) if gallery is not None else None
+        self._decoders = DecoderPool(self.limits) if gallery is not None else None
         least = _UPLOAD_BYTES // self.limits.remembered  # that one counts for, so that no more of them are kept
         self._uploads: LRUCache[str, Upload] = LRUCache(
             _UPLOAD_BYTES, lambda upload: max(least, len(upload.thumbnail) + upload.vector.nbytes)
         )
-        self._slots = UploadSlots(self.limits, decoders)
+        self._slots = UploadSlots(self.limits)
         # Threads of their own: a slow decoding keeps no other request waiting; and the network and searches in memory,
         # which use every core, run one after the other.
         self._decoding = ThreadPoolExecutor(self.limits.uploads_at_once, "decoding")
@@ -138,7 +148,7 @@ class ServerState:
         """An image that was searched with a while ago."""
         kept = self._uploads.get(name)
         if kept is None or kept.model != gallery.store.about.model:
-            raise RequestError(404, "this image is not kept any more. Search with it again.")
+            raise RequestError(404, "this image is no longer in memory. Search with it again.")
         return kept
 
     async def receive_upload(self, request: Request, gallery: ServedGallery) -> Upload:
@@ -163,33 +173,27 @@ class ServerState:
         return upload
 
     async def search(
-        self,
-        gallery: ServedGallery,
-        vector: Float32[ndarray, " dim"],
-        k: int,
-        label: str | None = None,
-        *,
-        leave_out: str | None = None,
-        exact: bool = False,
-        where: str | None = None,
+        self, gallery: ServedGallery, vector: Float32[ndarray, " dim"], asked: Search, *, leave_out: str | None = None
     ) -> Answer:
         """The nearest items to a vector; items that were added since the rows were read are not among them.
 
         Args:
             gallery: whose model made the vector.
-            label: a class, by its name as it is shown.
             leave_out: the id of an item that is not to be found: the one that is searched with.
-            where: a condition on the columns of items; see `tammes.gallery.filters`.
         """
         rows = gallery.rows
+        try:
+            where = None if asked.where is None else parsed(asked.where)
+        except UserError as error:
+            raise RequestError(400, str(error)) from None
         search = partial(
             gallery.neighbours,
             np.asarray(vector, dtype=np.float32)[None],
-            k,
-            label=None if label is None else rows.real_label(label),
+            asked.k,
+            label=None if asked.label is None else rows.real_label(asked.label),
             leave_out=[None if leave_out is None else rows.path(leave_out)],
-            exact=exact,
-            where=_filter(where),
+            exact=asked.exact,
+            where=where,
         )
         with self.telemetry.search_seconds.time():
             threads = self._searching if rows.complete and where is None else None
@@ -206,42 +210,29 @@ class ServerState:
 
     async def _watch(self, watcher: GalleryWatcher) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(max(_LOOK_EVERY, watcher.pause))
             if await asyncio.to_thread(watcher.refresh):
                 self.telemetry.renewed.inc()
                 self.telemetry.items.set(len(self.gallery))
 
 
 class UploadSlots:
-    """How many uploads are read and decoded at once; one client never has all of the slots, nor all decoders."""
+    """How many uploads are read and decoded at once; one client never has all of the slots."""
 
-    def __init__(self, limits: Limits, decoders: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._seconds = limits.wait_seconds
         self._free = asyncio.Semaphore(limits.uploads_at_once)
-        self._of_one = max(1, min(limits.uploads_at_once, decoders) - 1)
-        self._clients: dict[str, tuple[asyncio.Semaphore, int]] = {}
+        self._of_one = max(1, limits.uploads_at_once - 1)
+        self._clients: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def slot(self, client: str) -> AsyncIterator[None]:
-        own, number = self._clients.get(client, (asyncio.Semaphore(self._of_one), 0))
-        self._clients[client] = own, number + 1
-        try:
-            async with AsyncExitStack() as held:
-                try:
-                    async with asyncio.timeout(self._seconds):
-                        await held.enter_async_context(own)
-                        await held.enter_async_context(self._free)
-                except TimeoutError:
-                    raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
-                yield
-        finally:
-            _, number = self._clients.pop(client)
-            if number > 1:
-                self._clients[client] = own, number - 1
-
-
-def _filter(where: str | None) -> Filter | None:
-    try:
-        return None if where is None else parsed(where)
-    except UserError as error:
-        raise RequestError(400, str(error)) from None
+        own = self._clients.setdefault(client, asyncio.Semaphore(self._of_one))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await held.enter_async_context(own)
+                    await held.enter_async_context(self._free)
+            except TimeoutError:
+                raise RequestError(503, TOO_MANY_UPLOADS, retry_after=1) from None
+            yield

@@ -10,29 +10,20 @@ class Telemetry:
     """Counters of one server."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        here = self._registry
+        self._registry = here = CollectorRegistry()
+        ProcessCollector(registry=here)
+        PlatformCollector(registry=here)
+
+        def seconds(name: str, about: str, *labels: str) -> Histogram:
+            return Histogram(f"tammes_{name}_seconds", about, labels, buckets=_SECONDS, registry=here)
+
         self.requests = Counter("tammes_requests", "Requests answered", ["route", "method", "status"], registry=here)
-        self.seconds = Histogram(
-            "tammes_request_seconds",
-            "From a request to its answer's end",
-            ["route"],
-            buckets=_SECONDS,
-            registry=here,
-        )
+        self.seconds = seconds("request", "From a request to its answer's end", "route")
         self.under_way = Gauge("tammes_requests_under_way", "Requests that are being answered", registry=here)
         self.upload_bytes = Counter("tammes_upload_bytes", "Bytes of images received", registry=here)
-        self.decode_seconds = Histogram(
-            "tammes_decode_seconds", "From a file to pixels, with the wait for a turn", buckets=_SECONDS, registry=here
-        )
-        self.embed_seconds = Histogram(
-            "tammes_embed_seconds", "From pixels to a vector, with the wait for a turn", buckets=_SECONDS, registry=here
-        )
-        self.search_seconds = Histogram(
-            "tammes_search_seconds", "From a vector to its neighbours", buckets=_SECONDS, registry=here
-        )
+        self.decode_seconds = seconds("decode", "From a file to pixels, with the wait for a turn")
+        self.embed_seconds = seconds("embed", "From pixels to a vector, with the wait for a turn")
+        self.search_seconds = seconds("search", "From a vector to its neighbours")
         self.items = Gauge("tammes_gallery_items", "Images in the gallery", registry=here)
         self.renewed = Counter("tammes_gallery_renewals", "Times that the gallery was read again", registry=here)
 

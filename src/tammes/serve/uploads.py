@@ -24,7 +24,7 @@ async def read_upload(request: Request) -> bytes:
     # The second is what curl says of --data-binary unless it is told otherwise: it is the file all the same.
     plain = ("", "application/x-www-form-urlencoded", "application/octet-stream")
     if kind not in plain and not kind.startswith("image/"):
-        raise RequestError(415, f"the body is of kind {kind[:100]!r}, which is not an image. {_HOW}")
+        raise RequestError(415, f"the body has the content type {kind[:100]!r}, which is not an image. {_HOW}")
     return await request.body()
 
 
@@ -40,10 +40,8 @@ async def _in_form(request: Request) -> bytes:
     parser.spool_max_size = sys.maxsize  # never to disk
     try:
         form = await parser.parse()
-    except MultiPartException as error:
-        raise RequestError(400, f"the form cannot be read: {error.message} {_HOW}") from None
-    except (ValueError, AssertionError, LookupError) as error:
-        raise RequestError(400, f"the form cannot be read: {error}. {_HOW}") from None
+    except (MultiPartException, ValueError, AssertionError, LookupError) as error:
+        raise RequestError(400, f"the form cannot be read: {str(error).rstrip('.')}. {_HOW}") from None
     try:
         given = form.get(FIELD)
         if not isinstance(given, UploadFile):

@@ -58,7 +58,7 @@ def load_weights(run: RunFolder, objective: nn.Module) -> None:
     if frozen:
         file = run.folder / FROZEN
         if not file.exists():
-            raise UserError(f"{file} is missing, which holds the weights that do not train. {START_OVER}")
+            raise UserError(f"{file}, with the weights that do not train, is missing. {START_OVER}")
         try:
             fixed, _ = read_tensors(file)
         except DamagedError as error:
@@ -175,7 +175,7 @@ def check_random(state: Tensor | None, file: Path) -> None:
     try:
         torch.Generator().set_state(torch.empty(0) if state is None else state)
     except (RuntimeError, TypeError):
-        raise UserError(f"{file} holds no state of what is random. {START_OVER}") from None
+        raise UserError(f"{file} holds no random number state. {START_OVER}") from None
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
@@ -219,7 +219,7 @@ def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Te
     without = said.get("without")
     lost = set() if without is None else set(range(len(parameters))) - entries.keys() - set(without)
     if lost:
-        raise UserError(f"{file}: what the optimizer keeps of weight {min(lost)} is missing. {START_OVER}")
+        raise UserError(f"{file}: the optimizer state of weight {min(lost)} is missing. {START_OVER}")
     return {"state": entries, "param_groups": _groups(own, said["groups"], file)}
 
 

@@ -346,9 +346,7 @@ def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
     """bfloat16 where it is twice as fast (docs/decisions/0019-bfloat16-by-default.md): convolutions, on some CPUs."""
     if asked != "auto":
         if asked == "fp16" and not on_gpu:
-            raise UserError(
-                "`precision='fp16'` is for a GPU, and a CPU would leave it alone: use bf16, or leave it out."
-            )
+            raise UserError("`precision='fp16'` is for a GPU, and has no effect on a CPU: use bf16, or leave it out.")
         return asked
     return "bf16" if part != "head" and not on_gpu and multiplies_bfloat16() else "no"
 
@@ -454,8 +452,7 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
     for name in ("transform", "eval_transform"):
         if getattr(objects, name) is not None and part != "all":
             raise UserError(
-                f"{name} needs train='all', and this has train={part!r}, which keeps the activations of crops, not of"
-                " what a transform makes of an image."
+                f"{name} needs train='all': train={part!r} caches the activations of crops, not of transformed images."
             )
     if objects.transform is not None:
         for name in ("mirror", "shift", "crop_area", "grow_from"):
@@ -468,7 +465,7 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
     else:
         for name in ("shorter_side", "mean", "std"):
             if given.get(name) not in (None, ()):
-                raise UserError(f"{name} is for a backbone that is a module; one with a name says it itself.")
+                raise UserError(f"{name} is for a backbone that is a module; a network with a name knows it.")
 
 
 def _images_of(module: nn.Module, given: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
@@ -545,16 +542,16 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         raise UserError("`cut` says where the trained part begins: it is for `train='top'`.")
     if "views" in given and config.train == "all" and config.views is not None:
         raise UserError(
-            "`views` says of how many crops activations are kept: it is for `train='top'` or `train='head'`."
+            "`views` is how many crops have their activations cached: it is for `train='top'` or `train='head'`."
         )
     for name in ("crop_area", "grow_from"):
         if given.get(name, 1.0) != 1.0 and config.train != "all":
             raise UserError(
-                f"`{name}` changes the images that the first layers see, and `train={config.train!r}` keeps their"
+                f"`{name}` changes the images that the first layers see, and `train={config.train!r}` caches their"
                 " activations: leave it out, or train all layers."
             )
     if "grow_from" in given and config.epochs == 1:
-        raise UserError("`grow_from` lets images grow from epoch to epoch, and this has one: leave it out.")
+        raise UserError("`grow_from` lets images grow from epoch to epoch, and this run has one: leave it out.")
     if config.crop_area < 1 and config.shift:
         raise UserError("`crop_area` scales crops of the image, and `shift` pads it: leave one out.")
     if config.sync_batch_norm and not config.on_gpu:
@@ -591,7 +588,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
         if name in given and getattr(config, of) != right:
             raise UserError(
-                f"`{name}` is for `{of}={right!r}`, and this has {getattr(config, of)}: leave it out, or add"
+                f"`{name}` is for `{of}={right!r}`, and this run has {getattr(config, of)}: leave it out, or add"
                 f" `{of}={right!r}`."
             )
     if given.get("train_batch_norm") and config.train == "head":
@@ -602,6 +599,6 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         for name in ("shift", "mirror"):
             if given.get(name):
                 raise UserError(
-                    f"`{name}` is for random crops, and `train={config.train!r}` keeps the one in the centre of each"
-                    " image: leave it out, or keep several, such as `views=4`."
+                    f"`{name}` is for random crops, and `train={config.train!r}` caches only the centre crop of"
+                    " each image: leave it out, or cache several, such as `views=4`."
                 )

@@ -132,9 +132,7 @@ def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
 
 
 def list_data(
-    config: TrainConfig,
-    classes: dict[str, Any] | None = None,
-    select: Callable[[Data], Data] = lambda data: data,
+    config: TrainConfig, classes: dict[str, Any] | None = None, select: Callable[[Data], Data] = lambda data: data
 ) -> Data:
     """The images of a training and what each is for; none is decoded yet.
 
@@ -179,7 +177,7 @@ def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> 
     classes = len(np.unique(data.dataset.labels[left.train]))
     if classes < 2:
         raise UserError(
-            f"{classes} training classes are left without the images that cannot be read; at least 2 must train."
+            f"{classes} training classes remain without the images that cannot be read; at least 2 are needed."
             f" `tammes doctor {config.data}` lists them."
         )
     return data.with_split(left)
@@ -348,7 +346,7 @@ def check_batches(config: TrainConfig, size: int) -> None:
 def training_batches(
     config: TrainConfig, data: Data, epoch: int, rank: int = 0, world_size: int = 1, loss: nn.Module | None = None
 ) -> Batches:
-    """One epoch of the training images, or of what is kept of them.
+    """One epoch of the training images, or of their cached activations.
 
     Args:
         loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
@@ -393,7 +391,7 @@ def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
 
 
 def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
-    """The centre crops of images, or what is kept of them, with their places; as many at once as the device does best.
+    """The centre crops of images, or their cached activations, with their positions; in batches that suit the device.
 
     Of several processes each has some of the batches.
     """

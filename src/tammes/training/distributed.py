@@ -68,8 +68,8 @@ def joined() -> Iterator[None]:
         _here.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"process {found.rank} of {found.number} could not meet the others: {_briefly(error)}. Each of them must"
-            " reach the launcher's --master-addr and --master-port. Without a launcher, unset RANK and WORLD_SIZE."
+            f"process {found.rank} of {found.number} could not connect to the others: {_briefly(error)}. Each of them"
+            " must reach the launcher's --master-addr and --master-port. Without a launcher, unset RANK and WORLD_SIZE."
         ) from None
     alive = None
     try:
@@ -84,9 +84,9 @@ def joined() -> Iterator[None]:
         if not _of_another(error):
             raise
         raise UserError(
-            f"process {found.rank} of {found.number} has lost the others: one of them has ended, and its own last words"
-            " are elsewhere in this output. Once that is fixed, start the same launcher again: with `tammes train"
-            f" --resume RUN` to resume a training, otherwise with the same command. ({_briefly(error)})"
+            f"process {found.rank} of {found.number} has lost its connection to the others: one of them has ended,"
+            " and its error is elsewhere in this output. Once that is fixed, start the same launcher again: with"
+            f" `tammes train --resume RUN` to resume a training, otherwise with the same command. ({_briefly(error)})"
         ) from None
     except UserError as error:
         raise error if found.rank == 0 else UserError(f"process {found.rank} of {found.number}: {error}") from None

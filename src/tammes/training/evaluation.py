@@ -57,7 +57,7 @@ def validate(run: RunFolder, data: Data, candidates: Candidates | None, name: st
 
 
 def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False) -> np.ndarray:
-    """Unit vectors of centre crops; from what is kept of them where a part of the network is frozen."""
+    """Unit vectors of centre crops; from their cached activations where a part of the network is frozen."""
     features: Callable[[Tensor], Tensor] = embedder.features
     if data.kept is not None:
         frozen, at = data.kept.frozen, data.kept.frozen.at

@@ -100,7 +100,7 @@ def fit(
 
     Args:
         objective: (images, labels) -> the parts of the loss by name; if it has `begin(epoch, epochs)`, it is told of
-            each epoch, and of the one that training goes on in.
+            each epoch, and of the one that training resumes in.
         batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
             several processes, what this one has of them.
         schedule: epoch number, batches of it that are done -> the factor on the learning rates that the optimizer was

@@ -26,6 +26,7 @@ from tammes.io.files import (
     check_no_links,
     errors_name,
     folder_inside,
+    is_vector_file,
     lock,
     open_inside,
     opened,
@@ -176,6 +177,11 @@ class RunFolder:
         return self.folder / NEWEST
 
     @property
+    def of_vectors(self) -> bool:
+        """Whether it was trained on vectors, not on images."""
+        return is_vector_file(self.read("config").get("data", ""))
+
+    @property
     def state(self) -> str:
         """finished, interrupted (there is a checkpoint), or started."""
         if (self.folder / "results.json").exists():
@@ -307,7 +313,7 @@ def open_run(folder: Path, objects: "Objects | None" = None) -> RunFolder:
                 f"{folder} was stopped before its first checkpoint. Start it again: tammes train DATA --out {folder}"
             )
         raise UserError(
-            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists those that there are."
+            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists the runs there are."
         )
     return RunFolder(folder, objects)
 

@@ -146,8 +146,8 @@ def _in_memory(config: TrainConfig, resumed: RunFolder | None, *given: Any) -> T
             raise UserError(text) from error
         raise UserError(
             f"out of memory with batches of {size} images. Try `batch_size={size // 2}`"
-            f"{'' if resumed is None else ' in a new run'}. `accumulate={2 * config.accumulate}` makes of two such"
-            " batches a step of the same size."
+            f"{'' if resumed is None else ' in a new run'}. `accumulate={2 * config.accumulate}` then combines"
+            " two such batches into one step of the same size."
         ) from error
 
 
@@ -314,13 +314,7 @@ def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrit
 
 
 def _evaluate_pretrained(
-    config: TrainConfig,
-    run: RunFolder,
-    data: Data,
-    embedder: Embedder,
-    known: dict[str, Any] | None,
-    *,
-    begins: bool,
+    config: TrainConfig, run: RunFolder, data: Data, embedder: Embedder, known: dict[str, Any] | None, *, begins: bool
 ) -> dict[str, Any] | None:
     """How well the backbone does on the test classes before training; measured once a run."""
     found = run.read("untrained") or known
@@ -532,7 +526,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        say_at_once("Stopping after the step under way; Ctrl-C again stops at once.")
+        say_at_once("Stopping after this step; Ctrl-C again stops at once.")
 
     with _handling(ask):
         yield lambda: asked

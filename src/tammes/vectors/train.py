@@ -29,13 +29,7 @@ from tammes.training.evaluation import RESTARTS, protocol
 from tammes.training.options import VectorOptions
 from tammes.training.run_folder import RunFolder, check_new, create, held, open_run
 from tammes.training.train import OnEpoch, stop_on_signal, stopped_run, take_over, to_resume
-from tammes.vectors.config import (
-    USUAL,
-    VectorConfig,
-    check_options,
-    load_vector_config,
-    options_of_loss,
-)
+from tammes.vectors.config import USUAL, VectorConfig, check_options, load_vector_config, options_of_loss
 from tammes.vectors.learner import MetricLearner
 from tammes.vectors.network import MOST_DIMENSIONS
 from tammes.vectors.statistics import Rows, blocks

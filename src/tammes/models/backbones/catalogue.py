@@ -1,4 +1,4 @@
-"""The pretrained networks that there are: input size, dimension, and which weights are on this machine."""
+"""The pretrained networks: input size, dimension, and which weights are on this machine."""
 
 from dataclasses import dataclass
 

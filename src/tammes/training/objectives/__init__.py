@@ -16,12 +16,7 @@ from tammes.training.objectives.dvml import DVML
 from tammes.training.objectives.hdc import HDC
 from tammes.training.objectives.objective import Objective
 
-MORE_THAN_LOSSES: dict[str, Method] = {
-    "hdc": hdc.METHOD,
-    "bier": bier.METHOD,
-    "daml": daml.METHOD,
-    "dvml": dvml.METHOD,
-}
+MORE_THAN_LOSSES: dict[str, Method] = {"hdc": hdc.METHOD, "bier": bier.METHOD, "daml": daml.METHOD, "dvml": dvml.METHOD}
 METHODS: dict[str, Method] = {**OF_LOSSES, **MORE_THAN_LOSSES}
 
 

@@ -229,7 +229,7 @@ def npair_loss(
 METHOD = Method(
     loss=DAML,
     title="DAML",
-    summary="negatives made by a generator, as hard as it can make them, beside the loss that it is built on",
+    summary="negatives made by a generator, as hard as it can make them, in addition to the loss it is built on",
     equation="the base's loss of (a, p, ñ), ñ = generator(a, p, n), which minimises the mean of\n"
     "  |ñ - a|² + to_negative |ñ - n|² + adversarial [D²(ñ, a) - D²(p, a) - margin]+",
     cost="B H (F + H), and its base",

@@ -122,7 +122,7 @@ def kl(mean: Float[Tensor, "batch dim"], log_variance: Float[Tensor, "batch dim"
 METHOD = Method(
     loss=DVML,
     title="DVML",
-    summary="what varies within a class modelled as a distribution, beside the loss that it is built on",
+    summary="what varies within a class modelled as a distribution, in addition to the loss it is built on",
     equation="w1 KL + w2 |decoder(z_I + z_V) - f|² + w3 L(z_I + z_V) + w4 L(z_I),  z_V ~ N(mean(f), variance(f))",
     cost="T B H (D + F), and T + 1 times its base",
     reference="Lin, Duan, Dong, Lu, Zhou (2018): Deep Variational Metric Learning. ECCV",
