@@ -432,6 +432,7 @@ IMAGES_ONLY: list[list[str]] = [
         ["--backbone-lr", "0.1"],
     ),
     *(["--momentum", "0.5"], ["--schedule", "halve"], ["--halve-every", "3"], ["--mirror"], ["--shift", "1"]),
+    *(["--crop-area", "0.5"], ["--grow-from", "32"]),
     *(["--init", "pca"], ["--sampler", "balanced"], ["--accumulate", "2"], ["--device", "cpu"]),
     *(["--images-per-class", "4"], ["--proxy-lr", "1"]),
     *(["--miner", "pml:HDCMiner"], ["--miner-options", "a=1"]),

@@ -574,7 +574,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f"`keep_init` and `train='head'` leave no layer to train: `loss={config.loss!r}` is computed on the"
                 " embedding, without a class layer. Leave one out."
             )
-    if all(field.name in given for field in fields(Recipe)):
+    if all(field.name in given or getattr(config, field.name) is None for field in fields(Recipe)):
         return  # the whole recipe, as a run writes down its command, with what does not count
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
         if name in given and getattr(config, of) != right:
