@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import is_dataclass
 from importlib import import_module
+from inspect import isclass
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,32 @@ from hypothesis import settings
 
 HANGS = 600.0  # seconds after which a test that waits gives up; nothing takes them that does not hang
 STEP = "tammes.training.loop._set_rates"  # is called in each step
+
+JAXTYPED = jaxtyping.jaxtyped
+
+
+def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What jaxtyping decorates the functions and data classes of the package with: each is checked as cheaply as it may.
+
+    The shapes of arrays only where there are arrays: binding them to names costs more than most functions. Nothing of a
+    function within a function, which would be compiled again each time the other is called.
+    """
+
+    def decorated(thing: Any) -> Any:
+        if "<locals>" in thing.__qualname__ or (isclass(thing) and not is_dataclass(thing)):
+            return thing
+        function = thing.__init__ if isclass(thing) else thing
+        if any(isinstance(hint, str) or "jaxtyping" in repr(hint) for hint in function.__annotations__.values()):
+            return JAXTYPED(thing, typechecker=typechecker)
+        if isclass(thing):
+            thing.__init__ = typechecker(function)
+            return thing
+        return typechecker(thing)
+
+    return decorated
+
+
+jaxtyping.jaxtyped = checked
 
 # Compiled once, not by each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
