@@ -1,7 +1,9 @@
 """One thread a test process: the tests run side by side, and small tensors only wait for a second thread."""
 
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -11,6 +13,7 @@ from inspect import isclass
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import jaxtyping
@@ -26,7 +29,7 @@ JAXTYPED = jaxtyping.jaxtyped
 
 
 def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
-    """What jaxtyping decorates the functions and data classes of the package with: each is checked as cheaply as it may.
+    """What jaxtyping decorates functions and data classes of the package with: each is checked as cheaply as can be.
 
     The shapes of arrays only where there are arrays: binding them to names costs more than most functions. Nothing of a
     function within a function, which would be compiled again each time the other is called.
@@ -81,11 +84,19 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield
 
 
+def as_on_every_machine(patch: pytest.MonkeyPatch) -> None:
+    """Train in float32, whatever the processor multiplies best, and wait for no disk.
+
+    fsync keeps what is written from a loss of power, which no test can bring about; tests of it put one in its place.
+    """
+    patch.setattr("tammes.io.machine.processor_flags", set)
+    patch.setattr(os, "fsync", lambda _: None)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _in_float32() -> Iterator[None]:
-    """Training is the same on every machine: on none is bfloat16 the default, unless a test says so."""
+def _as_on_every_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tammes.io.machine.processor_flags", set)
+        as_on_every_machine(patch)
         yield
 
 
@@ -150,7 +161,7 @@ def in_one_thread(
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
-    pytest.MonkeyPatch().setattr("tammes.io.machine.processor_flags", set)  # as `_in_float32` has it
+    as_on_every_machine(pytest.MonkeyPatch())
     if before is not None:
         before()
     main(arguments)
@@ -176,6 +187,58 @@ def started() -> Callable[..., BaseProcess]:
         return process
 
     return start
+
+
+# Runs programs, one a line, each in a fork; answers with how it ended and where it printed to.
+PROGRAMS = """
+import json, os, sys, traceback
+import numpy, torch
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    code, arguments, environment, said = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.environ |= environment
+        sys.argv[1:] = arguments
+        for number, name in enumerate((os.devnull, said + ".out", said + ".err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        status = 1
+        try:
+            exec(code, {"__name__": "__main__"})
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """What a program prints in an interpreter without pytest, so without the check of shapes.
+
+    Each is a fork of one interpreter, which has imported numpy and torch and nothing else: that takes seconds.
+    """
+    said = tmp_path_factory.mktemp("programs") / "said"
+    own = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAMS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own) as interpreter:
+        asked, answered = interpreter.stdin, interpreter.stdout
+        assert asked is not None
+        assert answered is not None
+
+        def ask(code: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+            print(json.dumps([dedent(code), arguments, environment or {}, str(said)]), file=asked, flush=True)
+            assert answered.readline() == "0\n", said.with_suffix(".err").read_text()
+            return said.with_suffix(".out").read_text()
+
+        yield ask
+        asked.close()  # which ends it
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,8 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        with patch("tammes.io.machine.processor_flags", set):  # in float32 on every machine, as all tests
+        # In float32 on every machine, and without waiting for a disk, as all tests.
+        with patch("tammes.io.machine.processor_flags", set), patch("os.fsync", lambda _: None):
             work(*given)
     except Exception:
         traceback.print_exc()
