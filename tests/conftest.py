@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import is_dataclass
@@ -148,6 +149,14 @@ def signal_at(place: str, call: int, number: int) -> None:
         return usual(*given, **options)
 
     setattr(import_module(module), name, called)
+
+
+def wait_until_stopped(process: BaseProcess, said: Path) -> None:
+    """Wait for a process that stops itself by SIGSTOP, and so has not ended however slow the machine is."""
+    state = Path(f"/proc/{process.pid}/stat")
+    while state.read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.is_alive(), said.read_text()
+        time.sleep(0.01)
 
 
 def in_one_thread(
