@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import isclass
@@ -117,23 +116,15 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], Path, int], None]:
+@pytest.fixture(scope="session")
+def stopped_and_resumed() -> Callable[[list[str], Path, int], None]:
     """Train by a command into a folder, stop it after so many steps as Ctrl-C would, and go on to its end."""
-    from tammes.cli import main
+    from tests.several_processes import exit_code, stopped_after
 
     def run(command: list[str], out: Path, steps: int) -> None:
-        left = [steps]
-
-        def stop() -> bool:
-            left[0] -= 1
-            return left[0] == 0
-
-        with monkeypatch.context() as patch:
-            patch.setattr("tammes.training.train.stop_on_signal", lambda: nullcontext(stop))
-            with pytest.raises(SystemExit):
-                main([*command, "--out", str(out)])
-        main(["train", "--resume", str(out)])
+        with stopped_after(steps, here=True):
+            assert exit_code(*command, "--out", str(out)) == 130
+        assert exit_code("train", "--resume", str(out)) == 0
 
     return run
 

@@ -33,9 +33,9 @@ from tammes.training.config import load_config, resolve
 from tammes.training.data import load_data
 from tammes.training.run_folder import RunFolder, open_run
 from tammes.training.train import train_images
+from tests.commands import printed, refused
 from tests.compared import same_end
 from tests.conftest import STEP, signal_at, wait_until_stopped
-from tests.test_cli_train import printed, refused
 
 # In one worker, so that the benchmark of `done` is run once.
 pytestmark = pytest.mark.xdist_group("processes")

@@ -26,8 +26,8 @@ from tammes.training.checkpoints import save_checkpoint
 from tammes.training.verdict import describe
 from tammes.vectors import statistics
 from tammes.vectors import train as vectors_train
+from tests.commands import printed, refused
 from tests.conftest import HANGS, STEP, signal_at
-from tests.test_cli_train import printed, refused
 from tests.test_learner import blobs, brute_recall, unit
 
 Array = NDArray[Any]

@@ -22,7 +22,8 @@ from torch import nn
 import tammes
 from tammes import DiscriminativeLoss, UserError
 from tammes.cli import main
-from tests.test_errors import SMALL, ended
+from tests.commands import ended
+from tests.test_errors import SMALL
 from tests.test_omniglot import pack
 
 

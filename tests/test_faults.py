@@ -27,20 +27,11 @@ from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, sh
 from tammes.models.embedder import Embedder, load
 from tammes.training.checkpoints import mend_checkpoint, save_checkpoint
 from tammes.training.run_folder import held, open_run
+from tests.commands import refused
 from tests.compared import same_end
 from tests.conftest import STEP, signal_at, wait_until_stopped
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2, said
-    assert "Traceback" not in said
-    return said
 
 
 def flipped(file: Path, bit: int) -> None:

@@ -22,6 +22,7 @@ from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.search.validation import checked_vectors
 from tammes.training import heartbeat
 from tammes.training.heartbeat import Heartbeats
+from tests.commands import ended
 from tests.conftest import HANGS
 
 
@@ -30,14 +31,6 @@ def run(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "waves"
     main(["train", str(waves), "--out", str(folder), "--backbone", "conv4", "--dim", "8", "--epochs", "1"])
     return folder
-
-
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    try:
-        main(arguments)
-    except SystemExit as stopped:
-        return int(stopped.code or 0), capsys.readouterr().err
-    return 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -11,8 +11,9 @@ import pytest
 from tammes.cli import main
 from tammes.errors import UserError
 from tammes.io.outputs import place_for
+from tests.commands import ended, small_set
 from tests.conftest import HANGS
-from tests.test_errors import SMALL, ended, small_set
+from tests.test_errors import SMALL
 
 
 def place(file: Path, overwrite: bool = False) -> Path:

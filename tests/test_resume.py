@@ -31,6 +31,7 @@ from tests.test_distributed import ended, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+Stopped = Callable[[list[str], Path, int], None]
 PARTS = ("all", "top", "head")
 # Small networks for photos, with batch normalisation and without: of them and of a file of weights the defaults are
 # those of a pretrained network.
@@ -133,12 +134,6 @@ def same_run(run: Path, whole: Path) -> None:
         assert differing(run / f"{name}.safetensors", whole / f"{name}.safetensors") == []
 
 
-def stopped_and_resumed(words: list[str], out: Path, steps: int) -> None:
-    with stopped_after(steps, here=True):
-        assert exit_code(*words, "--out", str(out)) == 130
-    assert exit_code("train", "--resume", str(out)) == 0
-
-
 def test_the_command_refuses_to_keep_what_is_random_and_nothing_else() -> None:
     every = product(PARTS, ("random", "pca", "whiten"), (False, True))
     assert {case[:3] for case in CASES} == {each for each in every if each[1:] != ("random", True)}
@@ -150,7 +145,7 @@ def test_the_command_refuses_to_keep_what_is_random_and_nothing_else() -> None:
     "case", [pytest.param(each, marks=() if each in USUAL else pytest.mark.slow, id=str(each)) for each in CASES]
 )
 def test_every_combination_resumes_to_the_same_weights(
-    case: Case, waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path
+    case: Case, waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path, stopped_and_resumed: Stopped
 ) -> None:
     words = ["train", str(waves), "--weights", str(weights[case.batch_norm]), *case.flags()]
     with nullcontext() if case.batch_norm else without_batch_norm():
@@ -210,7 +205,11 @@ def defaults(
 @pytest.mark.parametrize("name", PHOTO_BACKBONES)
 @pytest.mark.parametrize("train", PARTS)
 def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
-    train: str, name: str, defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+    train: str,
+    name: str,
+    defaults: Callable[[str, str], tuple[list[str], Path]],
+    tmp_path: Path,
+    stopped_and_resumed: Stopped,
 ) -> None:
     words, whole = defaults(train, name)
     config = json.loads((whole / "config.json").read_text())
@@ -260,7 +259,7 @@ def test_what_can_be_made_again_or_is_gone_is_not_missed(
 
 
 def test_what_is_kept_is_that_of_the_run_that_was_not_stopped(
-    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path, stopped_and_resumed: Stopped
 ) -> None:
     words = [*defaults("head", PHOTO_BACKBONES[0])[0], "--val-classes", "2"]
     main([*words, "--out", str(tmp_path / "whole")])
