@@ -31,15 +31,15 @@ JAXTYPED = jaxtyping.jaxtyped
 def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
     """What jaxtyping decorates functions and data classes of the package with: each is checked as cheaply as can be.
 
-    The shapes of arrays only where there are arrays: binding them to names costs more than most functions. Nothing of a
-    function within a function, which would be compiled again each time the other is called.
+    By jaxtyping only where there are arrays, or names in quotes: it costs more than most functions do. Functions within
+    functions are left alone: each would be compiled again whenever the other is called.
     """
 
     def decorated(thing: Any) -> Any:
         if "<locals>" in thing.__qualname__ or (isclass(thing) and not is_dataclass(thing)):
             return thing
         function = thing.__init__ if isclass(thing) else thing
-        if any(isinstance(hint, str) or "jaxtyping" in repr(hint) for hint in function.__annotations__.values()):
+        if any("jaxtyping" in repr(hint) or "'" in repr(hint) for hint in function.__annotations__.values()):
             return JAXTYPED(thing, typechecker=typechecker)
         if isclass(thing):
             thing.__init__ = typechecker(function)
