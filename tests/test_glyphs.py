@@ -187,10 +187,9 @@ def test_two_draws_differ() -> None:
     assert (picture("A", Face("DejaVuSans"), 0) != picture("A", Face("DejaVuSans"), 1)).any()
 
 
-@pytest.mark.parametrize("name", FACES)
 @pytest.mark.parametrize("character", ["\ue123", "\uffff", "\U000f0000", "漢", " ", "\u00a0", "\n"])
-def test_a_character_that_a_face_lacks_or_leaves_blank_is_not_drawn(name: str, character: str) -> None:
-    assert Face(name).draw(character) is None
+def test_a_character_that_a_face_lacks_or_leaves_blank_is_not_drawn(character: str) -> None:
+    assert [name for name in FACES if Face(name).draw(character) is not None] == []
 
 
 def test_the_box_for_a_missing_glyph_is_not_drawn_even_if_a_file_claims_to_have_it() -> None:
