@@ -1,16 +1,22 @@
 """One thread a test process: the tests run side by side, and small tensors only wait for a second thread."""
 
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from dataclasses import is_dataclass
 from importlib import import_module
+from inspect import isclass
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -18,6 +24,32 @@ from hypothesis import settings
 
 HANGS = 600.0  # seconds after which a test that waits gives up; nothing takes them that does not hang
 STEP = "tammes.training.loop._set_rates"  # is called in each step
+
+JAXTYPED = jaxtyping.jaxtyped
+
+
+def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What jaxtyping decorates functions and data classes of the package with: each is checked as cheaply as can be.
+
+    By jaxtyping only where there are arrays, or names in quotes: it costs more than most functions do. Functions within
+    functions are left alone: each would be compiled again whenever the other is called.
+    """
+
+    def decorated(thing: Any) -> Any:
+        if "<locals>" in thing.__qualname__ or (isclass(thing) and not is_dataclass(thing)):
+            return thing
+        function = thing.__init__ if isclass(thing) else thing
+        if any("jaxtyping" in repr(hint) or "'" in repr(hint) for hint in function.__annotations__.values()):
+            return JAXTYPED(thing, typechecker=typechecker)
+        if isclass(thing):
+            thing.__init__ = typechecker(function)
+            return thing
+        return typechecker(thing)
+
+    return decorated
+
+
+jaxtyping.jaxtyped = checked
 
 # Compiled once, not by each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -52,11 +84,19 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield
 
 
+def as_on_every_machine(patch: pytest.MonkeyPatch) -> None:
+    """Train in float32, whatever the processor multiplies best, and wait for no disk.
+
+    fsync keeps what is written from a loss of power, which no test can bring about; tests of it put one in its place.
+    """
+    patch.setattr("tammes.io.machine.processor_flags", set)
+    patch.setattr(os, "fsync", lambda _: None)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _in_float32() -> Iterator[None]:
-    """Training is the same on every machine: on none is bfloat16 the default, unless a test says so."""
+def _as_on_every_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tammes.io.machine.processor_flags", set)
+        as_on_every_machine(patch)
         yield
 
 
@@ -76,23 +116,15 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def stopped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], Path, int], None]:
+@pytest.fixture(scope="session")
+def stopped_and_resumed() -> Callable[[list[str], Path, int], None]:
     """Train by a command into a folder, stop it after so many steps as Ctrl-C would, and go on to its end."""
-    from tammes.cli import main
+    from tests.several_processes import exit_code, stopped_after
 
     def run(command: list[str], out: Path, steps: int) -> None:
-        left = [steps]
-
-        def stop() -> bool:
-            left[0] -= 1
-            return left[0] == 0
-
-        with monkeypatch.context() as patch:
-            patch.setattr("tammes.training.train.stop_on_signal", lambda: nullcontext(stop))
-            with pytest.raises(SystemExit):
-                main([*command, "--out", str(out)])
-        main(["train", "--resume", str(out)])
+        with stopped_after(steps, here=True):
+            assert exit_code(*command, "--out", str(out)) == 130
+        assert exit_code("train", "--resume", str(out)) == 0
 
     return run
 
@@ -110,6 +142,14 @@ def signal_at(place: str, call: int, number: int) -> None:
     setattr(import_module(module), name, called)
 
 
+def wait_until_stopped(process: BaseProcess, said: Path) -> None:
+    """Wait for a process that stops itself by SIGSTOP, and so has not ended however slow the machine is."""
+    state = Path(f"/proc/{process.pid}/stat")
+    while state.read_text().rpartition(")")[2].split()[0] != "T":
+        assert process.is_alive(), said.read_text()
+        time.sleep(0.01)
+
+
 def in_one_thread(
     arguments: list[str], said: Path, environment: dict[str, str], before: Callable[[], None] | None = None
 ) -> None:
@@ -121,7 +161,7 @@ def in_one_thread(
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
-    pytest.MonkeyPatch().setattr("tammes.io.machine.processor_flags", set)  # as `_in_float32` has it
+    as_on_every_machine(pytest.MonkeyPatch())
     if before is not None:
         before()
     main(arguments)
@@ -147,6 +187,58 @@ def started() -> Callable[..., BaseProcess]:
         return process
 
     return start
+
+
+# Runs programs, one a line, each in a fork; answers with how it ended and where it printed to.
+PROGRAMS = """
+import json, os, sys, traceback
+import numpy, torch
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    code, arguments, environment, said = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.environ |= environment
+        sys.argv[1:] = arguments
+        for number, name in enumerate((os.devnull, said + ".out", said + ".err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        status = 1
+        try:
+            exec(code, {"__name__": "__main__"})
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """What a program prints in an interpreter without pytest, so without the check of shapes.
+
+    Each is a fork of one interpreter, which has imported numpy and torch and nothing else: that takes seconds.
+    """
+    said = tmp_path_factory.mktemp("programs") / "said"
+    own = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAMS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own) as interpreter:
+        asked, answered = interpreter.stdin, interpreter.stdout
+        assert asked is not None
+        assert answered is not None
+
+        def ask(code: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+            print(json.dumps([dedent(code), arguments, environment or {}, str(said)]), file=asked, flush=True)
+            assert answered.readline() == "0\n", said.with_suffix(".err").read_text()
+            return said.with_suffix(".out").read_text()
+
+        yield ask
+        asked.close()  # which ends it
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +42,8 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        with patch("tammes.io.machine.processor_flags", set):  # in float32 on every machine, as all tests
+        # In float32 on every machine, and without waiting for a disk, as all tests.
+        with patch("tammes.io.machine.processor_flags", set), patch("os.fsync", lambda _: None):
             work(*given)
     except Exception:
         traceback.print_exc()
@@ -74,11 +76,11 @@ def without_batch_norm() -> Iterator[None]:
 @contextmanager
 def stopped_after(steps: int, *, here: bool) -> Iterator[None]:
     """Commands in here are asked to stop after so many steps; here, or in another process."""
-    count = iter(range(1, 10_000))
+    steps_taken = count(1)
 
     @contextmanager
     def asked() -> Iterator[Callable[[], bool]]:
-        yield lambda: next(count) == steps and here
+        yield lambda: next(steps_taken) == steps and here
 
     with patch("tammes.training.train.stop_on_signal", asked):
         yield
@@ -228,5 +230,16 @@ def one_hangs() -> None:
         distributed.agreed(lambda: None)
 
 
-def command(*arguments: str) -> None:
-    raise SystemExit(exit_code(*arguments))
+def one_is_killed(step: int, *arguments: str) -> None:
+    """A command, in which the second process is killed as it begins this step."""
+    from tammes.training import distributed, loop
+
+    usual, steps = loop._set_rates, count(1)
+
+    def rates(*given: Any) -> None:
+        if next(steps) == step and distributed.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        usual(*given)
+
+    with patch.object(loop, "_set_rates", rates):
+        raise SystemExit(exit_code(*arguments))

@@ -1,51 +1,17 @@
 """What a user sees, who has no type checker in between: the errors for bad shapes, and torch.compile in one graph."""
 
-import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from textwrap import dedent
 
 import pytest
 
+from tammes.losses import WITH_CENTROIDS
 from tests.conftest import HANGS
-from tests.contracts.test_losses import HAS_COMPILER
 
-# They share an interpreter, so they stay in one worker.
-pytestmark = pytest.mark.xdist_group("as users run it")
-
-# Runs programs, one a line, each in a namespace of its own, and answers with what it printed or how it failed.
-PROGRAMS = """
-import contextlib, io, json, sys, traceback
-
-for line in sys.stdin:
-    output, error = io.StringIO(), ""
-    with contextlib.redirect_stdout(output):
-        try:
-            exec(json.loads(line), {"__name__": "__main__"})
-        except BaseException:
-            error = traceback.format_exc()
-    print(json.dumps([output.getvalue(), error]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def printed_by() -> Iterator[Callable[[str], str]]:
-    """What a program prints in an interpreter without pytest; one for all, for torch takes seconds to import."""
-    command = [sys.executable, "-c", PROGRAMS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as interpreter:
-        asked, answered = interpreter.stdin, interpreter.stdout
-        assert asked is not None
-        assert answered is not None
-
-        def ask(code: str) -> str:
-            print(json.dumps(dedent(code)), file=asked, flush=True)
-            output, error = json.loads(answered.readline())
-            assert not error, error
-            return str(output)
-
-        yield ask
-        asked.close()  # which ends it
+HAS_COMPILER = shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
 def run(code: str) -> str:
@@ -55,7 +21,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[[str], str]) -> None:
+def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[..., str]) -> None:
     printed = printed_by(
         """
         import torch
@@ -112,61 +78,60 @@ def test_errors_for_input_of_the_wrong_shape_or_type(printed_by: Callable[[str],
     assert printed.splitlines() == [*of_one_loss, *of_one_loss, *others]
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
-def test_torch_compile_takes_the_loss_in_one_graph(printed_by: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",  # tracing and the derived backward are what a loss can break
+        pytest.param(
+            "inductor",  # the C++ that torch writes from them takes its time
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler: apt-get install g++"),
+            ],
+        ),
+    ],
+)
+def test_torch_compile_takes_every_loss_in_one_graph(printed_by: Callable[..., str], backend: str) -> None:
     printed = printed_by(
         """
+        import sys
         import torch
-        from tammes import DiscriminativeLoss
+        from tammes import DiscriminativeLoss, centroids
+        from tammes.losses import WITH_CENTROIDS
 
-        labels = torch.arange(9) % 5
-        exact = DiscriminativeLoss(torch.eye(5), class_sizes=[1, 2, 3, 4, 5], weighting="triplet")
-        for loss in (DiscriminativeLoss(5), exact):
-            head = torch.nn.Linear(5, 5)
-            step = lambda z: 2 * loss(head(z), labels)
+        corners = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5
+        labels = torch.arange(9) % 4
+        losses = [make(points) for make in WITH_CENTROIDS.values() for points in (4, corners)]
+        losses.append(DiscriminativeLoss(corners, class_sizes=[1, 2, 3, 4], weighting="triplet"))
+        points = centroids.random(50, 8, generator=torch.Generator().manual_seed(0))
+        losses.append(DiscriminativeLoss(points, sample_classes=10))
+        for loss in losses:
+            dim = 4 if loss.centroids is None else loss.centroids.shape[1]
+            head, sampled = torch.nn.Linear(dim, dim), loss is losses[-1]
+            step = loss if sampled else lambda z, labels: 2 * loss(head(z), labels)
             results = []
-            for run in (step, torch.compile(step, fullgraph=True)):
-                z = torch.ones(9, 5).cumsum(0).sin().requires_grad_()
-                value = run(z)
+            for run in (step, torch.compile(step, fullgraph=not sampled, backend=sys.argv[1])):
+                torch.manual_seed(0)
+                z = torch.ones(9, dim).cumsum(0).sin().requires_grad_()
+                value = run(z, labels)
                 value.backward()
                 results.append((value.detach(), z.grad))
             torch.testing.assert_close(results[0], results[1])
             print("same")
-        """
+        """,
+        backend,
     )
-    assert printed.split() == ["same", "same"]
+    assert printed.split() == ["same"] * (2 * len(WITH_CENTROIDS) + 2)
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)")
-def test_torch_compile_takes_a_sample_of_the_classes(printed_by: Callable[[str], str]) -> None:
-    printed = printed_by(
-        """
-        import torch
-        from tammes import DiscriminativeLoss, centroids
-
-        points = centroids.random(50, 8, generator=torch.Generator().manual_seed(0))
-        loss = DiscriminativeLoss(points, sample_classes=10)
-        labels, z = torch.arange(9), torch.ones(9, 8).cumsum(0).sin().requires_grad_()
-        results = []
-        for run in (loss, torch.compile(loss)):
-            torch.manual_seed(0)
-            value = run(z, labels)
-            results.append((value.detach(), torch.autograd.grad(value, z)[0]))
-        torch.testing.assert_close(results[0], results[1])
-        print("same")
-        """
-    )
-    assert printed.split() == ["same"]
-
-
-def test_a_number_of_classes_may_come_from_numpy(printed_by: Callable[[str], str]) -> None:
+def test_a_number_of_classes_may_come_from_numpy(printed_by: Callable[..., str]) -> None:
     printed = printed_by(
         "import numpy as np; from tammes import DiscriminativeLoss as L; print(L(np.int64(5)).num_classes)"
     )
     assert printed == "5\n"
 
 
-def test_the_package_imports_without_torch_until_a_name_is_used(printed_by: Callable[[str], str]) -> None:
+def test_the_package_imports_without_torch_until_a_name_is_used(printed_by: Callable[..., str]) -> None:
     assert run("import sys, tammes; print('torch' in sys.modules, tammes.__version__ > '0')").split() == [
         "False",
         "True",
@@ -176,8 +141,10 @@ def test_the_package_imports_without_torch_until_a_name_is_used(printed_by: Call
     )
 
 
-def test_the_loss_does_not_import_the_compiler() -> None:
-    loaded = run("import sys, tammes; print(tammes.DiscriminativeLoss(3).num_classes, 'torch._dynamo' in sys.modules)")
+def test_the_loss_does_not_import_the_compiler(printed_by: Callable[..., str]) -> None:
+    loaded = printed_by(
+        "import sys, tammes; print(tammes.DiscriminativeLoss(3).num_classes, 'torch._dynamo' in sys.modules)"
+    )
     assert loaded.split() == ["3", "False"], "it takes nearly as long as torch itself"
 
 

@@ -4,9 +4,10 @@ import io
 import json
 import re
 import shutil
-import time
+import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from tammes.training.config import load_config, resolve
 from tammes.training.data import load_data
 from tammes.training.run_folder import RunFolder, open_run
 from tammes.training.train import train_images
+from tests.commands import printed, refused
 from tests.compared import same_end
-from tests.test_cli_train import printed, refused
+from tests.conftest import STEP, signal_at, wait_until_stopped
 
 # In one worker, so that the benchmark of `done` is run once.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -318,25 +320,23 @@ def test_a_training_of_the_search_that_was_stopped_is_resumed(root: Path, tmp_pa
 
 @pytest.mark.slow
 def test_a_benchmark_that_was_killed_goes_on_to_the_same_weights(
-    root: Path, started: Callable[[list[str], Path], BaseProcess], tmp_path: Path
+    root: Path, started: Callable[..., BaseProcess], tmp_path: Path
 ) -> None:
-    text = PLAN.replace("epochs = 2", "epochs = 12").replace("val-classes = 2", "curve = [1, 8, 12]")
+    text = PLAN.replace("epochs = 2", "epochs = 4").replace("val-classes = 2", "curve = [1, 3, 4]")
     text = text[: text.index('[[method]]\nname = "broken"')].replace("seeds = [0, 1]", "seeds = [0]")
     text += "log-bound = true\n"
     file, run = planned(tmp_path, text), tmp_path / "out" / "default" / "one-hot" / "seed-0"
     words = ["benchmark", str(file), "--data", str(root), "--out", str(tmp_path / "out")]
-    process = started(words, tmp_path / "said.txt")
+    process = started(words, tmp_path / "said.txt", partial(signal_at, STEP, 10, signal.SIGSTOP))  # in the third epoch
     cell = table_cells(read_plan(file), tmp_path / "out")[0]
-    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 2:
-        assert process.is_alive()
-        time.sleep(0.02)
+    wait_until_stopped(process, tmp_path / "said.txt")
     assert cell.state == "running"
     process.kill()
     process.join()
     assert cell.state == "waiting"
     assert not cell.file.exists()
     main(words)
-    assert (cell.result() or {})["config"]["epochs"] == 12
+    assert (cell.result() or {})["config"]["epochs"] == 4
     assert (run / "log.txt").read_text().count("run       ") == 2  # begun twice
     alone = replace(load_config(open_run(run)), out=tmp_path / "alone")
     train_images(alone)

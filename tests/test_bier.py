@@ -308,15 +308,6 @@ def test_an_output_of_no_length_has_a_finite_gradient() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("count", [1, 6])
-def test_a_nan_is_not_hidden(base: Base, count: int) -> None:
-    features, labels = problem([2, 2, 2])
-    features[count - 1, 7] = float("nan")
-    parts = made(base, diversity=0.1)(features[:count], labels[:count], embedder())
-    assert all(part.isnan() for part in parts.values())
-
-
-@BOTH
 def test_order_of_the_batch_does_not_matter(base: Base) -> None:
     (features, labels), network, loss = problem([3, 4, 2]), embedder(), made(base)
     order = torch.randperm(len(labels), generator=seeded(5))
@@ -336,17 +327,6 @@ def test_float32_agrees_with_float64(base: Base) -> None:
         found = value_and_gradients(network, sum_of(loss, labels, network), features.to(dtype))
         results.append([each.double() for each in found])
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=2e-5)
-
-
-def test_labels_may_be_any_integers_for_pairs_and_must_be_classes_for_images() -> None:
-    (features, labels), network, loss = problem([3, 4, 2]), embedder(), made(PAIRS)
-    expected = loss(features, labels, network)["loss"]
-    for others in (7 * labels - 3, labels.to(torch.uint8), labels * 10**12):
-        assert loss(features, others, network)["loss"] == expected
-    with pytest.raises(UserError, match=r"^label 4 \(row 0 of the batch\) is outside 0..3 of 4 classes\."):
-        made(IMAGES)(features, labels + 4 - labels[0], network)
-    with pytest.raises(UserError, match="^the batch is empty"):
-        loss(features[:0], labels[:0], network)
 
 
 def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:

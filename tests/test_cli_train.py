@@ -28,6 +28,7 @@ from tammes.training.evaluation import evaluate_images
 from tammes.training.objectives import Objective
 from tammes.training.presets import RECIPES, recipe_of
 from tammes.training.run_folder import RunFolder, open_run
+from tests.commands import printed, refused, striped_set
 from tests.compared import same_end
 from tests.configs import config_of, embedder_of
 from tests.conftest import HANGS, STEP, signal_at
@@ -38,29 +39,7 @@ SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8")
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight classes of six images: stripes of a class's own angle and width, in noise."""
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    y, x = np.mgrid[:28, :28]
-    for number in range(8):
-        (root / f"class {number}").mkdir()
-        for image in range(6):
-            wave = np.sin(
-                (x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + rng.uniform(0, 6)
-            )
-            pixels = 128 + 80 * wave + rng.normal(0, 25, (28, 28))
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"class {number}" / f"{image}.png")
-    return root
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    main(arguments)
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err
+    return striped_set(tmp_path_factory.mktemp("photos"), classes=8, images=6, size=28)
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from tammes.training.checkpoints import save_checkpoint
 from tammes.training.verdict import describe
 from tammes.vectors import statistics
 from tammes.vectors import train as vectors_train
-from tests.conftest import HANGS
-from tests.test_cli_train import printed, refused
+from tests.commands import printed, refused
+from tests.conftest import HANGS, STEP, signal_at
 from tests.test_learner import blobs, brute_recall, unit
 
 Array = NDArray[Any]
@@ -682,31 +683,22 @@ def test_ctrl_c_saves_in_the_middle_of_an_epoch_and_says_how_to_go_on(
         assert (one["epoch"], one["loss"], one["lr"]) == (other["epoch"], other["loss"], other["lr"])
 
 
-COMMAND = [sys.executable, "-c", "from tammes.cli import main; main()", "train"]
-
-
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights(number: int, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_very_same_weights(
+    number: int, started: Callable[..., BaseProcess], tmp_path: Path
+) -> None:
     vectors, labels = blobs(classes=50, each=20, columns=16, spread=0.7)
     file, whole, run = write(tmp_path / "a.npz", vectors, labels), tmp_path / "whole", tmp_path / "run"
     options = ["--epochs", "10", "--batch-size", "8", "--val-classes", "0", "--test-classes", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*COMMAND, str(file), "--out", str(run), *options],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    deadline = time.monotonic() + HANGS
-    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=HANGS)
+    words, said = ["train", str(file), "--out", str(run), *options], tmp_path / "said"
+    process = started(words, said, partial(signal_at, STEP, 150, number))  # in the second epoch
+    process.join(HANGS)
     assert not (run / "results.json").exists()
     if number == signal.SIGINT:
-        assert process.returncode == 130
-        assert f"tammes train --resume {run}" in output.decode()
+        assert process.exitcode == 130
+        assert f"tammes train --resume {run}" in said.read_text()
         assert json.loads((run / "config.json").read_text())["epochs"] == 10
     threads = torch.get_num_threads()
     main(["train", str(file), "--out", str(whole), *options])

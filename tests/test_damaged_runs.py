@@ -26,8 +26,9 @@ from tammes.training.checkpoints import load_weights, save_checkpoint, save_froz
 from tammes.training.config import load_config
 from tammes.training.loop import Position
 from tammes.training.run_folder import RunFolder
+from tests.commands import ended, small_set
 from tests.configs import data_of
-from tests.test_errors import SMALL, ended, small_set
+from tests.test_errors import SMALL
 from tests.test_untrusted import plain_values, refusal
 
 FEW = settings(max_examples=6)

@@ -23,6 +23,7 @@ from tammes.io.files import PARTIAL
 from tammes.io.tensor_files import check_tensors
 from tammes.models.embedder import Embedder
 from tammes.training.run_folder import FRESH, held, open_run
+from tests.commands import ended
 from tests.compared import same_end
 from tests.conftest import HANGS, signal_at
 
@@ -50,15 +51,6 @@ def fill(disk: Path, left: int) -> Path:
     file = disk / "filling"
     file.write_bytes(bytes(max(0, status.f_bavail * status.f_frsize - left)))
     return file
-
-
-def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    capsys.readouterr()
-    try:
-        main(words)
-    except SystemExit as stopped:
-        return int(stopped.code or 0), capsys.readouterr().err
-    return 0, capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,10 @@ from tests.several_processes import (
     BORROWED,
     DRAWING,
     both,
-    command,
     exit_code,
     one_fails,
     one_hangs,
+    one_is_killed,
     process,
     stopped_after,
     trained,
@@ -241,12 +241,9 @@ def test_two_processes_go_on_with_a_run_of_one(two: Path) -> None:
 
 def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(waves: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ("--epochs", "500", "--batch-size", "8", "--test-classes", "0", *SMALL)
-    started = start(2, tmp_path, command, "train", str(waves), "--out", str(run), *options)
-    until = time.monotonic() + HANGS
-    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    os.kill(started[1].pid, signal.SIGKILL)
+    options = ("--epochs", "9", "--batch-size", "8", "--test-classes", "0", *SMALL)
+    words = ("train", str(waves), "--out", str(run), *options)
+    started = start(2, tmp_path, one_is_killed, 10, *words)  # in the second epoch
     assert ended(started, tmp_path) == [2, -signal.SIGKILL]
     text = (tmp_path / "said 0").read_text()
     assert "tammes: process 0 of 2 has lost the others: one of them has ended" in text

@@ -1,5 +1,6 @@
 """Deep variational metric learning: the four terms, the two phases, and what has a gradient in each."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -272,32 +273,18 @@ def test_order_of_the_batch_does_not_matter(base: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("first_phase", [True, False], ids=["first phase", "second phase"])
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("labels", [[2], [1] * 5, [0, 1, 2, 3], [0, 0, 1, 1]], ids=lambda labels: f"labels {labels}")
-@pytest.mark.parametrize("where", ["apart", "in one point", "at zero"])
-def test_values_and_gradients_are_finite_in_any_batch(
-    where: str, labels: list[int], base: str, first_phase: bool
-) -> None:
-    embedder, dvml = embedder_of(torch.float32), made(base, torch.float32, draws=2)
-    dvml.first_phase = first_phase
-    x = torch.randn(len(labels), FEATURES, generator=seeded(0))
-    if where != "apart":
-        x = x[:1].repeat(len(labels), 1) * (where == "in one point")
-    x.requires_grad_()
-    parts = dvml(x, torch.tensor(labels), embedder)
-    assert all(part.isfinite() and part.grad_fn is not None for part in parts.values())
-    found = torch.autograd.grad(sum(parts.values()), [x, *learned(embedder, dvml)])
-    assert all(each.isfinite().all() for each in found)
-
-
-@pytest.mark.parametrize("row", range(5))
-@pytest.mark.parametrize("base", BASES)
-def test_nan_is_not_hidden(base: str, row: int) -> None:
-    embedder, (features, labels) = embedder_of(), batch([2, 2, 1])
-    features[row, 3] = float("nan")
-    parts = made(base)(features, labels, embedder)
-    assert all(part.isnan() for part in parts.values())
-    alone = made(base)(features[row : row + 1], labels[:1], embedder)  # of pairs the base then has none
-    assert all(part.isnan() for part in alone.values())
+def test_values_and_gradients_are_finite_in_any_batch(base: str, first_phase: bool) -> None:
+    for labels, where in product([[2], [1] * 5, [0, 1, 2, 3], [0, 0, 1, 1]], ("apart", "in one point", "at zero")):
+        embedder, dvml = embedder_of(torch.float32), made(base, torch.float32, draws=2)
+        dvml.first_phase = first_phase
+        x = torch.randn(len(labels), FEATURES, generator=seeded(0))
+        if where != "apart":
+            x = x[:1].repeat(len(labels), 1) * (where == "in one point")
+        x.requires_grad_()
+        parts = dvml(x, torch.tensor(labels), embedder)
+        assert all(part.isfinite() and part.grad_fn is not None for part in parts.values())
+        found = torch.autograd.grad(sum(parts.values()), [x, *learned(embedder, dvml)])
+        assert all(each.isfinite().all() for each in found)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -311,15 +298,6 @@ def test_float32_agrees_with_float64(base: str, monkeypatch: pytest.MonkeyPatch)
     for name, value in single.items():
         assert value.dtype == torch.float32
         assert value.item() == pytest.approx(double[name].item(), rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("base", ["npair", "triplet-semihard"])
-def test_labels_may_be_any_integers(base: str) -> None:
-    embedder, (features, labels) = embedder_of(), batch([2, 2, 3])
-    dvml = made(base)
-    expected = parts_of(dvml, features, labels, embedder)
-    for others in (7 * labels - 3, (labels == 0).long() * 10**12 + labels, labels.to(torch.uint8)):
-        torch.testing.assert_close(parts_of(dvml, features, others, embedder), expected)
 
 
 def test_the_decoder_learns_to_tell_the_features_of_images_apart() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tammes.cli import COMMANDS, main
 from tammes.io.machine import kill_as_interrupt
+from tests.commands import ended, small_set
 from tests.conftest import HANGS
 from tests.test_architecture import ROOT
 
@@ -30,29 +30,6 @@ def here(waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").symlink_to(waves)
     return tmp_path
-
-
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit code of a command, and what it says on stderr."""
-    capsys.readouterr()
-    code = 0
-    try:
-        main(arguments)
-    except SystemExit as stopped:
-        code = int(stopped.code or 0)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return code, said
-
-
-def small_set(root: Path, names: list[str] | list[bytes], images: int = 2) -> Path:
-    rng = np.random.default_rng(0)
-    for name in names:
-        place = os.path.join(os.fsencode(root), os.fsencode(name))  # noqa: PTH118 - a Path has no bytes
-        os.makedirs(place)  # noqa: PTH103
-        for number in range(images):
-            Image.fromarray(rng.integers(0, 255, (28, 28), dtype=np.uint8)).save(f"{os.fsdecode(place)}/{number}.png")
-    return root
 
 
 TRAIN = [

@@ -3,7 +3,6 @@
 import json
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +22,8 @@ from torch import nn
 import tammes
 from tammes import DiscriminativeLoss, UserError
 from tammes.cli import main
-from tests.conftest import HANGS
-from tests.test_errors import SMALL, ended
+from tests.commands import ended
+from tests.test_errors import SMALL
 from tests.test_omniglot import pack
 
 
@@ -98,30 +97,31 @@ WRONG_KINDS = {
 }
 
 
-def test_wrong_kinds_of_values(tmp_path: Path) -> None:
+def test_wrong_kinds_of_values(printed_by: Callable[..., str]) -> None:
     """In a process without the check of types that the tests have."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, json, numpy as np, torch\n"
-        "from tammes import DiscriminativeLoss, UserError, evaluate, load\n"
-        "from tammes.models.embedder import Embedder, EmbedderConfig\n"
-        "from tammes.training.embedding import embed\n"
-        "from tammes.centroids import place\n"
-        "from tammes.metrics import recall_at_k\n"
-        "assert recall_at_k([[0, 1], [1, 0]], [0, 1], 1) == 1\n"
-        "assert evaluate(torch.eye(4).to(torch.float8_e5m2), [0, 0, 1, 1], ks=[1], clustering=False)['gallery'] == 4\n"
-        "V, L, said = np.random.default_rng(0).normal(size=(48, 8)), np.arange(48) % 6, {}\n"
-        "for line in json.loads(sys.argv[1]):\n"
-        "    try:\n"
-        "        eval(line)\n"
-        "    except UserError as error:\n"
-        "        said[line] = str(error)\n"
-        "print(json.dumps(said))\n"
+    printed = printed_by(
+        """
+        import sys, json, numpy as np, torch
+        from tammes import DiscriminativeLoss, UserError, evaluate, load
+        from tammes.models.embedder import Embedder, EmbedderConfig
+        from tammes.training.embedding import embed
+        from tammes.centroids import place
+        from tammes.metrics import recall_at_k
+
+        assert recall_at_k([[0, 1], [1, 0]], [0, 1], 1) == 1
+        eights = torch.eye(4).to(torch.float8_e5m2)
+        assert evaluate(eights, [0, 0, 1, 1], ks=[1], clustering=False)["gallery"] == 4
+        V, L, said = np.random.default_rng(0).normal(size=(48, 8)), np.arange(48) % 6, {}
+        for line in json.loads(sys.argv[1]):
+            try:
+                eval(line)
+            except UserError as error:
+                said[line] = str(error)
+        print(json.dumps(said))
+        """,
+        json.dumps(list(WRONG_KINDS)),
     )
-    words = [sys.executable, str(script), json.dumps(list(WRONG_KINDS))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == WRONG_KINDS
+    assert json.loads(printed) == WRONG_KINDS
 
 
 def test_one_hot_centroids_are_never_parted() -> None:

@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,19 +27,11 @@ from tammes.io.tensor_files import DamagedError, check_tensors, read_tensors, sh
 from tammes.models.embedder import Embedder, load
 from tammes.training.checkpoints import mend_checkpoint, save_checkpoint
 from tammes.training.run_folder import held, open_run
+from tests.commands import refused
 from tests.compared import same_end
+from tests.conftest import STEP, signal_at, wait_until_stopped
 
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "8")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2, said
-    assert "Traceback" not in said
-    return said
 
 
 def flipped(file: Path, bit: int) -> None:
@@ -220,12 +214,12 @@ def test_a_second_process_is_kept_off_a_run(part: Path, waves: Path, capsys: pyt
 
 @pytest.mark.xdist_group("processes")
 def test_a_process_that_was_killed_leaves_no_run_locked(
-    started: Callable[[list[str], Path], BaseProcess], waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    started: Callable[..., BaseProcess], waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
-    process = started(["train", str(waves), "--out", str(out), "--epochs", "500", *SMALL], tmp_path / "said")
-    while not (out / "previous.safetensors").exists():
-        assert process.is_alive(), (tmp_path / "said").read_text()
+    out, said_there = tmp_path / "run", tmp_path / "said"
+    words = ["train", str(waves), "--out", str(out), "--epochs", "3", *SMALL]
+    process = started(words, said_there, partial(signal_at, STEP, 5, signal.SIGSTOP))  # in the second epoch
+    wait_until_stopped(process, said_there)
     said = refused(capsys, "train", "--resume", str(out))
     assert said.startswith(f"tammes: {out} is being trained by another process, {process.pid}.")
     process.kill()

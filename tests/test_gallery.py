@@ -33,6 +33,7 @@ from tammes.metrics import evaluate
 from tammes.models.embedder import load
 from tammes.report.contact_sheet import contact_sheet
 from tammes.search.neighbours import search
+from tests.commands import answer, refused, striped_set, stripes
 from tests.conftest import HANGS, signal_at
 
 pytest.importorskip("lancedb")
@@ -48,21 +49,9 @@ STRANGE = [
 ]
 
 
-def stripes(number: int, rng: np.random.Generator) -> Image.Image:
-    """A picture of a class: stripes of its own angle and width, in noise."""
-    y, x = np.mgrid[:32, :32]
-    wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + rng.uniform(0, 6))
-    return Image.fromarray((128 + 80 * wave + rng.normal(0, 25, (32, 32))).clip(0, 255).astype(np.uint8))
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for number in range(8):
-        (root / f"class {number}").mkdir()
-        for image in range(8):
-            stripes(number, rng).save(root / f"class {number}" / f"{image}.png")
-    return root
+    return striped_set(tmp_path_factory.mktemp("photos"), classes=8, images=8, size=32)
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +74,6 @@ def whole(photos: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def own(photos: Path, tmp_path: Path) -> Path:
     """Photos of one's own, to change."""
     return Path(shutil.copytree(photos, tmp_path / "own"))
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    capsys.readouterr()
-    main([*arguments, "--json"])
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_everything_is_embedded_once_and_then_only_what_is_new(

@@ -24,20 +24,16 @@ from tammes.models.origin import Network, file_digest
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
+from tests.commands import answer, refused, striped_set
 from tests.serve.conftest import inside
-from tests.test_gallery import SMALL, answer, refused, stripes
+from tests.test_gallery import SMALL
 
 pytest.importorskip("lancedb")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for number in range(6):
-        (root / f"class {number}").mkdir()
-        for image in range(6):
-            stripes(number, rng).save(root / f"class {number}" / f"{image}.png")
-    return root
+    return striped_set(tmp_path_factory.mktemp("photos"), classes=6, images=6, size=32)
 
 
 @pytest.fixture(scope="module")

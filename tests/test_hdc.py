@@ -299,19 +299,6 @@ def test_float32_agrees_with_float64(base: Base, form: str) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=2e-5)
 
 
-def test_labels_may_be_any_integers_for_pairs_and_must_be_classes_for_images() -> None:
-    (features, labels), network = problem([3, 4, 2]), embedder()
-    for form in ("cascade", "released"):
-        loss = made(PAIRS, form=form)
-        expected = loss(features, labels, network)["loss"]
-        for others in (7 * labels - 3, labels.to(torch.uint8), labels * 10**12):
-            assert loss(features, others, network)["loss"] == expected
-    with pytest.raises(UserError, match=r"^label 4 \(row 0 of the batch\) is outside 0..3 of 4 classes\."):
-        made(IMAGES)(features, labels + 4 - labels[0], network)
-    with pytest.raises(UserError, match="^the batch is empty"):
-        made(PAIRS)(features[:0], labels[:0], network)
-
-
 def test_the_discriminative_loss_itself_may_be_on_a_head() -> None:
     features, labels = problem([3, 4, 2])
     network = embedder()

@@ -1,37 +1,34 @@
 """Models go to the hub and come back: huggingface_hub against a stand-in of its HTTP API, in a process of its own."""
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from tammes import UserError
 from tammes.io.hub import fetched, push_to_hub
-from tests.conftest import HANGS
 from tests.hub_stand_in import FULL, GONE, TIRED, TOKEN, StandIn, standing_in
 
 
-def run(code: str, hub: StandIn, home: Path, *, token: str = TOKEN) -> str:
+@pytest.fixture
+def run(printed_by: Callable[..., str]) -> Callable[..., str]:
     """What a program prints whose hub is the stand-in; huggingface_hub reads the environment as it is imported."""
-    own = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_TOKEN": token,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=HANGS, env=os.environ | own
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+    def ask(code: str, hub: StandIn, home: Path) -> str:
+        own = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        return printed_by(code, environment=own)
+
+    return ask
 
 
-def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
+def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path, run: Callable[..., str]) -> None:
     with standing_in() as hub:
         printed = run(
             f"""
@@ -78,7 +75,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path: Path) -> None:
     assert files["anna/waves"] == ["README.md", "config.json", "model.safetensors"]
 
 
-def test_a_model_of_the_hub_takes_the_place_of_a_run(tmp_path: Path) -> None:
+def test_a_model_of_the_hub_takes_the_place_of_a_run(tmp_path: Path, run: Callable[..., str]) -> None:
     with standing_in() as hub:
         printed = run(
             f"""
@@ -120,7 +117,9 @@ def test_a_model_of_the_hub_takes_the_place_of_a_run(tmp_path: Path) -> None:
     assert printed.splitlines() == ["8", "8", "trained", "0.0", "8"]
 
 
-def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path: Path) -> None:
+def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_text("")
     with standing_in() as hub:
@@ -149,7 +148,7 @@ def test_a_push_that_fails_says_why_and_to_log_in_only_where_that_helps(tmp_path
     assert "log in" not in alone.lower()
 
 
-def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_fetched_says_why(tmp_path: Path, run: Callable[..., str]) -> None:
     with standing_in() as hub:
         code = f"""
             import huggingface_hub, tammes

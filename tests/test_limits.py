@@ -115,7 +115,7 @@ def few_bytes(file: Path, what: str) -> Path:
     table = {"vectors": pyarrow.FixedSizeListArray.from_arrays(zeros, dim), "labels": labels}
     if what == "columns":
         del table["vectors"]
-        table |= {str(number): pyarrow.array(np.zeros(rows, np.float32)) for number in range(4000)}
+        table |= {str(number): pyarrow.array(np.zeros(rows, np.float32)) for number in range(1500)}
     parquet.write_table(pyarrow.table(table), file, compression="zstd")
     return file
 

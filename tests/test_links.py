@@ -24,7 +24,8 @@ from tammes.io.files import check_no_links, folder_inside, open_inside, remove_p
 from tammes.io.hub import push_to_hub
 from tammes.io.outputs import place_for
 from tammes.training.run_folder import RunFolder, held, remove
-from tests.test_errors import SMALL, ended, small_set
+from tests.commands import ended, small_set
+from tests.test_errors import SMALL
 
 SOURCES = sorted((Path(__file__).parents[1] / "src" / "tammes").rglob("*.py"))
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\nshowpage\n%%EOF\n"

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from tammes.io.tensor_files import read_tensors, write_tensors
 from tammes.search.validation import checked_vectors
 from tammes.training import heartbeat
 from tammes.training.heartbeat import Heartbeats
+from tests.commands import ended
 from tests.conftest import HANGS
 
 
@@ -30,14 +32,6 @@ def run(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "waves"
     main(["train", str(waves), "--out", str(folder), "--backbone", "conv4", "--dim", "8", "--epochs", "1"])
     return folder
-
-
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    try:
-        main(arguments)
-    except SystemExit as stopped:
-        return int(stopped.code or 0), capsys.readouterr().err
-    return 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -58,10 +52,16 @@ def test_a_model_whose_weights_are_not_finite_is_refused(
 
 
 def test_a_vector_that_is_not_finite_is_not_written(
-    run: Path, waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, waves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tammes.training.embedding.embed", lambda *_, **__: np.full((48, 8), np.nan, np.float32))
-    code, text = ended(capsys, "embed", str(run), str(waves), "--out", str(tmp_path / "v.npz"))
+    """Of a network whose weights are finite, and whose variances are none."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    tensors, said = read_tensors(copy / "embedder.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("running_var"):
+            tensor.fill_(-1)
+    write_tensors(copy / "embedder.safetensors", tensors, said)
+    code, text = ended(capsys, "embed", str(copy), str(waves), "--out", str(tmp_path / "v.npz"))
     assert (code, "not finite" in text) == (2, True), text
     assert not (tmp_path / "v.npz").exists()
 

@@ -11,8 +11,9 @@ import pytest
 from tammes.cli import main
 from tammes.errors import UserError
 from tammes.io.outputs import place_for
+from tests.commands import ended, small_set
 from tests.conftest import HANGS
-from tests.test_errors import SMALL, ended, small_set
+from tests.test_errors import SMALL
 
 
 def place(file: Path, overwrite: bool = False) -> Path:
@@ -165,10 +166,10 @@ def test_standard_output_that_is_full(tmp_path: Path, unbuffered: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("search nowhere x.png 2>&-", 2),
         ("search nowhere - <&-", 2),
-        ("centroids 4 3 >&-", 0),
         ("losses <&- >&- 2>&-", 0),
+        pytest.param("search nowhere x.png 2>&-", 2, marks=pytest.mark.slow),
+        pytest.param("centroids 4 3 >&-", 0, marks=pytest.mark.slow),
     ],
 )
 def test_streams_that_are_closed(tmp_path: Path, words: str, code: int) -> None:

@@ -126,16 +126,16 @@ def test_the_library_itself_casts_proxies() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [2, 2, 2, 2], [3]], ids=["no pair", "one class", "one image"])
-def test_a_batch_with_nothing_to_compare_can_be_differentiated(name: str, labels: list[int]) -> None:
-    embeddings = batch()[0][: len(labels)].requires_grad_()
-    value = made(name)(embeddings, torch.tensor(labels))
-    value.backward()
-    assert bool(value.isfinite())
-    assert embeddings.grad is not None
-    assert bool(embeddings.grad.isfinite().all())
-    if name == "pml:NCALoss" and len(labels) == len(set(labels)):
-        assert value.item() == 0
+def test_a_batch_with_nothing_to_compare_can_be_differentiated(name: str) -> None:
+    for labels in ([0, 1, 2, 3], [2, 2, 2, 2], [3]):
+        embeddings = batch()[0][: len(labels)].requires_grad_()
+        value = made(name)(embeddings, torch.tensor(labels))
+        value.backward()
+        assert bool(value.isfinite()), labels
+        assert embeddings.grad is not None
+        assert bool(embeddings.grad.isfinite().all()), labels
+        if name == "pml:NCALoss" and len(labels) == len(set(labels)):
+            assert value.item() == 0
 
 
 @pytest.mark.parametrize("name", MINERS)

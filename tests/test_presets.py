@@ -145,6 +145,7 @@ def made(config: TrainConfig, data: Data) -> tuple[TrainConfig, Data, Objective]
 # ---- the norm that embeddings begin at
 
 
+@pytest.mark.xdist_group("glyphs")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_embeddings_that_a_loss_does_not_normalise_begin_at_its_norm(optimizer: str) -> None:
     given = config_of(device="cpu", loss="npair", optimizer=optimizer, lr=0.5, batch_size=32)
@@ -161,6 +162,7 @@ def test_embeddings_that_a_loss_does_not_normalise_begin_at_its_norm(optimizer: 
     assert rates[id(layer.bias)] == (0.5, 0)
 
 
+@pytest.mark.xdist_group("glyphs")
 def test_a_loss_that_normalises_leaves_the_layer_as_it_was_initialised() -> None:
     """The paper's own loss above all: it is trained to the letter."""
     for name, method in METHODS.items():
@@ -225,6 +227,7 @@ def trained(given: TrainConfig, data: Data) -> tuple[list[float], float, float, 
     return steps, before[0], on_the_same(), objective
 
 
+@pytest.mark.xdist_group("glyphs")
 @pytest.mark.parametrize(("name", "base", "preset"), ON_GLYPHS)
 def test_sixty_steps_on_glyphs(name: str, base: str | None, preset: str) -> None:
     given = config_of(device="cpu", loss=name, preset=preset, batch_size=16, **({} if base is None else {"base": base}))

@@ -15,8 +15,8 @@ import pytest
 from tammes import data
 from tammes.cli import main
 from tammes.data import image_cache
+from tests.commands import ended, small_set
 from tests.conftest import HANGS
-from tests.test_errors import ended, small_set
 
 QUICK = ("--backbone", "conv4", "--dim", "8", "--epochs", "1")
 

@@ -12,7 +12,6 @@ from benchmarks import page as pages
 from benchmarks import store as stores
 from benchmarks.page import (
     DATA_IN_README,
-    FORMS_OF,
     IN_README,
     METHOD,
     PAGE,
@@ -29,10 +28,8 @@ from benchmarks.page import (
     plan_section,
     readme,
     scale_page,
-    served,
     tables_page,
 )
-from benchmarks.peers import ROWS
 from benchmarks.store import named_only, store, trimmed
 from tammes.benchmark.plan import read_plan
 from tammes.benchmark.tables import UNTRAINED, Figure, Row, as_json
@@ -109,18 +106,6 @@ def test_the_page_of_speeds_is_what_is_stored() -> None:
     assert PERFORMANCE.read_text() == performance_page(), STALE.format("docs/performance.md")
 
 
-def test_the_rows_beside_the_peers_are_of_one_commit_and_none_is_below_its_limit() -> None:
-    rows = json.loads((RESULTS / "peers.json").read_text())["rows"]
-    assert list(rows) == list(ROWS)
-    beside_peers = [row for name, row in rows.items() if not name.endswith(FORMS_OF)]
-    assert len({row["machine"]["commit"] for row in beside_peers}) == 1
-    for name, row in rows.items():
-        # What networks are compared with are products of another shape; and medians have their noise.
-        most = 1.1 if name.endswith(FORMS_OF) else 1.05
-        assert row["limit"]["ratio"] < most, name
-        assert "failed" not in row["sides"][0], name
-
-
 def test_the_tables_of_the_readme_are_what_is_stored() -> None:
     assert README.read_text() == readme(README.read_text()), STALE.format("README.md")
 
@@ -135,21 +120,6 @@ def test_the_tables_of_the_page_about_them_are_what_is_stored() -> None:
 
 def test_the_table_of_many_classes_is_what_is_stored() -> None:
     assert SCALE.read_text() == scale_page(SCALE.read_text()), STALE.format("docs/scale.md")
-
-
-def test_what_many_classes_cost_is_shown_beside_a_softmax(tmp_path: Path) -> None:
-    assert "Not measured yet." in scale_page("<!-- results: many-classes -->\n<!-- end -->\n", tmp_path)
-    machine = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
-    rows = [
-        {"classes": 100000, "method": "linear + cross-entropy", "memory_mb": 300, "ms": 50, "placing_seconds": 0.1},
-        {"classes": 100000, "method": "discriminative, sampled", "memory_mb": 60, "ms": 1, "placing_seconds": 0.2},
-        {"classes": 10**6, "method": "linear + cross-entropy", "outcome": "ended without a word"},
-    ]
-    stored = {"rows": rows, "machine": machine, "batch": 128, "dim": 128, "chunk": 4096, "sample": 256}
-    (tmp_path / "many_classes.json").write_text(json.dumps(stored))
-    found = scale_page("<!-- results: many-classes -->\n<!-- end -->\n", tmp_path)
-    assert "| 100,000 | discriminative, sampled | 60 | 5.0 | 1.0 | 50.0 | 0.20 |" in found
-    assert "| 1,000,000 | linear + cross-entropy | ended without a word |" in found
 
 
 def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
@@ -224,14 +194,6 @@ def test_the_state_of_the_art_stands_among_the_tables_with_what_an_epoch_takes(k
     assert row.count("|") == 5
     (kept / "plans" / "cub-more-top.json").write_text(stored)
     assert "| `top` | seconds an epoch, `top` |" in tables_page(TABLE_BLOCKS, kept)
-
-
-def test_a_row_in_which_nothing_moved_says_so() -> None:
-    text = TABLES.read_text()
-    for method in ("Proxy-Anchor", "multi-similarity", "ArcFace"):
-        (row,) = (line for line in text.splitlines() if line.startswith(f"| {method} |"))
-        assert "did not move" in row
-    assert "closed-form whitening of the pretrained features, without any loss" in page()
 
 
 def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
@@ -353,30 +315,6 @@ def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
             assert "penultimate" in plan.layers
 
 
-def test_results_that_are_not_of_a_plan_have_their_sections(tmp_path: Path) -> None:
-    of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
-    measures = {"recall_at_1": 0.5, "recall_at_2": 0.6, "recall_at_4": 0.7, "recall_at_8": 0.8}
-    epoch = {"epoch": 1, "lr": 0.1, "loss": 0.5, "above_minimum": 1.0, "images_per_second": 4.0, "seconds": 120.0}
-    every = {
-        "machine": of, "command": "tammes train all", "seed": 3, "commit": of["commit"], "epochs": [epoch],
-        "seconds": 120.0, "untrained": measures, "penultimate": measures | {"recall_at_1": 0.55}, "last": measures,
-    }  # fmt: skip
-    rows = [
-        {"method": "Ours", "paper": "O(NC)", "over_n": {"exponent": 1.004}, "over_c": {"exponent": None}, "note": "x"},
-        {"method": "Later", "paper": None, "over_n": None, "over_c": None, "note": ""},
-    ]
-    grid = {"exponent_n": 0.98, "exponent_c": 1.02}
-    (tmp_path / "cub_all.json").write_text(json.dumps(every))
-    (tmp_path / "complexity.json").write_text(json.dumps({"machine": of, "rows": rows, "grid": grid}))
-    made = page(tmp_path)
-    assert "### CUB-200-2011: every layer trained, in 1 epochs" in made
-    assert "| 256-d layer | 55.00 | 60.00 | 70.00 | 80.00 |" in made
-    assert "2 minutes; Abacus, one thread of two on a busy machine, commit 0123456." in made
-    assert "| Ours | O(NC) | 1.00 | - | x |\n| Later |  | - | - |  |\n" in made
-    assert "time grows with N^0.98 C^1.02." in made
-    assert "Abacus, 1 thread, torch 9.9, commit 0123456." in made
-
-
 def test_what_was_watched_while_a_plan_trained_stands_on_the_page(tmp_path: Path) -> None:
     bound = {
         "triplet_loss": 4.0,
@@ -430,126 +368,6 @@ def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) 
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
     assert "| before training | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
     assert "later" not in text
-
-
-def test_ways_to_learn_from_vectors_have_a_section(tmp_path: Path) -> None:
-    of = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "abcdefghij"}
-    good, better = ({"recall_at_1": r, "mean_average_precision_at_r": r / 2} for r in (0.25, 0.5))
-    rows = [
-        {"set": "cub", "method": "A", "outcome": "finished", "seconds": 1.5, "peak_mb": 7.6,
-         "euclidean": good, "cosine": better},
-        {"set": "cub", "method": "B", "outcome": "not done in 60 s"},
-        {"set": "growth 1000", "method": "raw", "outcome": "finished", "seconds": 0.0},
-        {"set": "growth 1000", "method": "A", "outcome": "finished", "seconds": 1.234},
-        {"set": "growth 20000", "method": "A", "outcome": "finished", "seconds": 30.0},
-        {"set": "growth 20000", "method": "B", "outcome": "not done in 60 s"},
-    ]  # fmt: skip
-    stored = {"machine": of, "limit": 60, "rows": rows, "growth": {"A": 0.987}}
-    (tmp_path / "estimators.json").write_text(json.dumps(stored))
-    made = page(tmp_path)
-    assert "### CUB-200-2011, GoogLeNet's features as published" in made
-    assert "| A | 50.00 | 25.00 | cosine | 1.50 | 8 |\n| B |  |  |  | not done in 60 s |  |\n" in made
-    assert "| method | 1,000 | 20,000 | exponent |" in made
-    assert "| A | 1.23 | 30.00 | 0.99 |\n| B | - | not done in 60 s | - |\n" in made
-    assert "Omniglot, 784 pixels" not in made
-
-
-def served_gallery() -> dict[str, Any]:
-    """What `python -m benchmarks.serve` writes, of two kinds of requests."""
-    row = {
-        "requests": 900, "seconds": 30.0, "per_second": 30.0, "p50_ms": 32.4, "p99_ms": 1234.5, "max_ms": 2000.0,
-        "errors": {}, "client_cpu_ms": 0.1, "server_cpu_ms": 25.0,
-    }  # fmt: skip
-    inside = {"requests": 900, "request_ms": 30.0, "decode_ms": 6.0, "embed_ms": 18.0, "search_ms": 3.0}
-    refused = {"per_second": 0.0, "p50_ms": None, "p99_ms": None, "max_ms": None, "requests": 0}
-    place = {"seconds": 60.5, "server_mb": 500.0, "decoders_mb": 80.0}
-    return {
-        "of": {"items": 11788, "classes": 200, "dim": 256, "seconds": 30.0}, "start_seconds": 4.25,
-        "machine": {"processor": "Abacus", "threads": 2, "torch": "9.9", "commit": "0123456789", "cores": 8,
-                    "load_before": 0.52},
-        "versions": {"uvicorn": "1.0", "fastapi": "2.0", "lancedb": "3.0", "numpy": "4.0"},
-        "alone": {"backbone": "googlenet", "images": 64, "mean_kb": 99.6,
-                  "one": {"decode_ms": 4.0, "embed_ms": 20.0, "encode_ms": 24.5},
-                  "together": {"decode_ms": 4.0, "embed_ms": 12.0, "encode_ms": 16.0}},
-        "rows": [
-            {"what": "search by upload", "connections": 1, **row, "server": inside},
-            {"what": "health", "connections": 4, **row, "per_second": 1234.5, "p50_ms": 0.8123, "server": inside},
-            {"what": "health", "connections": 16, **row, **refused, "errors": {"health: status 503": 1200},
-             "server": inside | {"request_ms": 1.5}},
-        ],
-        "uploads": {"rows": [{"connections": 1, "to_alone": 1.3224, "of_alone_per_second": 0.48,
-                              "shares": {"decode": 0.2, "embed": 0.6, "search": 0.1}}]},
-        "load": {"minutes": 20.04, "complete": True, "connections": 4, "requests": 240000, "per_second": 200.0,
-                 "errors": {}, "kinds": {"search by id": {"requests": 1920, "p50_ms": 8.0, "p99_ms": 9.0,
-                                                          "max_ms": 10.0}},
-                 "memory": {"first": place, "end": place | {"server_mb": 520.4}, "peak_mb": 640.0,
-                            "mb_per_hour": -1.26, "server_mb_per_hour": 2.0}},
-    }  # fmt: skip
-
-
-def test_a_gallery_served_has_a_section(tmp_path: Path) -> None:
-    stored = served_gallery()
-    (tmp_path / "serve.json").write_text(json.dumps(stored))
-    made = page(tmp_path)
-    assert (
-        "`tammes serve` of 11,788 images in 200 classes (googlenet, vectors of 256 numbers), ready after 4.2 s." in made
-    )
-    assert "| search by upload | 1 | 30.0 | 32 | 1,234 | 2,000 | 30 | 0 | 25 | 0.10 |" in made
-    assert "| health | 4 | 1,234.5 | 0.81 | 1,234 | 2,000 | 30 | 0 | 25 | 0.10 |" in made
-    assert "| health | 16 | 0.0 | - | - | - | 1.50 | 1,200 health: status 503 | 25 | 0.10 |" in made
-    assert "The client is busiest with health by 4 connections, for 12 % of one core." in made
-    assert (
-        "The embedding alone, 64 images of 100 kB without a server, ms an image: 24 one at a time (decode 4.00, embed"
-        " 20), 16 in batches of 16 (decode 4.00, embed 12). A search by upload takes 1.32 times the embedding alone,"
-        " one at a time."
-    ) in made
-    assert "| 1 | 30 | 20 % | 60 % | 10 % | 10 % | 48 % |" in made
-    assert (
-        "Mixed load by 4 connections, 20.0 minutes: 240,000 requests, 200.0 a second, errors: 0. Memory of the server"
-        " and its decoders (their own, without libraries): 580 MB after 60 s,"
-        " 600 MB at the end, 640 MB at most, -1.3 MB an hour over the second"
-        " half (+2.0 of the server alone)."
-    ) in made
-    assert "| search by id | 1,920 | 8.00 | 9.00 | 10 |" in made
-    assert "8 cores, load average 0.5 before; uvicorn 1.0, fastapi 2.0, lancedb 3.0." in made
-    assert "Abacus, 2 threads, torch 9.9, commit 0123456." in made
-
-
-def test_a_gallery_served_for_a_short_while_says_so() -> None:
-    stored = served_gallery()
-    stored["load"] |= {"complete": False, "minutes": 0.5}
-    stored["load"]["memory"] |= {"mb_per_hour": None, "server_mb_per_hour": None}
-    text = "\n".join(served(stored))
-    assert "4 connections, 0.5 minutes, then interrupted: 240,000 requests" in text
-    assert "640 MB at most.\n" in text
-    for part in ("load", "uploads"):
-        del stored[part]
-    text = "\n".join(served(stored | {"rows": []}))
-    assert "Mixed load" not in text
-    assert "What the time of a search" not in text
-    assert "busiest" not in text
-
-
-def test_an_exported_model_stands_beside_pytorch(tmp_path: Path) -> None:
-    int8 = {
-        "recall_at_1_torch": 0.5174, "recall_at_1": 0.51, "loss": 0.0074, "operators": "multiplications",
-        "held_out": 64, "distance": {"multiplications": 0.12, "every operator": 0.21},
-    }  # fmt: skip
-    rows = [
-        {"form": "PyTorch", "images_per_second": 20.0},
-        {"form": "ONNX in 8 bits", "images_per_second": 50.0, "bytes": 7_260_000, "max_difference": 1e-6, "int8": int8},
-    ]
-    machine = {"processor": "Abacus", "threads": 1, "torch": "9.9", "commit": "0123456789"}
-    stored = {"of": {"backbone": "googlenet", "size": 224, "batch": 16}, "rows": rows, "machine": machine}
-    assert "## A model exported" not in performance_page(tmp_path)
-    (tmp_path / "export.json").write_text(json.dumps(stored))
-    made = performance_page(tmp_path)
-    assert "| PyTorch | 20.0 | 1.00 |  |\n| ONNX in 8 bits | 50.0 | 2.50 | 7.3 |\n" in made
-    assert "In 8 bits: multiplications, chosen by how far the vectors of 64 training images that were held out" in made
-    assert (
-        "(multiplications 0.120, every operator 0.210). On the test classes R@1 is then 51.00 where PyTorch has 51.74."
-        in made
-    )
 
 
 def test_what_is_committed_is_of_plans_that_are_here() -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from tests.test_distributed import ended, start
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+Stopped = Callable[[list[str], Path, int], None]
 PARTS = ("all", "top", "head")
 # Small networks for photos, with batch normalisation and without: of them and of a file of weights the defaults are
 # those of a pretrained network.
@@ -86,16 +87,21 @@ CASES = [
 ]
 # Of each pair of choices one case at least is in every run of the tests; the rest is `slow`.
 USUAL = [
-    *(
-        case
-        for case in CASES
-        if case[:3] in {("all", "pca", False), ("top", "whiten", True), ("head", "whiten", False)}
-    ),
-    Case("all", "whiten", True, True, "no"),
+    Case("all", "pca", False, True, "no"),
+    Case("all", "whiten", True, False, "bf16"),
+    Case("all", "random", False, True, "bf16"),
+    Case("top", "whiten", True, True, "no"),
+    Case("top", "pca", True, False, "no"),
     Case("top", "random", False, True, "bf16"),
-    Case("head", "pca", True, False, "no"),
+    Case("head", "pca", True, True, "bf16"),
+    Case("head", "whiten", False, False, "no"),
+    Case("head", "random", False, False, "no"),
 ]
-IN_TWO = [USUAL[0], *(case for case in USUAL if case[2:] in {(True, True, "no"), (True, False, "bf16")})]
+IN_TWO = [case for case in USUAL if case[:3] in {("all", "pca", False), ("top", "whiten", True), ("head", "pca", True)}]
+
+
+def pairs(cases: list[Case]) -> set[Any]:
+    return {pair for case in cases for pair in combinations(enumerate(case), 2)}
 
 
 def pretrained(name: str, folder: Path) -> Path:
@@ -128,23 +134,18 @@ def same_run(run: Path, whole: Path) -> None:
         assert differing(run / f"{name}.safetensors", whole / f"{name}.safetensors") == []
 
 
-def stopped_and_resumed(words: list[str], out: Path, steps: int) -> None:
-    with stopped_after(steps, here=True):
-        assert exit_code(*words, "--out", str(out)) == 130
-    assert exit_code("train", "--resume", str(out)) == 0
-
-
 def test_the_command_refuses_to_keep_what_is_random_and_nothing_else() -> None:
     every = product(PARTS, ("random", "pca", "whiten"), (False, True))
     assert {case[:3] for case in CASES} == {each for each in every if each[1:] != ("random", True)}
     assert set(USUAL) <= set(CASES)
+    assert pairs(USUAL) == pairs(CASES)
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(each, marks=() if each in USUAL else pytest.mark.slow, id=str(each)) for each in CASES]
 )
 def test_every_combination_resumes_to_the_same_weights(
-    case: Case, waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path
+    case: Case, waves: Path, weights: Mapping[str | bool, Path], tmp_path: Path, stopped_and_resumed: Stopped
 ) -> None:
     words = ["train", str(waves), "--weights", str(weights[case.batch_norm]), *case.flags()]
     with nullcontext() if case.batch_norm else without_batch_norm():
@@ -204,7 +205,11 @@ def defaults(
 @pytest.mark.parametrize("name", PHOTO_BACKBONES)
 @pytest.mark.parametrize("train", PARTS)
 def test_the_defaults_of_a_pretrained_network_resume_to_the_same_weights(
-    train: str, name: str, defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+    train: str,
+    name: str,
+    defaults: Callable[[str, str], tuple[list[str], Path]],
+    tmp_path: Path,
+    stopped_and_resumed: Stopped,
 ) -> None:
     words, whole = defaults(train, name)
     config = json.loads((whole / "config.json").read_text())
@@ -254,7 +259,7 @@ def test_what_can_be_made_again_or_is_gone_is_not_missed(
 
 
 def test_what_is_kept_is_that_of_the_run_that_was_not_stopped(
-    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path
+    defaults: Callable[[str, str], tuple[list[str], Path]], tmp_path: Path, stopped_and_resumed: Stopped
 ) -> None:
     words = [*defaults("head", PHOTO_BACKBONES[0])[0], "--val-classes", "2"]
     main([*words, "--out", str(tmp_path / "whole")])
@@ -323,15 +328,15 @@ def test_a_weight_of_the_loss_that_does_not_train_is_kept_too(tmp_path: Path) ->
 
 
 SIGNALS = (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+USUAL_SIGNALS = {("all", signal.SIGINT), ("top", signal.SIGTERM), *((part, signal.SIGKILL) for part in PARTS)}
 
 
 @pytest.mark.parametrize(
     ("train", "number"),
     [
-        # For training the first and the last are the same.
-        pytest.param(*each, id=f"{each[0]}, {each[1].name}", marks=pytest.mark.slow if slow else ())
+        # For training the first and the last are the same, and the default path is stopped above without a process.
+        pytest.param(*each, id=f"{each[0]}, {each[1].name}", marks=() if each in USUAL_SIGNALS else pytest.mark.slow)
         for each in product(PARTS, SIGNALS)
-        for slow in [each[1] == signal.SIGTERM and each[0] != "top"]
     ],
 )
 def test_a_process_that_gets_a_signal_is_resumed_to_the_same_weights(

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tammes.cli import main
 from tammes.errors import UserError
 from tammes.io import files
 from tammes.io.files import PARTIAL, lock, new_partial, open_inside, remove_partial, write_atomically
+from tests.commands import ended
 
 NO_LOCKS = ["ENOLCK", "EOPNOTSUPP", "ENOSYS"]
 SMALL = ("--backbone", "conv4", "--dim", "8", "--batch-size", "16", "--epochs", "1", "--val-classes", "0")
@@ -35,14 +35,6 @@ def failing(name: str) -> Callable[..., None]:
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
 
     return fail
-
-
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    try:
-        main(arguments)
-    except SystemExit as stopped:
-        return int(stopped.code or 0), capsys.readouterr().err
-    return 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NO_LOCKS)

@@ -1,6 +1,6 @@
 """The smallest numbers of each row against a sort of the whole matrix, whatever the blocks it is seen in."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -43,24 +43,23 @@ def sizes_of_keys(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["positive", "signs", "ties", "all the same", "falling", "infinite"])
-@pytest.mark.parametrize("length", [1, 5, 40])
-@pytest.mark.parametrize("turned", [False, True])
-def test_the_smallest_are_those_of_a_sort(kind: str, length: int, dtype: torch.dtype, turned: bool) -> None:
-    generator = torch.Generator().manual_seed(length)
-    matrix = torch.randn(30, 1200, generator=generator)
-    matrix = {
-        "positive": matrix.abs(),
-        "signs": matrix,
-        "ties": (4 * matrix).round(),  # zeros of both signs, and many of each
-        "all the same": torch.full_like(matrix, 0.5),
-        "falling": -torch.arange(1200.0).expand(30, -1),  # every number is smaller than all before
-        "infinite": torch.where(matrix < 2.9, torch.inf, matrix),
-    }[kind].to(dtype)
-    lists = Smallest(30, length)
-    for row, column in ((0, 0), (20, 0), (0, 500), (20, 500)):
-        block = matrix[row : 20 if row == 0 else 30, column : 500 if column == 0 else 1200]
-        lists.put(block.T.contiguous().T if turned else block, row=row, column=column)
-    check(matrix, length, lists)
+def test_the_smallest_are_those_of_a_sort(kind: str, dtype: torch.dtype) -> None:
+    for length, turned in product((1, 5, 40), (False, True)):
+        generator = torch.Generator().manual_seed(length)
+        matrix = torch.randn(30, 1200, generator=generator)
+        matrix = {
+            "positive": matrix.abs(),
+            "signs": matrix,
+            "ties": (4 * matrix).round(),  # zeros of both signs, and many of each
+            "all the same": torch.full_like(matrix, 0.5),
+            "falling": -torch.arange(1200.0).expand(30, -1),  # every number is smaller than all before
+            "infinite": torch.where(matrix < 2.9, torch.inf, matrix),
+        }[kind].to(dtype)
+        lists = Smallest(30, length)
+        for row, column in ((0, 0), (20, 0), (0, 500), (20, 500)):
+            block = matrix[row : 20 if row == 0 else 30, column : 500 if column == 0 else 1200]
+            lists.put(block.T.contiguous().T if turned else block, row=row, column=column)
+        check(matrix, length, lists)
 
 
 @settings(deadline=None)

@@ -1,8 +1,6 @@
 """The training loop: it learns, adds up, stops, goes on, and says when the loss breaks."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -190,7 +188,9 @@ def test_layers_of_a_loss_have_its_rate_with_their_biases_and_a_scale_that_of_th
     assert rates == {id(loss.generator.weight): 0.001, id(loss.generator.bias): 0.001, id(loss.scale): 0.1}
 
 
-def test_memory_that_a_training_frees_is_kept_for_its_next_step_and_then_given_back() -> None:
+def test_memory_that_a_training_frees_is_kept_for_its_next_step_and_then_given_back(
+    printed_by: Callable[..., str],
+) -> None:
     """In a process of its own: what the C library does with memory is a matter of the whole process."""
     program = """
 import resource, torch
@@ -208,7 +208,6 @@ with kept_memory():
     kept = after_a_step()
 print(given_back - at_first, kept - at_first, resident() - at_first)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    given_back, kept, at_last = map(int, said.split())
+    given_back, kept, at_last = map(int, printed_by(program).split())
     assert given_back < 64 < kept
     assert at_last < 64

@@ -21,6 +21,7 @@ from tammes.training.build import trained_embedder
 from tammes.training.config import load_config
 from tammes.training.run_folder import RunFolder, centroids_of
 from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged
+from tests.commands import printed
 from tests.compared import same_end
 from tests.configs import data_of
 
@@ -46,11 +47,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(photos: Path, out: Path, *options: str) -> Path:
     main(["train", str(photos), "--out", str(out), *SMALL, *options])
     return out
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    main(arguments)
-    return capsys.readouterr().out
 
 
 def results(run: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What every loss promises, at the places where published implementations break."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.oracles import seeded, unit_points
 from tests.two_processes import leave
 
 CORNERS = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5  # (4, 3): a tetrahedron
-HAS_COMPILER = shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
 @pytest.fixture(params=sorted(LOSSES))
@@ -215,40 +213,6 @@ def test_push_out_of_range(name: str, push: float) -> None:
 def test_class_sizes_that_cannot_be_used(name: str, sizes: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         LOSSES[name](CORNERS, class_sizes=sizes)
-
-
-# Tracing and the derived backward are what a loss can break; the C++ that torch writes from them takes its time, and
-# tests/test_as_users_run_it.py has it of one loss in every run.
-BACKENDS = [
-    "aot_eager",
-    pytest.param(
-        "inductor",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler (apt-get install g++)"),
-        ],
-    ),
-]
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, about its internals
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torch_compile_gives_the_same_loss_and_gradient(either: tuple[nn.Module, Tensor], backend: str) -> None:
-    loss, centroids = either
-    embeddings, labels = torch.randn(9, centroids.shape[1], generator=seeded(0)), torch.arange(9) % 4
-    head = nn.Linear(centroids.shape[1], centroids.shape[1])
-
-    def step(z: Tensor) -> Tensor:
-        value: Tensor = loss(head(z), labels)
-        return 2 * value
-
-    results = []
-    for run in (step, torch.compile(step, backend=backend)):
-        z = embeddings.clone().requires_grad_()
-        value = run(z)
-        value.backward()
-        results.append((value.detach(), z.grad))
-    torch.testing.assert_close(results[0], results[1])
 
 
 def _train_on_a_share(rank: int, folder: Path) -> None:

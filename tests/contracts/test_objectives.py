@@ -127,8 +127,25 @@ def test_a_batch_of_one_and_of_one_class_is_finite(built: tuple[str, str], count
 def test_nan_is_not_hidden(built: tuple[str, str]) -> None:
     loss, embedder = made(*built)
     features, labels = batch(embedder)
-    features[1, 0] = float("nan")
-    assert loss(features, labels, embedder)["loss"].isnan()
+    for row in range(0, len(labels), 3):
+        spoilt = features.clone()
+        spoilt[row, 0] = float("nan")
+        assert all(part.isnan() for part in loss(spoilt, labels, embedder).values())
+        if built[0] != "daml":  # which sees nothing of an image without a pair
+            alone = loss(spoilt[row : row + 1], labels[row : row + 1], embedder)
+            assert all(part.isnan() for part in alone.values())
+
+
+@pytest.mark.parametrize("built", [each for each in BUILT if each[1] != "discriminative"], ids="-on-".join)
+def test_labels_may_be_any_integers_where_pairs_are_compared(built: tuple[str, str]) -> None:
+    loss, embedder = made(*built)
+    features, labels = batch(embedder)
+    found = []
+    for others in (labels, 7 * labels - 3, labels.to(torch.uint8), labels * 10**12):
+        torch.manual_seed(1)
+        found.append(loss(features, others, embedder))
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0])
 
 
 def test_an_empty_batch_is_an_error(built: tuple[str, str]) -> None:
