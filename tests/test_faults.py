@@ -363,20 +363,20 @@ def test_a_batch_that_does_not_fit_into_memory_is_said_with_one_to_try_and_that_
     waves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on a machine that has room for eight images in training: for more, torch is asked for what there is not."""
-    real = Embedder.scaled
+    real = Embedder.normalised
 
-    def scaled(embedder: Embedder, images: torch.Tensor) -> torch.Tensor:
+    def normalised(embedder: Embedder, images: torch.Tensor) -> torch.Tensor:
         if embedder.training and len(images) > 8:
             torch.empty(len(images), 10**13)
         return real(embedder, images)
 
-    monkeypatch.setattr(Embedder, "scaled", scaled)
+    monkeypatch.setattr(Embedder, "normalised", normalised)
     words = ["train", str(waves), "--out", str(tmp_path / "run"), "--overwrite", "--epochs", "1", *SMALL]
     for size in (24, 12):
         said = refused(capsys, *words, "--batch-size", str(size))
         assert said.endswith(
-            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 makes"
-            " of two such batches a step of the same size.\n"
+            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 then"
+            " combines two such batches into one step of the same size.\n"
         )
     main([*words, "--batch-size", "6"])
     assert (tmp_path / "run" / "results.json").exists()
