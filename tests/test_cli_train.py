@@ -163,7 +163,7 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
         (
             ["--views", "2"],
-            "--views says of how many crops activations are kept: it is for --train top or --train head.",
+            "--views is how many crops have their activations cached: it is for --train top or --train head.",
         ),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
         (["--weights", "imagenet"], "conv4 has no ImageNet weights"),

@@ -206,7 +206,7 @@ def test_what_all_find_wrong_is_said_once(two: Path, name: str, text: str) -> No
 def test_what_another_than_the_first_finds_wrong_has_its_number(tmp_path: Path) -> None:
     assert ended(start(2, tmp_path, one_fails), tmp_path) == [0, 0]
     assert (tmp_path / "said 1").read_text().splitlines()[-1] == "process 1 of 2: no room here."
-    assert "process 0 of 2 has lost the others: one of them has ended" in (tmp_path / "said 0").read_text()
+    assert "process 0 of 2 has lost its connection to the others" in (tmp_path / "said 0").read_text()
 
 
 def test_a_process_that_hangs_is_named_and_waited_for(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_killed_process_ends_the_others_with_what_to_do_and_the_run_goes_on(wa
     started = start(2, tmp_path, one_is_killed, 10, *words)  # in the second epoch
     assert ended(started, tmp_path) == [2, -signal.SIGKILL]
     text = (tmp_path / "said 0").read_text()
-    assert "tammes: process 0 of 2 has lost the others: one of them has ended" in text
+    assert "tammes: process 0 of 2 has lost its connection to the others" in text
     assert "train --resume" in text
     with stopped_after(1, here=True):
         assert exit_code("train", "--resume", str(run)) == 130
@@ -365,6 +365,6 @@ def test_two_hosts_train_together_and_one_killed_ends_the_other_and_the_run_goes
     finally:
         for each in started:
             each.kill()
-    assert "tammes: process 0 of 2 has lost the others: one of them has ended" in (tmp_path / "said 0").read_text()
+    assert "tammes: process 0 of 2 has lost its connection to the others" in (tmp_path / "said 0").read_text()
     with stopped_after(1, here=True):
         assert exit_code("train", "--resume", str(run)) == 130

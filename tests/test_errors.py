@@ -48,7 +48,7 @@ TRAIN = [
     ("--halve-every 3", "--halve-every is for --schedule halve, and this run has cosine: leave it out, or add"),
     ("--train head --backbone-lr 1", "--backbone-lr is for the layers of the backbone that train, and --train head"),
     ("--train head", "--shift is for random crops, and --train head caches only the centre crop of each image:"),
-    ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top keeps the one in"),
+    ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top caches only the"),
     ("--crop-area 0", "--crop-area is a share of an image, above 0 and up to 1, got 0.0."),
     ("--crop-area 0.5", "--crop-area scales crops of the image, and --shift pads it: leave one out."),
     (
@@ -58,7 +58,7 @@ TRAIN = [
     ("--grow-from 16", "--grow-from must be at least 32, got 16."),
     ("--train top --grow-from 32", "--grow-from changes the images that the first layers see, and --train top keeps"),
     ("--train head --crop-area 0.5", "--crop-area changes the images that the first layers see, and --train head"),
-    ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and a CPU would leave it alone: use bf16, or "),
+    ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and has no effect on a CPU: use bf16, or "),
     ("--shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image. Use 28 or fewer.\n"),
     ("--train top --shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image."),
     ("--loss hard-discriminative --temperature inf", "temperature must be from 1e-06 to 1e+06, got inf. Most use"),
@@ -118,7 +118,7 @@ COMMAND_LINES = [
     ("label g photos --threshold nan", "--threshold must be a finite number, 0 or more, got nan.\n"),
     ("report", "which run? For example: tammes report runs/photos. `tammes runs` lists them.\n"),
     ("runs nowhere", "no such folder: nowhere. Train something first: tammes train\n"),
-    ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists those"),
+    ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists the"),
     ("index nowhere photos --gallery g", "no run nowhere, and unknown backbone 'nowhere'."),
     ("search nowhere a.png", "no such file: a.png.\n"),
     ("duplicates nowhere", "there is no gallery nowhere. Make it: tammes index MODEL FOLDER --gallery nowhere\n"),
@@ -132,7 +132,7 @@ COMMAND_LINES = [
     ("data cubs --to x", "unknown data set 'cubs'. Did you mean 'cub'? Known: cars196, cub, glyphs, inshop,"),
     ("cache --remove x", "unknown cache entry 'x'."),
     ("benchmark nowhere.toml", "cannot read the plan nowhere.toml: No such file or directory. docs/benchmark.md"),
-    ("calibrate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists those"),
+    ("calibrate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists the"),
     (f"train photos --out {'x' * 300}", f"cannot use {'x' * 300}: File name too long.\n"),
 ]  # fmt: skip
 

@@ -369,8 +369,8 @@ def test_a_batch_that_does_not_fit_into_memory_is_said_with_one_to_try_and_that_
     for size in (24, 12):
         said = refused(capsys, *words, "--batch-size", str(size))
         assert said.endswith(
-            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 makes"
-            " of two such batches a step of the same size.\n"
+            f"tammes: out of memory with batches of {size} images. Try --batch-size {size // 2}. --accumulate 2 then"
+            " combines two such batches into one step of the same size.\n"
         )
     main([*words, "--batch-size", "6"])
     assert (tmp_path / "run" / "results.json").exists()

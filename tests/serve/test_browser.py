@@ -354,7 +354,7 @@ def test_what_is_no_picture_is_told(browser: "Browser", server: Server, tmp_path
     page.click("[role=alert] button")
     assert not alert.is_visible()
     page.goto(f"{server.address}/picture/{'a' * 16}")
-    assert page.locator("h1").inner_text() == "This image is not kept any more. Search with it again."
+    assert page.locator("h1").inner_text() == "This image is no longer in memory. Search with it again."
     page.goto(f"{server.address}/item/{'0' * 16}")
     assert page.locator("h1").inner_text() == f"The gallery has no item '{'0' * 16}'."
     page.close()

@@ -319,7 +319,7 @@ def test_a_server_goes_along_with_its_gallery(
 
         main(["index", str(other), str(folder), "--gallery", str(gallery), "--rebuild"])
         assert eventually(lambda: server.get("/api/gallery").json()["dim"] == 8)
-        assert refused(server.get(f"/api/pictures/{kept}/neighbours"), 404).startswith("this image is not kept")
+        assert refused(server.get(f"/api/pictures/{kept}/neighbours"), 404).startswith("this image is no longer")
         assert len(found(server.post("/api/search", params={"k": 20}, content=png()))) == 15
         assert refused(server.post("/api/search/vector", json={"vector": [1.0] * 16}), 422)
         assert len(found(server.post("/api/search/vector", json={"vector": [1.0] * 8}))) == 8
@@ -345,7 +345,7 @@ def test_a_gallery_whose_new_model_is_gone_goes_on_as_it_was(
     assert watched.current is before
     said = capsys.readouterr().err
     assert "tammes: cannot read the changed gallery: " in said
-    assert "which is not there any more" in said
+    assert "which no longer exists" in said
     assert watched.pause >= 20.0  # not at once again
     assert len(before.neighbours(before.vector(before.rows.ids[0])[None], 3)[0].hits) == 3
     shutil.copytree(run, other)
