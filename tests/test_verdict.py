@@ -19,11 +19,12 @@ from tammes.metrics import evaluate
 from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.training.build import trained_embedder
 from tammes.training.config import load_config
+from tammes.training.data import list_data
 from tammes.training.run_folder import RunFolder, centroids_of
-from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged
+from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged, sure
 from tests.commands import printed
 from tests.compared import same_end
-from tests.configs import data_of
+from tests.configs import config_of, data_of
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--test-classes", "4")
 HURTS = ("--optimizer", "sgd", "--lr", "10", "--backbone-lr", "1", "--epochs", "2")
@@ -118,6 +119,37 @@ def test_a_simpler_candidate_is_kept_unless_the_gain_exceeds_its_standard_error(
     recalls: dict[str, list[float]], kept: str
 ) -> None:
     assert candidates(**recalls).kept == kept
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "clear"),
+    [
+        ([14, 14, 15], [15, 15, 15], False),  # two queries, though the standard error over classes is half of it
+        ([14, 14], [15, 15], False),  # as much in each class, so that there is no error over classes
+        ([14, 14, 14], [15, 15, 15], True),
+        ([13, 14, 14], [15, 15, 15], True),
+        ([10, 14, 14], [14, 14, 14], False),  # one class alone
+        ([10, 14], [12, 15], False),
+        ([10, 10], [15, 15], True),
+    ],
+)
+def test_few_classes_want_more_than_one_standard_error(before: list[float], after: list[float], clear: bool) -> None:
+    found = Candidates([15] * len(before), {"pretrained": before, "epoch 1": after}, "pretrained")
+    assert found.is_clear("epoch 1", "pretrained") == clear
+
+
+def test_a_gain_of_few_classes_is_as_unlikely_as_one_standard_error_of_many() -> None:
+    rng = np.random.default_rng(0)
+    for number in (2, 3, 5):
+        drawn = rng.normal(size=(200_000, number))
+        by_chance = drawn.mean(axis=1) > sure(number) * drawn.std(axis=1, ddof=1) / np.sqrt(number)
+        assert by_chance.mean() == pytest.approx(0.1587, abs=0.004)
+
+
+@pytest.mark.parametrize(("test_classes", "held_out"), [("17", 0), ("16", 3), ("9", 5), ("8", 4)])
+def test_how_many_of_few_training_classes_are_held_out(photos: Path, test_classes: str, held_out: int) -> None:
+    found = list_data(config_of(str(photos), backbone="conv4", test_classes=test_classes)).classes()
+    assert (len(found["train"]), len(found["val"])) == (28 - int(test_classes) - held_out, held_out)
 
 
 def test_an_epoch_that_is_measured_again_is_not_taken_for_another() -> None:
@@ -219,7 +251,7 @@ def test_a_record_of_candidates_that_was_damaged_is_refused(hurt: Path) -> None:
         candidates_again(said, "candidates.json", "Have it made again: remove it.")
 
 
-@pytest.mark.parametrize("options", [("--val-classes", "0"), ("--preset", "paper"), ("--test-classes", "9")])
+@pytest.mark.parametrize("options", [("--val-classes", "0"), ("--preset", "paper"), ("--test-classes", "17")])
 def test_without_validation_classes_the_last_epoch_is_kept_and_nothing_is_judged(
     photos: Path, tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from base64 import b64decode, b64encode
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
-from scipy.sparse import csr_array
 
 
 def directions(
@@ -38,6 +37,8 @@ def _from_class_means(
     centred: Float64[ndarray, "items columns"], codes: Int64[ndarray, " items"]
 ) -> Float64[ndarray, "items columns"]:
     """Each vector as seen from the mean of its class."""
+    from scipy.sparse import csr_array
+
     _, own, sizes = np.unique(codes, return_inverse=True, return_counts=True)
     member = csr_array((np.ones(len(own)), (own.reshape(-1), np.arange(len(own)))), shape=(len(sizes), len(own)))
     return np.asarray(centred - ((member @ centred) / sizes[:, None])[own.reshape(-1)])

@@ -29,7 +29,7 @@ from tammes.training.config import TrainConfig, number_or_file
 from tammes.training.distributed import number, rank
 from tammes.training.embedding import decode_for
 from tammes.training.run_folder import RunFolder, open_finished
-from tammes.training.verdict import FEWEST_TRAINING, SHARE
+from tammes.training.verdict import held_out
 
 MOST_WORKERS = 8  # processes that transform images for a GPU
 
@@ -196,12 +196,13 @@ def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None
         raise UserError(f"`val_classes` must be a fraction or a number of classes, got {config.val_classes!r}.")
     found = split(dataset, test_classes=test_classes, val_classes=asked or None, seed=config.seed)
     by_default = asked is None and found.val is None and config.preset != "paper" and config.continue_from is None
-    if not by_default or len(found.train_classes) < FEWEST_TRAINING or (classes is not None and not classes["val"]):
+    share = held_out(len(found.train_classes))
+    if not by_default or not share or (classes is not None and not classes["val"]):
         return found
-    held_out = split(dataset, test_classes=test_classes, val_classes=SHARE, seed=config.seed)
-    assert held_out.val is not None
-    can_be_found = np.bincount(dataset.labels[held_out.val]).max() > 1
-    return held_out if can_be_found else found
+    parted = split(dataset, test_classes=test_classes, val_classes=share, seed=config.seed)
+    assert parted.val is not None
+    can_be_found = np.bincount(dataset.labels[parted.val]).max() > 1
+    return parted if can_be_found else found
 
 
 def started_with(data: str, names: tuple[str, ...], classes: Mapping[str, Any] | None) -> list[str]:

@@ -144,8 +144,8 @@ class TrainOptions(TypedDict, total=False):
     (default: the second half)"""
     val_classes: str
     """Training classes to hold out for validation: a fraction or a number; 0 for none. What is best on them is kept:
-    the pretrained embedding, its whitening, or an epoch. (default: a fifth, if there are 20 or more; none with preset
-    paper)"""
+    the pretrained embedding, its whitening, or an epoch. (default: a quarter, of 20 or more a fifth; none below
+    12, and none with preset paper)"""
     seed: int
     """Random seed. (default: 0)"""
     device: Device

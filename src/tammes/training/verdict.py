@@ -1,7 +1,8 @@
 """The verdict on a training: whether it helped on validation classes, and which candidate is kept.
 
 Candidates come in order of simplicity: the pretrained embedding, closed forms of it, then epochs. A candidate takes the
-place of a simpler one only if its gain in R@1 exceeds the standard error of that gain. Of the epochs the best is kept.
+place of a simpler one only if its gain in R@1 is clear: more than chance gives one time in six. Of the epochs the best
+is kept.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ from tammes.metrics import per_query
 
 PRETRAINED, WHITENED, EPOCH = "pretrained", "whitened", "epoch "
 REFIT = ", refit"  # of the last epoch
-FEWEST_TRAINING = 20  # training classes from which some are held out by default ...
-SHARE = 0.2  # ... and this share of them
-SURE = 1.0  # standard errors that a candidate must be above a simpler one
+FEWEST_TRAINING = 12  # training classes from which some are held out by default ...
+SHARE, SHARE_OF_FEW, MANY = 0.2, 0.25, 20  # ... and this share of them, of fewer than `MANY` the second
+SURE = 1.0  # standard errors of many classes that a candidate must be above a simpler one
 FEWEST_JUDGED = 2  # validation classes: of a single one every neighbour is right
 
 
@@ -48,8 +49,7 @@ class Candidates:
             self.right[name] = right if better else before
             return better
         among_epochs = is_epoch(self.kept) and is_epoch(name)
-        gain, error = (1.0, 0.0) if not self.kept else self.gain(name, self.kept)
-        if gain > (0.0 if among_epochs else SURE * error):
+        if not self.kept or (self.gain(name, self.kept)[0] > 0 if among_epochs else self.is_clear(name, self.kept)):
             self.kept = name
             return True
         return False
@@ -71,6 +71,16 @@ class Candidates:
         spread = ((apart - gain * queries) ** 2).sum() * len(queries) / (len(queries) - 1)
         return float(gain), float(sqrt(spread) / queries.sum())
 
+    def is_clear(self, name: str, over: str) -> bool:
+        """Whether one candidate is above another by more than chance gives one time in six.
+
+        Few classes may differ alike by chance, so the error is no less than that of the queries that changed, each on
+        its own; one more is counted, as two that both changed for the better are nothing yet.
+        """
+        gain, error = self.gain(name, over)
+        changed = np.abs(np.array(self.right[name]) - np.array(self.right[over])).sum()
+        return gain > sure(len(self.queries)) * max(error, sqrt(changed + 1) / sum(self.queries))
+
     def verdict(self) -> dict[str, Any]:
         """The verdict as results.json has it; `run_files.Verdict` says what it holds."""
         trained = _trained(self.right)
@@ -83,6 +93,24 @@ class Candidates:
             "gain": gain,
             "gain_interval": [gain - error, gain + error],
         }
+
+
+def held_out(num_classes: int) -> float:
+    """Which share of so many training classes is held out by default."""
+    if num_classes < FEWEST_TRAINING:
+        return 0.0
+    return SHARE if num_classes >= MANY else SHARE_OF_FEW
+
+
+def sure(num_classes: int) -> float:
+    """How many standard errors a gain must be above, of so many validation classes.
+
+    An error that is estimated from few classes is often too small, and Student's t says how many of them are as
+    unlikely as `SURE` of many: 1.8 of two classes, 1.3 of three, 1.1 of six.
+    """
+    from scipy.stats import norm, t
+
+    return float(t.ppf(norm.cdf(SURE), max(1, num_classes - 1)))
 
 
 def candidates_again(said: Mapping[str, Any], what: str, advice: str) -> Candidates:
