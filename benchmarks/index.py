@@ -72,7 +72,7 @@ def bare(model: str, weights: str, seconds: float, threads: int) -> dict[str, fl
     torch.set_num_threads(threads)
     embedder = load_model(model, weights=weights)
     batch = torch.randint(256, (embedder.at_once, len(embedder.mode), embedder.size, embedder.size), dtype=torch.uint8)
-    found = {}
+    found: dict[str, float] = {}
     for name, memory in (("network", nullcontext), ("kept", kept_memory)):
         with memory(), torch.inference_mode():
             embedder(batch)

@@ -43,6 +43,7 @@ def test_a_condition_is_a_tree(text: str, tree: object) -> None:
 @pytest.mark.parametrize(("text", "wrong"), [
     ("", "expects the name of a column, got its end"),
     ("colour", "expects =, !=, <, <=, >, >= or `in`, got its end"),
+    ("list price = 1", "(a name of several words stands in double quotes), got 'price = 1' at character 6"),
     ("colour = red", "expects a number, or a text in single quotes, got 'red' at character 10"),
     ("colour = 'red", "expects a closing quote, got \"'red\" at character 10"),
     ("colour = 'it's'", "expects `and`, `or` or the end, got \"s'\" at character 14"),

@@ -166,12 +166,10 @@ def check_columns(condition: Filter, kinds: Mapping[str, set[type]]) -> None:
             raise ColumnError(str(unknown_name("column", name, kinds)))
         if kind not in kinds[name]:
             shown_name = name if re.fullmatch(r"[^\W\d]\w*", name) else '"' + name.replace('"', '""') + '"'
+            has, given = ("numbers", "a text") if kind is str else ("texts", "a number")
+            right = "20, without quotes" if kind is str else "'a text', in single quotes"
             raise ColumnError(
-                f"`where` compares the column {name!r} with a number, and it has texts. Write"
-                f" `where=\"{shown_name} = 'a text'\"`"
-                if kind is float
-                else f"`where` compares the column {name!r} with a text, and it has numbers. Without quotes:"
-                f' `where="{shown_name} = 20"`'
+                f"`where` compares the column {name!r} with {given}, and it has {has}. Write {shown_name} = {right}."
             )
 
 
@@ -272,7 +270,9 @@ class _Parser:
             return Not(In(name, values)) if negated else In(name, values)
         sign = self.token if self.kind == "sign" and not negated else ""
         if sign not in ("=", "!=", "<>", *OPERATORS):
-            raise self.wrong("`in`" if negated else "=, !=, <, <=, >, >= or `in`")
+            signs = "`in`" if negated else "=, !=, <, <=, >, >= or `in`"
+            several = " (a name of several words stands in double quotes)" if self.kind == "word" else ""
+            raise self.wrong(signs + several)
         self.advance()
         start, value = self.start, self.value()
         if sign in OPERATORS:

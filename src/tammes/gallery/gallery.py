@@ -378,8 +378,9 @@ class Gallery:
             return
         found = self.store.field_kinds(asked)
         if found or len(self):  # an empty gallery has no columns yet
-            kinds: dict[str, set[type]] = {name: {str} for name in TEXTS} | {name: {float} for name in NUMBERS}
-            check_columns(where, found | kinds)
+            found |= {name: {str} for name in TEXTS}
+            found |= {name: {float} for name in NUMBERS}
+            check_columns(where, found)
             self._known_kinds |= asked
 
     def classify_folder(

@@ -19,7 +19,6 @@ has `swap` and `replaced`, one with an index `indexed` and `tidy` too. `register
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -236,13 +235,12 @@ class Store(ABC):
 
         def read() -> dict[str, set[type]]:
             found = defaultdict[str, set[type]](set)
-            with closing(iter(self.scan(("fields",), batch=_FIRST))) as parts:
-                for part in parts:
-                    for fields in part["fields"]:
-                        for name, value in fields.items():
-                            found[self._text(name)].add(str if isinstance(value, str) else float)
-                    if all(kind in found.get(name, ()) for name, kind in asked):
-                        break
+            for part in self.scan(("fields",), batch=_FIRST):
+                for fields in part["fields"]:
+                    for name, value in fields.items():
+                        found[self._text(name)].add(str if isinstance(value, str) else float)
+                if all(kind in found.get(name, ()) for name, kind in asked):
+                    break
             return dict(found)
 
         return self.whole(read)
