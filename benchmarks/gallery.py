@@ -2,6 +2,9 @@
 
     python -m benchmarks.gallery [--sizes 10000 100000 1000000] [--stores lance postgres] [--out FILE]
 
+    python -m benchmarks.gallery --sizes 1000000 --kept FOLDER --steps fill       # the galleries stay in the folder;
+    python -m benchmarks.gallery --sizes 1000000 --kept FOLDER --steps search     # to time the searches apart
+
 In a folder (LanceDB) and in PostgreSQL, for which a server is started: its disk is that of the server's data, and the
 peak of memory is that of this program alone.
 
@@ -18,7 +21,7 @@ import multiprocessing
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -63,8 +66,16 @@ class Options:
     """Measure again what is in the results."""
     folder: Path | None = None
     """Where the temporary gallery goes; without it, where the system keeps such things."""
+    kept: Path | None = None
+    """A folder that the galleries stay in, to be searched later."""
+    steps: tuple[Literal["fill", "search"], ...] = ("fill", "search")
+    """What is measured; one of them alone needs `--kept`."""
     out: Path = Path("benchmarks/results/gallery.json")
     """Where the figures go; those of other sizes that are there stay."""
+
+    def __post_init__(self) -> None:
+        if len(self.steps) == 1 and self.kept is None:
+            raise SystemExit("--steps needs --kept FOLDER: the gallery of one step is that of the other.")
 
 
 class Drawn:
@@ -87,51 +98,71 @@ def _unit(vectors: ndarray) -> ndarray:
 
 
 @contextmanager
-def place(kind: str, folder: Path | None) -> Iterator[tuple[str, Path]]:
-    """Where a new gallery of this kind may be, and the folder that its data is in."""
+def place(kind: str, folder: Path | None, *, kept: Path | None = None) -> Iterator[tuple[str, Path]]:
+    """Where a gallery of this kind may be, and the folder that its data is in: a temporary one, or one that is kept."""
     if kind == "postgres":
-        with server() as running:
+        with server(kept) as running:
             yield running.address(), running.folder
     else:
-        with TemporaryDirectory(dir=folder) as own:
+        with TemporaryDirectory(dir=folder) if kept is None else nullcontext(str(kept)) as own:
+            Path(own).mkdir(parents=True, exist_ok=True)
             yield f"{own}/gallery", Path(own)
 
 
 def measured(size: int, kind: str, options: Options) -> dict[str, Any]:
-    """All figures of one size in one store."""
+    """The figures of one size in one store."""
     drawn = Drawn(options.dim)
-    with place(kind, options.folder) as (uri, folder):
+    kept = None if options.kept is None else options.kept / f"{kind}-{size}"
+    with place(kind, options.folder, kept=kept) as (uri, folder):
         about = About(model="drawn", run="", dim=options.dim, roots=(), created="", kind="vectors")
         store: Any = open_gallery(uri, create=about)
-        before = _peak_mb()
-        times = fill(store, drawn, size, options.together)
-        figures: dict[str, Any] = {
-            "size": size,
-            "store": kind,
-            "dim": options.dim,
-            "rows_of_an_upsert": options.together,
-        }
-        figures |= {"lance_threads": os.environ.get("LANCE_CPU_THREADS", "all"), "held_before_mb": before}
-        figures |= {"add_seconds": sum(times), "rows_per_second": size / sum(times)}
-        tenth = max(1, len(times) // 10)
-        figures |= {"first_upserts_ms": 1e3 * median(times[:tenth]), "last_upserts_ms": 1e3 * median(times[-tenth:])}
-        figures["merge_seconds"] = _seconds(lambda: store.optimise(exact_up_to=size))
-        figures["index_seconds"] = _seconds(lambda: store.tidy(0, REST))  # without measuring its recall
-        queries = drawn.block(-1 % 2**32, options.queries)[0]
-        for words, label in (("", None), ("_of_a_label", "label 7")):
-            exact, figures[f"exact{words}"] = _searched(store, queries, label, exact=True)
-            found, figures[f"approximate{words}"] = _searched(store, queries, label, exact=False)
-            figures[f"recall_at_10{words}"] = recall_at_10(found, exact)
-            if label is None:
-                of_all = exact
-        files = [file for file in folder.rglob("*") if file.is_file()]
-        figures["disk_mb"] = sum(file.stat().st_size for file in files) / 1e6
+        figures: dict[str, Any] = {"size": size, "store": kind, "dim": options.dim}
+        if "fill" in options.steps:
+            figures |= _filled(store, drawn, size, options) | {"machine": machine()}
+        if "search" in options.steps:
+            if store.count() != size:
+                raise SystemExit(f"{uri} has {store.count():,} vectors, not {size:,}: --steps fill makes it first.")
+            files = [file for file in folder.rglob("*") if file.is_file()]
+            figures["disk_mb"] = sum(file.stat().st_size for file in files) / 1e6
+            figures |= _all_searched(store, drawn, size, options.queries) | {"searched_on": machine()}
+    return figures
+
+
+def _filled(store: Any, drawn: Drawn, size: int, options: Options) -> dict[str, Any]:
+    """How long it takes to add the vectors, to merge what that has left and to build the index."""
+    before = _peak_mb()
+    times = fill(store, drawn, size, options.together)
+    tenth = max(1, len(times) // 10)
+    return {
+        "rows_of_an_upsert": options.together,
+        "lance_threads": os.environ.get("LANCE_CPU_THREADS", "all"),
+        "held_before_mb": before,
+        "add_seconds": sum(times),
+        "rows_per_second": size / sum(times),
+        "first_upserts_ms": 1e3 * median(times[:tenth]),
+        "last_upserts_ms": 1e3 * median(times[-tenth:]),
+        "merge_seconds": _seconds(lambda: store.optimise(exact_up_to=size)),
+        "index_seconds": _seconds(lambda: store.tidy(0, REST)),  # without measuring its recall
+        "fill_peak_rss_mb": _peak_mb(),
+    }
+
+
+def _all_searched(store: Any, drawn: Drawn, size: int, number: int) -> dict[str, Any]:
+    """How long searches take, and what they miss, beside NumPy."""
+    figures: dict[str, Any] = {}
+    queries = drawn.block(-1 % 2**32, number)[0]
+    for words, label in (("", None), ("_of_a_label", "label 7")):
+        exact, figures[f"exact{words}"] = _searched(store, queries, label, exact=True)
+        found, figures[f"approximate{words}"] = _searched(store, queries, label, exact=False)
+        figures[f"recall_at_10{words}"] = recall_at_10(found, exact)
+        if label is None:
+            of_all = exact
     figures["peak_rss_mb"] = _peak_mb()
     ten, figures["numpy_ms"] = _numpy(drawn, size, queries)  # after the peak: it holds all vectors
     numbers = [{int(Path(hit.path).stem) for hit in hits} for hits in of_all]
     figures["exact_recall_of_numpy"] = float(np.mean([len(a & b) / K for a, b in zip(ten, numbers, strict=True)]))
     figures["exact_to_numpy"] = figures["exact"]["median_ms"] / figures["numpy_ms"]
-    return figures | {"machine": machine()}
+    return figures
 
 
 def fill(store: Any, drawn: Drawn, size: int, together: int) -> list[float]:
@@ -226,15 +257,18 @@ def _alone(size: int, kind: str, options: Options, threads: int) -> dict[str, An
 def main(options: Options) -> None:
     stored = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     for size, kind in product(options.sizes, options.stores):
-        others = [row for row in stored["rows"] if (row["size"], row.get("store", "lance")) != (size, kind)]
-        if len(others) < len(stored["rows"]) and not options.again:
+        before = [row for row in stored["rows"] if (row["size"], row.get("store", "lance")) == (size, kind)]
+        if before and not options.again and len(options.steps) > 1:
             continue
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # the peak of memory is that of one size
             row = pool.apply(_alone, (size, kind, options, torch.get_num_threads()))
+        # A step alone leaves what the other has measured.
+        row = (before[0] if before and len(options.steps) == 1 else {}) | row
+        others = [row for row in stored["rows"] if row not in before]
         stored["rows"] = sorted([*others, row], key=lambda row: (int(row["size"]), row.get("store", "lance")))
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, json.dumps(stored, indent=1).encode() + b"\n")
-    show(stored["rows"])
+    show([row for row in stored["rows"] if "exact" in row])
 
 
 if __name__ == "__main__":

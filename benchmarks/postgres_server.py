@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,10 +56,12 @@ class Server:
 
 
 @contextmanager
-def server() -> Iterator[Server]:
-    with TemporaryDirectory(prefix="tammes-postgres-") as folder:
-        Path(folder).chmod(0o755)  # as root it runs as another user
-        running = Server(Path(folder) / "data")
+def server(folder: Path | None = None) -> Iterator[Server]:
+    """A server that is stopped at the end; its data stays only where a folder is given."""
+    with TemporaryDirectory(prefix="tammes-postgres-") if folder is None else nullcontext(str(folder)) as place:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        Path(place).chmod(0o755)  # as root it runs as another user
+        running = Server(Path(place) / "data")
         try:
             yield running
         finally:

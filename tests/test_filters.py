@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from PIL import Image
 
 from tammes.cli import main
 from tammes.errors import UserError
-from tammes.gallery.filters import And, In, Not, Or, Order, fits, names_in, parsed
+from tammes.gallery import store as store_module
+from tammes.gallery.filters import And, In, Not, Or, Order, fits, kinds_in, parsed
 from tammes.gallery.gallery import Gallery
 from tammes.gallery.lance_columns import facts, fields_of
 from tammes.models.embedder import Embedder, EmbedderConfig
@@ -40,8 +43,10 @@ def test_a_condition_is_a_tree(text: str, tree: object) -> None:
 @pytest.mark.parametrize(("text", "wrong"), [
     ("", "expects the name of a column, got its end"),
     ("colour", "expects =, !=, <, <=, >, >= or `in`, got its end"),
+    ("list price = 1", "(a name of several words stands in double quotes), got 'price = 1' at character 6"),
     ("colour = red", "expects a number, or a text in single quotes, got 'red' at character 10"),
-    ("colour = 'red", "expects a name, a sign, a number or a text in single quotes, got \"'red\" at character 10"),
+    ("colour = 'red", "expects a closing quote, got \"'red\" at character 10"),
+    ("colour = 'it's'", "expects `and`, `or` or the end, got \"s'\" at character 14"),
     ("colour < 'red'", "expects a number after <, as texts are compared by =, != and `in` only, got"),
     ("a = 1 b = 2", "expects `and`, `or` or the end, got 'b = 2' at character 7"),
     ("(a = 1", "expects a closing bracket, got its end"),
@@ -68,7 +73,7 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
         tree = parsed(text)
     except UserError:
         return
-    assert names_in(tree)
+    assert kinds_in(tree)
     assert fits(tree, {}) in (True, False)
 
 
@@ -120,8 +125,39 @@ def test_columns_of_a_table_can_be_asked_for(gallery: Gallery, shop: Path) -> No
     assert found("not price < 1000") == [0]
     assert found("label = 'class 1' and width = 16") == [1, 4, 7]
     assert found("price = 20 and colour = 'red'") == []
-    with pytest.raises(UserError, match="unknown column 'color'. Did you mean 'colour'?"):
-        found("color = 'red'")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("color = 'red'", "unknown column 'color'. Did you mean 'colour'?"),
+        ("color != 'red'", "unknown column 'color'. Did you mean 'colour'?"),  # every item would fit
+        ("price < 20 or color = 'red'", "unknown column 'color'. Did you mean 'colour'?"),
+        ("price = '20'", "'price' with a text, and it has numbers"),
+        ("price in (20, '20')", "'price' with a text, and it has numbers"),
+        ("colour != 5", "'colour' with a number, and it has texts"),
+        ("code < 5", "'code' with a number, and it has texts"),
+        ("label >= 1", "'label' with a number, and it has texts"),
+        ("not width = 'wide'", "'width' with a text, and it has numbers"),
+    ],
+)
+def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
+    gallery: Gallery, shop: Path, where: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        gallery.search(shop / "3.png", where=where)
+
+
+def test_a_column_that_only_the_last_items_have_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lancedb", reason="LanceDB is not installed")
+    monkeypatch.setattr(store_module, "_FIRST", 1)
+    vectors = np.eye(4, dtype=np.float32)
+    gallery = Gallery.from_vectors(str(tmp_path / "gallery"), vectors, keys="abcd")
+    rows = [replace(row, fields={"size": 3.0} if row.path == "d" else {}) for row in gallery.store.get(list("abcd"))]
+    gallery.store.upsert(rows)
+    assert [hit.path for hit in gallery.search(vectors[0], where="size = 3")] == ["d"]
+    with pytest.raises(UserError, match="'size' with a text"):
+        gallery.search(vectors[0], where="size = 'large'")
 
 
 def test_a_table_that_changed_is_brought_up_to_date_without_embedding(gallery: Gallery, shop: Path) -> None:

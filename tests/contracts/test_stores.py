@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import count as numbers
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.test_architecture import ROOT
 DIM = 8
 ABOUT = About(model="abc123", run="/runs/one", dim=DIM, roots=("/photos",), created="2026-01-02T03:04:05+00:00")
 AT_ONCE = timedelta(0)
-_NUMBERS = numbers()
+_NUMBERS, _RUN = numbers(), token_hex(4)
 STRANGE = [
     "it's",
     '"double" quotes',
@@ -45,7 +46,7 @@ needs_a_database = pytest.mark.parametrize("uri", STORES[:-1], indirect=True)  #
 
 @pytest.fixture(params=STORES)
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name = f"test{next(_NUMBERS)}"
+    name = f"test-{_RUN}-{next(_NUMBERS)}"  # a server of Qdrant has those of other runs
     match request.param:
         case "lance":
             pytest.importorskip("lancedb", reason="LanceDB is not installed")

@@ -72,6 +72,7 @@ WRONG = [
     ("colour is red", "got 'is red' at character 8"),
     ("colour = red", "a text in single quotes"),
     ("color = 'red'", "unknown column 'color'. Did you mean 'colour'?"),
+    ("price != '6'", "the column 'price' with a text, and it has numbers"),
     ("colour = '<b>'' or", "got"),
 ]
 

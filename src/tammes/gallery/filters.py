@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tammes.errors import UserError, shown
+from tammes.errors import UserError, shown, unknown_name
 
 Value = str | float
 T = TypeVar("T")
@@ -47,8 +47,8 @@ _TOKEN = re.compile(
 )
 
 
-class UnknownColumnError(UserError):
-    """A filter asks for a column that no item has."""
+class ColumnError(UserError):
+    """A filter asks for a column that no item has, or for texts in one of numbers, or the other way round."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,35 @@ def mapped(condition: Filter, text: Callable[[str], str]) -> Filter:
     )
 
 
-def names_in(condition: Filter) -> set[str]:
-    """The columns that it asks for."""
-    return translated(
-        condition,
-        lambda part: {part.name},
-        every=lambda parts: set[str]().union(*parts),
-        some=lambda parts: set[str]().union(*parts),
-        inverse=lambda part: part,
-    )
+def kinds_in(condition: Filter) -> set[tuple[str, type]]:
+    """The columns that it asks for, each with what it is compared with: texts (str), numbers (float), or both."""
+
+    def leaf(part: In | Order) -> set[tuple[str, type]]:
+        values = part.values if isinstance(part, In) else (part.value,)
+        return {(part.name, str if isinstance(value, str) else float) for value in values}
+
+    def joined(parts: Sequence[set[tuple[str, type]]]) -> set[tuple[str, type]]:
+        return set[tuple[str, type]]().union(*parts)
+
+    return translated(condition, leaf, every=joined, some=joined, inverse=lambda part: part)
+
+
+def check_columns(condition: Filter, kinds: Mapping[str, set[type]]) -> None:
+    """Refuse what no item can fit or fail to: a column that is not there, or values of another kind than it has.
+
+    Args:
+        kinds: what stands in each column.
+    """
+    for name, kind in sorted(kinds_in(condition), key=str):
+        if name not in kinds:
+            raise ColumnError(str(unknown_name("column", name, kinds)))
+        if kind not in kinds[name]:
+            shown_name = name if re.fullmatch(r"[^\W\d]\w*", name) else '"' + name.replace('"', '""') + '"'
+            has, given = ("numbers", "a text") if kind is str else ("texts", "a number")
+            right = "20, without quotes" if kind is str else "'a text', in single quotes"
+            raise ColumnError(
+                f"`where` compares the column {name!r} with {given}, and it has {has}. Write {shown_name} = {right}."
+            )
 
 
 def fits(condition: Filter, values: Mapping[str, Value]) -> bool:
@@ -200,7 +220,8 @@ class _Parser:
         found = _TOKEN.match(self.text, self.place)
         if found is None or found.lastgroup is None:
             self.kind = "unknown"
-            raise self.wrong("a name, a sign, a number or a text in single quotes")
+            open_quote = self.text[self.start] in "'\""
+            raise self.wrong("a closing quote" if open_quote else "a name, a sign, a number or a text in single quotes")
         self.kind, self.token, self.place = found.lastgroup, found[found.lastgroup], found.end()
         if self.kind == "word" and self.token.lower() in _WORDS:
             self.kind = self.token = self.token.lower()
@@ -249,7 +270,9 @@ class _Parser:
             return Not(In(name, values)) if negated else In(name, values)
         sign = self.token if self.kind == "sign" and not negated else ""
         if sign not in ("=", "!=", "<>", *OPERATORS):
-            raise self.wrong("`in`" if negated else "=, !=, <, <=, >, >= or `in`")
+            signs = "`in`" if negated else "=, !=, <, <=, >, >= or `in`"
+            several = " (a name of several words stands in double quotes)" if self.kind == "word" else ""
+            raise self.wrong(signs + several)
         self.advance()
         start, value = self.start, self.value()
         if sign in OPERATORS:

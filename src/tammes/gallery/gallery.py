@@ -20,7 +20,7 @@ from tammes.errors import UserError, check_distance, check_whole, unknown_name
 from tammes.gallery import Store, open_gallery
 from tammes.gallery.classification import Classification, FolderClassification, SearchResult, classify, classify_hits
 from tammes.gallery.duplicates import Group, duplicates
-from tammes.gallery.filters import OF_EVERY_ITEM, Filter, UnknownColumnError, names_in, parsed
+from tammes.gallery.filters import NUMBERS, TEXTS, Filter, check_columns, kinds_in, parsed
 from tammes.gallery.indexing import vectors_of, whole_path
 from tammes.gallery.items import Hit
 from tammes.gallery.model import RunLike, check_model, dim_of, model_of, recorded_model
@@ -76,6 +76,7 @@ class Gallery:
     ) -> None:
         self.uri = without_password(str(path))
         self._calibrated: Threshold | None = None
+        self._known_kinds: set[tuple[str, type]] = {(name, str) for name in TEXTS} | {(name, float) for name in NUMBERS}
         self._device: Literal["auto", "cpu"] | None = None if isinstance(embedder, Embedder) else device
         there = open_gallery(self.uri) if embedder is None or not create else existing(self.uri)
         if embedder is None or (there is not None and isinstance(embedder, str | Path)):
@@ -344,10 +345,10 @@ class Gallery:
         """
         where, leave_out = how.get("where"), how.get("leave_out")
         threshold, some_only = self.threshold, how.get("label") is not None or where is not None
+        if where is not None:
+            self._check_columns(where)
         if threshold is None or some_only:
             near = self.nearest(vectors, k, **how)
-            if where is not None and not any(near):
-                self._check_columns(where)
         if threshold is None:
             return [SearchResult(hits, None) for hits in near]
         around = neighbourhoods(
@@ -363,10 +364,15 @@ class Gallery:
         return [SearchResult(hits, classify_hits(those, threshold)) for hits, those in zip(near, around, strict=True)]
 
     def _check_columns(self, where: Filter) -> None:
-        """Refuse names that no item has: why nothing was found."""
-        known = self.store.field_names() | set(OF_EVERY_ITEM)
-        for name in sorted(names_in(where) - known):
-            raise UnknownColumnError(str(unknown_name("column", name, known)))
+        """Refuse columns that no item has, and values of another kind than they have: their items would be missing."""
+        if not (asked := kinds_in(where) - self._known_kinds):
+            return
+        found = self.store.field_kinds(asked)
+        if found or len(self):  # an empty gallery has no columns yet
+            found |= {name: {str} for name in TEXTS}
+            found |= {name: {float} for name in NUMBERS}
+            check_columns(where, found)
+            self._known_kinds |= asked
 
     def classify_folder(
         self, folder: Path, threshold: Threshold | None = None, *, k: int = VOTES, unknown_rate: float | None = None

@@ -26,6 +26,7 @@ from tammes.gallery.items import THUMBNAIL, Row, content_of, item_id
 from tammes.gallery.store import Store
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
+from tammes.io.machine import kept_memory
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import ImageFeatures
 
@@ -226,7 +227,7 @@ def index(
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
     features = ImageFeatures(embedder)
-    with closing(_read_ahead(what.fresh, embedder, known, threads)) as reading:
+    with kept_memory(), closing(_read_ahead(what.fresh, embedder, known, threads)) as reading:
         while batch := list(islice(reading, _BATCH)):
             _store(store, features, batch, known, so_far)
             yield so_far
@@ -247,7 +248,8 @@ def vectors_of(
 ) -> tuple[list[Path], Float32[ndarray, "images dim"], list[str]]:
     """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
     read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
-    with closing(_read_ahead([Source(fspath(file), file) for file in files], embedder, {}, threads)) as reading:
+    sources = [Source(fspath(file), file) for file in files]
+    with kept_memory(), closing(_read_ahead(sources, embedder, {}, threads)) as reading:
         while batch := list(islice(reading, _BATCH)):
             good = [each for each in batch if each.pixels is not None]
             read += [each.source.file for each in good]

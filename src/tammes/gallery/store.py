@@ -17,8 +17,8 @@ has `swap` and `replaced`, one with an index `indexed` and `tidy` too. `register
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -52,6 +52,7 @@ COLUMNS = ("path", "vector", "label", "width", "height", "fingerprint", "thumbna
 
 _FOUND = ("path", "label", "vector")  # what a search reads
 _BLOCK = 1 << 16  # rows of one block in a pass over all
+_FIRST = 1000  # rows that are read at a time where the first are likely to do
 _TOGETHER = 500  # paths in one question
 _PASS_FROM = 16  # queries from which on one pass over all rows is faster than a search for each
 _QUERIES = 200  # drawn to measure the recall of an index
@@ -225,10 +226,24 @@ class Store(ABC):
         parts = self._all(("label",))
         return {self._text(name): n for name, n in Counter(name for part in parts for name in part["label"]).items()}
 
-    def field_names(self) -> set[str]:
-        """The further columns that rows have; all are read for it."""
-        parts = self._all(("fields",))
-        return {self._text(name) for part in parts for fields in part["fields"] for name in fields}
+    def field_kinds(self, asked: Set[tuple[str, type]]) -> dict[str, set[type]]:
+        """Of the further columns that rows have, whether texts (str) or numbers (float) stand in them, or both.
+
+        Args:
+            asked: no more is read where these were seen, which most often is at once.
+        """
+
+        def read() -> dict[str, set[type]]:
+            found = defaultdict[str, set[type]](set)
+            for part in self.scan(("fields",), batch=_FIRST):
+                for fields in part["fields"]:
+                    for name, value in fields.items():
+                        found[self._text(name)].add(str if isinstance(value, str) else float)
+                if all(kind in found.get(name, ()) for name, kind in asked):
+                    break
+            return dict(found)
+
+        return self.whole(read)
 
     def optimise(self, *, exact_up_to: int = EXACT_UP_TO, rest: timedelta = REST) -> OptimiseResult:
         """Put in order what many writes have left, and measure the index.

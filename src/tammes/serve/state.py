@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from tammes.errors import UserError
 from tammes.gallery.classification import Classification
-from tammes.gallery.filters import UnknownColumnError, parsed
+from tammes.gallery.filters import ColumnError, parsed
 from tammes.serve.decoding import DecoderPool
 from tammes.serve.errors import TOO_MANY_UPLOADS, RequestError
 from tammes.serve.gallery import GalleryWatcher, ServedGallery
@@ -199,7 +199,7 @@ class ServerState:
             threads = self._searching if rows.complete and where is None else None
             try:
                 (result,) = await asyncio.get_running_loop().run_in_executor(threads, search)
-            except UnknownColumnError as error:
+            except ColumnError as error:
                 raise RequestError(400, str(error)) from None
         found = [
             Neighbour(**dict(rows.item(hit.id)), distance=hit.distance, within_threshold=result.within(hit))
