@@ -495,13 +495,20 @@ def test_one_cell_has_one_owner(tmp_path: Path) -> None:
     assert cell.state == "waiting"
 
 
-def test_a_folder_that_was_left_half_made_is_started_over(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_left_half_made_is_started_over(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = read_plan(planned(tmp_path, PLAN))
     cell = table_cells(plan, tmp_path / "out")[0]
     cell.folder.mkdir(parents=True)
     (cell.folder / "config.json").write_text("{}")
     assert runner._take(plan, cell, str(root / "photos"))
     assert cell.state == "done"
+    lines = capsys.readouterr().err.splitlines()  # of each epoch, and nothing else of the training
+    epochs = RunFolder(cell.folder).epochs()
+    assert [line.rpartition(", loss")[0] for line in lines] == [
+        f"{cell.name}: epoch {each['epoch']}" for each in epochs
+    ]
 
 
 @pytest.mark.parametrize(("weights", "measured"), [("none", 2), ("file", 1)])

@@ -111,6 +111,7 @@ def test_position_embeddings_are_interpolated() -> None:
         ("timm:test_vit", {"pool": "gem"}, "cannot have `pool='gem'`"),
         ("vit_b_32", {"size": 160}, "vit_b_32 cannot see images of 160 x 160"),
         ("resnet18", {"size": 0}, "`size` must be at least 1"),
+        ("hf-hub:owner", {"weights": "imagenet"}, "hf-hub:owner is not a network on the hub: hf-hub:owner/name"),
         ("resnet18", {"size": 10**6}, "`size` must be at most"),
     ],
 )
@@ -124,9 +125,11 @@ def test_the_image_tower_of_open_clip_is_a_network() -> None:
     made = backbone("open_clip:ViT-B-32-256")
     assert (made.size, made.features) == (256, 512)
     assert backbone("open_clip:ViT-B-32-256/datacomp_s34b_b86k").features == 512  # nothing is downloaded for no weights
-    with pytest.raises(UserError, match="unknown network of open_clip 'ViT-B-33'"):
+    with pytest.raises(UserError, match="unknown network of open_clip 'ViT-B-33'. The nearest are ViT-B-32, "):
         backbone("open_clip:ViT-B-33")
-    with pytest.raises(UserError, match="has several sets of weights: name one of open_clip:ViT-B-32/"):
+    with pytest.raises(
+        UserError, match="has several sets of weights. Name one, such as open_clip:ViT-B-32/openai: openai, "
+    ):
         backbone("open_clip:ViT-B-32", weights="imagenet")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,6 +19,7 @@ from tammes.benchmark.choose import chosen, combinations, quarter_of, trials
 from tammes.benchmark.plan import Plan
 from tammes.benchmark.tables import MEASURES, centroid_distances, compares_centroids
 from tammes.errors import UserError
+from tammes.io.console import duration, say
 from tammes.io.machine import device, environment
 from tammes.models.embedder import load
 from tammes.models.feature_cache import Frozen, kept_by, keys_of, num_missing
@@ -28,7 +30,7 @@ from tammes.training.evaluation import evaluate_images, measure
 from tammes.training.objectives import Objective
 from tammes.training.options import TrainOptions
 from tammes.training.run_folder import LAST, RunFolder, is_run
-from tammes.training.train import resume_images, train_images
+from tammes.training.train import OnEpoch, resume_images, train_images
 from tammes.training.verdict import EPOCH, REFIT, is_epoch, not_judged
 
 POLL = 1.0  # seconds between looks at what other processes do
@@ -105,10 +107,10 @@ def _take(plan: Plan, cell: Cell, data: str) -> bool:
 
 def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     """The result of a cell, or the error that it ended with: the others continue."""
-    started = perf_counter()
+    started, tell = perf_counter(), _telling(cell, sys.stderr)
     try:
         with _silenced():
-            found = _tried(plan, cell, data) if cell.quarter is not None else _measured(plan, cell, data)
+            found = (_measured if cell.quarter is None else _tried)(plan, cell, data, tell)
     except UserError as error:
         return {"error": str(error)}
     except Exception as error:
@@ -125,11 +127,11 @@ def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
     }
 
 
-def _measured(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
+def _measured(plan: Plan, cell: Cell, data: str, tell: OnEpoch) -> dict[str, Any]:
     """Train for the table, and measure on the test classes in every layer."""
     best = chosen(plan, cell.out, cell.preset, cell.method)
     assert best is not None, "a cell is run when its search is done"
-    _train(config_of(plan, cell, data, best), pretrained=_pretrained(plan, cell))
+    _train(config_of(plan, cell, data, best), tell, pretrained=_pretrained(plan, cell))
     run = RunFolder(cell.folder)
     if run.read("results", needs=("trained",))["trained"] is None:
         raise UserError("there are no test classes to measure on: change test-classes in [train].")
@@ -164,11 +166,11 @@ def _shown(config: dict[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in SHOWN} | {"weights": Path(config["weights"]).name}
 
 
-def _tried(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
+def _tried(plan: Plan, cell: Cell, data: str, tell: OnEpoch) -> dict[str, Any]:
     """Train for the search and measure on the quarter that did not train."""
     assert cell.quarter is not None
     config = replace(config_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
-    _train(config, quarter=cell.quarter)
+    _train(config, tell, quarter=cell.quarter)
     lines = RunFolder(cell.folder).epochs()
     return {
         "changes": cell.changes,
@@ -195,7 +197,9 @@ def _pretrained(plan: Plan, cell: Cell) -> dict[str, Any] | None:
     return None
 
 
-def _train(config: TrainConfig, *, quarter: int | None = None, pretrained: dict[str, Any] | None = None) -> None:
+def _train(
+    config: TrainConfig, tell: OnEpoch, *, quarter: int | None = None, pretrained: dict[str, Any] | None = None
+) -> None:
     """Train into a run folder, from where it stopped if it did."""
 
     def select(data: Data) -> Data:
@@ -205,11 +209,11 @@ def _train(config: TrainConfig, *, quarter: int | None = None, pretrained: dict[
     if state == "finished":
         return
     if state == "interrupted":
-        resume_images(config.out, select=select, pretrained=pretrained)
+        resume_images(config.out, select=select, pretrained=pretrained, on_epoch=tell)
         return
     if config.out.exists():  # killed before its first checkpoint: nothing is lost
         shutil.rmtree(config.out)
-    train_images(config, select=select, pretrained=pretrained)
+    train_images(config, select=select, pretrained=pretrained, on_epoch=tell)
 
 
 def config_of(plan: Plan, cell: Cell, data: str, changes: dict[str, Any]) -> TrainConfig:
@@ -341,6 +345,17 @@ def seconds_left(cells: Sequence[Cell], of_a_cell: float | None = None) -> float
 def runnable(cells: Sequence[Cell]) -> list[Cell]:
     """The cells that have no result."""
     return [cell for cell in cells if cell.state not in (DONE, FAILED)]
+
+
+def _telling(cell: Cell, stderr: Any) -> OnEpoch:
+    """A line for each epoch where no table is drawn: in a log file a cell may take hours."""
+
+    def tell(_run: RunFolder, line: dict[str, Any]) -> None:
+        if not stderr.isatty():
+            with redirect_stderr(stderr):
+                say(f"{cell.name}: epoch {line['epoch']}, loss {line['loss']:.4f}, {duration(line['seconds'])}")
+
+    return tell
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The progress of a running benchmark: a live table on a terminal, otherwise a line per finished cell."""
+"""The progress of a running benchmark: a live table on a terminal, otherwise a line per cell and epoch."""
 
 import sys
 from collections.abc import Sequence

@@ -19,7 +19,15 @@ from tammes.models.backbones.conv4 import Conv4
 from tammes.models.backbones.module import OWN
 from tammes.models.backbones.on_machine import advice_without_network
 from tammes.models.backbones.resnet import Form
-from tammes.models.backbones.weights import downloading, form_of, googlenet_file, hub_file, load_weights, put_weights
+from tammes.models.backbones.weights import (
+    downloading,
+    form_of,
+    googlenet_file,
+    hub_file,
+    load_weights,
+    put_weights,
+    without_logs,
+)
 from tammes.models.pooling import Pool, exchange_pool
 
 _LIBRARIES = ("timm", "torchvision", "hf-hub", "open_clip")
@@ -73,6 +81,8 @@ def backbone(
         check_weights(name)
         made = _of_open_clip(plain, published=imagenet)
     elif library == "hf-hub":
+        if plain.count("/") != 1:
+            raise UserError(f"{name} is not a network on the hub: hf-hub:owner/name.")
         check_weights(name)
         made = _of_timm(name, imagenet=imagenet)
     elif library != "timm" and plain in torchvision_names():
@@ -223,7 +233,8 @@ def _on_the_hub(name: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        yield
+        with without_logs():
+            yield
     except (OSError, HfHubHTTPError, HFValidationError, KeyError) as error:
         if not name.startswith("hf-hub:"):
             raise
@@ -290,11 +301,16 @@ def _open_clip_tower(model: str, tag: str | None) -> Any:
         import open_clip
     except ImportError:
         raise UserError(f"open_clip:{model} needs the package open_clip: pip install 'tammes[clip]'") from None
-    if model not in open_clip.list_models():
-        raise unknown_name("network of open_clip", model, open_clip.list_models())
+    if model not in (models := open_clip.list_models()):
+        near = get_close_matches(model, models, n=3, cutoff=0)
+        raise UserError(
+            f"unknown network of open_clip {model!r}. The nearest are {', '.join(near)}; in Python"
+            " open_clip.list_models() lists all."
+        )
     if tag is not None and tag not in (known := open_clip.list_pretrained_tags_by_model(model)):
         raise unknown_name(f"weights of open_clip:{model}", tag, known)
-    return open_clip.create_model(model, pretrained=tag, device=torch.get_default_device()).visual
+    with without_logs():
+        return open_clip.create_model(model, pretrained=tag, device=torch.get_default_device()).visual
 
 
 def _of_open_clip(name: str, *, published: bool) -> Backbone:
@@ -304,8 +320,10 @@ def _of_open_clip(name: str, *, published: bool) -> Backbone:
 
         tags = list_pretrained_tags_by_model(model)
         if tag is None and len(tags) != 1:
-            some = ", ".join(f"open_clip:{model}/{each}" for each in tags)
-            raise UserError(f"open_clip:{model} has several sets of weights: name one of {some}")
+            raise UserError(
+                f"open_clip:{model} has several sets of weights. Name one, such as open_clip:{model}/{tags[0]}:"
+                f" {', '.join(tags)}."
+            )
         tag = tag or tags[0]
         with downloading(f"open_clip:{name}", f"https://huggingface.co/{get_pretrained_cfg(model, tag)['hf_hub']}"):
             tower = _open_clip_tower(model, tag)

@@ -1,5 +1,6 @@
 """The weights of a network: from a file, or those that were trained on ImageNet."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -145,6 +146,17 @@ def googlenet_file() -> Path:
 
 
 @contextmanager
+def without_logs() -> Iterator[None]:
+    """Other libraries log each attempt and each failure, which are said in our words at the end."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
 def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None]:
     """What goes wrong while another library downloads ImageNet weights is said in our words.
 
@@ -154,13 +166,14 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        yield
+        with without_logs():
+            yield
     except (OSError, RuntimeError, HfHubHTTPError) as error:  # RuntimeError: torch.hub, of a wrong checksum
         reason = str(getattr(error, "reason", error)).strip().partition("\n")[0].rstrip(".")  # of a URLError
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
-            f"no ImageNet weights for {name}: {reason}. Get {url} by other means{put} `weights=FILE`;"
-            f" `weights='none'` starts from random ones.{advice_without_network(name)}"
+            f"no {'' if ':' in name else 'ImageNet '}weights for {name}: {reason}. Get {url} by other means{put}"
+            f" `weights=FILE`; `weights='none'` starts from random ones.{advice_without_network(name)}"
         ) from error
 
 
