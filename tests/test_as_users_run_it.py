@@ -106,6 +106,7 @@ def test_torch_compile_takes_every_loss_and_ours_in_one_graph(printed_by: Callab
         points = centroids.random(50, 8, generator=torch.Generator().manual_seed(0))
         losses.append(DiscriminativeLoss(points, sample_classes=10))
         for loss in losses:
+            torch.compiler.reset()
             dim = 4 if loss.centroids is None else loss.centroids.shape[1]
             head, sampled = torch.nn.Linear(dim, dim), loss is losses[-1]
             step = loss if sampled else lambda z, labels: 2 * loss(head(z), labels)

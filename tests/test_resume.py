@@ -190,7 +190,7 @@ def defaults(
                 str(weights[name]),
                 *SMALL,
                 "--epochs",
-                "2",
+                "3",
                 "--train",
                 train,
             ]
