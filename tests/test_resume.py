@@ -328,7 +328,7 @@ def test_a_weight_of_the_loss_that_does_not_train_is_kept_too(tmp_path: Path) ->
 
 
 SIGNALS = (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
-USUAL_SIGNALS = {("all", signal.SIGINT), ("top", signal.SIGTERM), *((part, signal.SIGKILL) for part in PARTS)}
+USUAL_SIGNALS = {("all", signal.SIGINT), *((part, signal.SIGKILL) for part in PARTS)}
 
 
 @pytest.mark.parametrize(

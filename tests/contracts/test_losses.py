@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from tammes import UserError
 from tammes.losses import WITH_CENTROIDS as LOSSES
+from tests.conftest import forkserver
 from tests.oracles import seeded, unit_points
 from tests.two_processes import leave
 
@@ -236,11 +237,12 @@ def _network() -> nn.Module:
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gradients of each loss, from two processes that are started once for all of them."""
     folder = tmp_path_factory.mktemp("processes")
-    spawn(_train_on_a_share, (folder,), nprocs=2)
+    forkserver()
+    start_processes(_train_on_a_share, (folder,), nprocs=2, start_method="forkserver")
     return folder
 
 
-@pytest.mark.xdist_group("two processes")
+@pytest.mark.xdist_group("processes")
 def test_two_processes_have_the_gradient_of_one(name: str, of_two_processes: Path) -> None:
     together = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
     network = _network()
