@@ -42,14 +42,14 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if any("jaxtyping" in repr(hint) or "'" in repr(hint) for hint in function.__annotations__.values()):
             return JAXTYPED(thing, typechecker=typechecker)
         if isclass(thing):
-            thing.__init__ = typechecker(function)
+            thing.__init__ = typechecker(function)  # type: ignore[method-assign]
             return thing
         return typechecker(thing)
 
     return decorated
 
 
-jaxtyping.jaxtyped = checked
+jaxtyping.jaxtyped = checked  # type: ignore[assignment]
 
 # Compiled once, not by each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
