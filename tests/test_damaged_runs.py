@@ -333,7 +333,7 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     save_checkpoint(RunFolder(tmp_path), network, optimizer, Position())
     weight, bias = torch.zeros(2, 2), torch.zeros(2)
     for tensors, text in (
-        (None, "frozen.safetensors is missing"),
+        (None, "frozen.safetensors, with the weights that do not train, is missing"),
         ({"weight": weight}, "frozen.safetensors has no 'embedder.bias'"),
         ({"weight": weight, "bias": bias, "more": torch.zeros(3)}, "frozen.safetensors has 'embedder.more'"),
         ({"weight": torch.zeros(3, 2), "bias": bias}, r"'embedder.weight' is \(3, 2\) of torch.float32"),

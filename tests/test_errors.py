@@ -56,7 +56,7 @@ TRAIN = [
         "--grow-from lets images grow from epoch to epoch, and this run has one: leave it out.",
     ),
     ("--grow-from 16", "--grow-from must be at least 32, got 16."),
-    ("--train top --grow-from 32", "--grow-from changes the images that the first layers see, and --train top keeps"),
+    ("--train top --grow-from 32", "--grow-from changes the images that the first layers see, and --train top caches"),
     ("--train head --crop-area 0.5", "--crop-area changes the images that the first layers see, and --train head"),
     ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and has no effect on a CPU: use bf16, or "),
     ("--shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image. Use 28 or fewer.\n"),

@@ -24,6 +24,7 @@ NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>"
 WAIT = 600.0  # seconds after which a test gives up; nothing takes them that does not hang
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker has them all: the gallery, its server and the browser are made once."""
     for item in items:

@@ -231,7 +231,7 @@ def attack(server: Server, pictures: list[Picture], number: int, capsys: pytest.
 
 
 def test_hostile_uploads(server: Server, pictures: list[Picture], capsys: pytest.CaptureFixture[str]) -> None:
-    attack(server, pictures, 100, capsys)
+    attack(server, pictures, 110, capsys)
 
 
 @pytest.mark.slow
