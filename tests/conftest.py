@@ -142,16 +142,6 @@ def signal_at(place: str, call: int, number: int) -> None:
     setattr(import_module(module), name, called)
 
 
-def forkserver() -> Any:
-    """Processes as forks of one that has imported what they need, which takes longer than their work.
-
-    LanceDB, which has a thread, is not imported yet.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest", "tests.several_processes"])
-    return context
-
-
 def wait_until_stopped(process: BaseProcess, said: Path) -> None:
     """Wait for a process that stops itself by SIGSTOP, and so has not ended however slow the machine is."""
     state = Path(f"/proc/{process.pid}/stat")
@@ -184,9 +174,11 @@ def started() -> Callable[..., BaseProcess]:
     What the process does before the command may be given: with `signal_at` it is stopped at the same place however
     fast the machine is.
 
-    Tests that use it are in one group, `processes`, so that there is one process of which all are forks.
+    All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
+    are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
-    context = forkserver()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest"])
 
     def start(arguments: list[str], said: Path, before: Callable[[], None] | None = None) -> BaseProcess:
         given = (arguments, said, dict(os.environ), before)

@@ -243,12 +243,3 @@ def one_is_killed(step: int, *arguments: str) -> None:
 
     with patch.object(loop, "_set_rates", rates):
         raise SystemExit(exit_code(*arguments))
-
-
-def killed_in_indexing(name: str, call: int, batch: int) -> None:
-    """Have this process store so many images at a time, and be killed in a function called for the so-manieth time."""
-    from tammes.gallery import indexing
-    from tests.conftest import signal_at
-
-    indexing._BATCH = batch
-    signal_at(f"tammes.gallery.indexing.{name}", call, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """Several processes train together: to the weights of one, by every method; one writes; all stop, fail and go on."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from tammes.cli import main
 from tammes.losses import METHODS
 from tammes.training import distributed
 from tammes.training.objectives import MORE_THAN_LOSSES
-from tests.conftest import HANGS, forkserver
+from tests.conftest import HANGS
 from tests.several_processes import (
     ALIKE,
     BORROWED,
@@ -53,7 +54,8 @@ def a_free_port() -> int:
 
 def start(number: int, folder: Path, work: Any, *given: Any) -> list[Any]:
     """Processes as a launcher starts them; forks of one that has imported what they need."""
-    context, port = forkserver(), a_free_port()
+    context, port = multiprocessing.get_context("forkserver"), a_free_port()
+    context.set_forkserver_preload(["tammes.training.train", "tests.several_processes"])
     found = [
         context.Process(target=process, args=(rank, number, port, folder / f"said {rank}", work, *given), daemon=True)
         for rank in range(number)

@@ -34,8 +34,7 @@ from tammes.models.embedder import load
 from tammes.report.contact_sheet import contact_sheet
 from tammes.search.neighbours import search
 from tests.commands import answer, refused, striped_set, stripes
-from tests.conftest import HANGS
-from tests.several_processes import killed_in_indexing
+from tests.conftest import HANGS, signal_at
 
 pytest.importorskip("lancedb")
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "16", "--shift", "2", "--epochs", "4")
@@ -544,8 +543,8 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In turn as the second batch is stored, and as a random image is read."""
-    folder, rng, each = tmp_path / "many", np.random.default_rng(8), 4 if moments == 2 else 120
+    """In turn as a batch is stored, of which there are two or more, and as a random image is read."""
+    folder, rng, each = tmp_path / "many", np.random.default_rng(8), 30 if moments == 2 else 120
     for number in range(10):
         (folder / f"class {number}").mkdir(parents=True)
         for image in range(each):
@@ -553,7 +552,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     for moment in range(moments):
         gallery = tmp_path / f"g{moment % 10}"  # a gallery is killed more than once
         name, call = ("_read", int(rng.integers(1, 5 * each))) if moment % 2 else ("_store", 2)
-        at = partial(killed_in_indexing, name, call, 5 * each)
+        at = partial(signal_at, f"tammes.gallery.indexing.{name}", call, signal.SIGKILL)
         process = started(["index", str(run), str(folder), "--gallery", str(gallery)], tmp_path / "said.txt", at)
         process.join(HANGS)
         assert process.exitcode == -signal.SIGKILL, (tmp_path / "said.txt").read_text()

@@ -15,7 +15,7 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers, regularizers, trainers
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import normalize
 
 import tammes
@@ -28,7 +28,6 @@ from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.training.build import build_optimizer
 from tammes.training.objectives import Objective
 from tests.configs import config_of
-from tests.conftest import forkserver
 from tests.pml_processes import CORNERS, a_network, eight, in_two_processes
 
 ROOT = Path(__file__).parents[1]
@@ -609,10 +608,9 @@ def test_it_trains_in_their_trainers(name: str, miner: nn.Module | None, capsys:
     assert now() < before - 0.2
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("two processes")
 def test_two_processes_inside_their_wrapper_have_the_gradient_of_one(tmp_path: Path) -> None:
-    forkserver()
-    start_processes(in_two_processes, (tmp_path,), nprocs=2, start_method="forkserver")
+    spawn(in_two_processes, (tmp_path,), nprocs=2)
     together = torch.load(tmp_path / "gradient.pt", weights_only=True)
     network, (inputs, labels) = a_network(), eight()
     tammes.DiscriminativeLoss(CORNERS)(network(inputs), labels).backward()

@@ -7,12 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tammes import UserError
 from tammes.losses import WITH_CENTROIDS as LOSSES
-from tests.conftest import forkserver
 from tests.oracles import seeded, unit_points
 from tests.two_processes import leave
 
@@ -237,12 +236,11 @@ def _network() -> nn.Module:
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gradients of each loss, from two processes that are started once for all of them."""
     folder = tmp_path_factory.mktemp("processes")
-    forkserver()
-    start_processes(_train_on_a_share, (folder,), nprocs=2, start_method="forkserver")
+    spawn(_train_on_a_share, (folder,), nprocs=2)
     return folder
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("two processes")
 def test_two_processes_have_the_gradient_of_one(name: str, of_two_processes: Path) -> None:
     together = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
     network = _network()
