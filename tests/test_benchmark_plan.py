@@ -75,7 +75,7 @@ def test_a_plan_with_everything(tmp_path: Path) -> None:
         ('name = "x"\n' + SHORTEST, "unknown key 'name'. Known: data, layers"),
         ('sedes = [1]\n' + SHORTEST, "unknown key 'sedes'. Did you mean 'seeds'?"),
         ('[[method]]\nname = "one"\n', "data is missing."),
-        (SHORTEST.replace("glyphs", "vectors.npz"), "holds vectors, and a benchmark is of images"),
+        (SHORTEST.replace("glyphs", "vectors.npz"), "holds vectors, and benchmarks are for images"),
         ('data = "glyphs"\n', "method is missing."),
         ('data = "glyphs"\nmethod = []\n', "method must be a list of one value or more, got []."),
         ('data = "glyphs"\n[[method]]\npush = 0.1\n', "[[method]] name is missing."),

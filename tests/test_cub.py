@@ -131,7 +131,7 @@ def test_lists_that_cannot_be_used(root: Path) -> None:
     assert refused(root) == f"{images}, line 2: '2' is not `number path`."
     images.write_text("1 a.jpg\n2 a.jpg\n")
     labels.write_text("1 1\n2 1\n")
-    assert refused(root) == "images/a.jpg comes 2 times in cub; every image must appear once."
+    assert refused(root) == "images/a.jpg appears 2 times in cub; every image must appear once."
     images.write_bytes(b"\xff\xfe")
     assert refused(root) == f"cannot read {images}: it is not a text in UTF-8."
     write(root)

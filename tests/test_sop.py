@@ -82,7 +82,7 @@ def test_lists_that_cannot_be_used(root: Path) -> None:
     train.write_text(HEADER + "1 one 1 a.JPG\n")
     assert refused(root) == f"{train}, line 2: 'one' is not a whole number."
     train.write_text(as_list([*TRAIN_LINES, TRAIN_LINES[0]]))
-    assert refused(root) == "bicycle_final/1_0.JPG comes 2 times in sop; every image must appear once."
+    assert refused(root) == "bicycle_final/1_0.JPG appears 2 times in sop; every image must appear once."
     train.write_text(HEADER)
     test.write_text(HEADER)
     assert refused(root) == f"{train} and Ebay_test.txt name no images. Unpack the data set again."

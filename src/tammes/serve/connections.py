@@ -1,43 +1,90 @@
-"""Connections: how many at once, and how long each may be silent or slow.
+"""Connections: how many at once, also of one address, and how long each may be silent or slow.
 
-uvicorn's own protocol reads requests and writes answers; here its connections are counted and timed.
+uvicorn's own protocol reads requests and writes answers. It is wrapped here, not changed: what asyncio calls is passed
+on to it. An ASGI application around ours tells when a request begins and ends.
 """
 
 import asyncio
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 from cachetools import TTLCache
-from uvicorn.protocols.http.flow_control import service_unavailable
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tammes.io.console import printable
 from tammes.serve.limits import Limits
+from tammes.serve.middleware import busy
 
+_SHARE = 4  # one address has no more than one in so many connections
 _QUIET = 10.0  # seconds until the log has another line about the same
 
 
 class Connections:
-    """All connections of a server. Where there are too many, the longest idle one gives way to a new one."""
+    """All connections of a server. One that is idle gives way to a new one where there are too many."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.open = limits, set[Connection]()
+    def __init__(self, limits: Limits, proxies: Sequence[IPv4Network | IPv6Network] = ()) -> None:
+        """Args:
+        proxies: whose connections are those of many clients.
+        """
+        self.limits, self._proxies = limits, proxies
         self._most = max(2, min(limits.connections, _open_files() // 4))
+        self._open: dict[Any, _Connection] = {}
         self._said: TTLCache[str, None] = TTLCache(1000, _QUIET)
 
-    def admit(self, new: "Connection") -> None:
-        idle = {each.idle_since: each for each in self.open if each.idle_since is not None}
-        self.open.add(new)
-        if len(self.open) > self._most:
-            self.log(f"more than {self._most} connections at once: {'idle' if idle else 'new'} ones are closed")
-            if idle:
-                oldest = idle[min(idle)]
-                self.open.discard(oldest)
-                oldest.close()
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol(self, inner: Callable[..., asyncio.Protocol]) -> Callable[..., asyncio.Protocol]:
+        """What makes the protocol of a new connection, around another that makes uvicorn's."""
+        return lambda **options: _Connection(self, inner(**options))
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The application, whose requests are noted at their connections."""
+
+        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+            found = self._open.get(tuple(scope.get("client") or ())) if scope["type"] == "http" else None
+            if found is None:
+                await app(scope, receive, send)
+            elif found.refused:
+                await busy(scope, receive, send)
             else:
-                new.app = service_unavailable
+                with found.answering():
+                    await app(scope, receive, send)
+
+        return noted
+
+    def admit(self, new: "_Connection") -> bool:
+        """Whether there is room for a connection, even if only to be told that there is not."""
+        if len(self._open) >= 2 * self._most:
+            self.log("too many connections at once: some were closed at once")
+            return False
+        self._open[new.address] = new
+        counts = Counter(each.host for each in self._open.values())
+        # Behind a proxy are many clients.
+        alone = counts[new.host] > max(1, self._most // _SHARE) and not self._is_proxy(new.host)
+        if alone or len(self._open) > self._most:
+            most = new.host if alone else counts.most_common(1)[0][0]
+            idle = [each for each in self._open.values() if each.idle_since is not None and each is not new]
+            if alone:
+                idle = [each for each in idle if each.host == most]
+            # The longest idle, of the address that has most.
+            idle.sort(key=lambda each: (each.host != most, each.idle_since))
+            self.log(f"{counts[most]} connections of {most} at once: {'idle' if idle else 'new'} ones are closed")
+            if idle:
+                self.forget(idle[0])
+                idle[0].close()
+            else:
+                new.refused = True
+        return True
+
+    def forget(self, connection: "_Connection") -> None:
+        if self._open.get(connection.address) is connection:
+            del self._open[connection.address]
 
     def log(self, text: str) -> None:
         """One line, and not another of its kind at once: who is at fault must not fill the log."""
@@ -51,56 +98,86 @@ class Connections:
         error = context.get("exception")
         self.log(f"{context['message']}{'' if error is None else f' ({type(error).__name__}: {error})'}")
 
+    def _is_proxy(self, host: str) -> bool:
+        try:
+            return any(ip_address(host) in each for each in self._proxies)
+        except ValueError:
+            return False
 
-class Connection(H11Protocol):
+
+class _Connection(asyncio.Protocol):
     """A connection with limits on the time to send a request and to receive the answer.
 
     Attributes:
         idle_since: when the last answer ended, or the connection began; None while a request is answered.
+        refused: whether it is one too many, and is told so.
     """
 
-    def __init__(self, all_of_them: Connections, **options: Any) -> None:
-        super().__init__(**options)
-        self._all = all_of_them
+    def __init__(self, all_of_them: Connections, inner: asyncio.Protocol) -> None:
+        self._all, self._inner = all_of_them, inner
+        self._limits, self._loop = all_of_them.limits, asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._admitted = False
+        self.refused = False
         self.idle_since: float | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._all.admit(self)
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        self.address = tuple((transport.get_extra_info("peername") or ("", id(self)))[:2])
+        self.host = str(self.address[0])
+        self._admitted = self._all.admit(self)
+        if not self._admitted:
+            transport.abort()
+            return
+        self._inner.connection_made(transport)
         self._wait()
 
-    def handle_events(self) -> None:
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:  # a request: all of it has to come in, and the answer to be taken, in time
-            self.idle_since, limits = None, self._all.limits
-            self._limit(limits.upload_seconds + limits.seconds + limits.header_seconds, self.transport.abort)
+    def data_received(self, data: bytes) -> None:
+        if self._admitted:
+            self._inner.data_received(data)
 
-    def on_response_complete(self) -> None:
-        self._wait()
-        super().on_response_complete()  # which begins the next request where that has come already
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._admitted else None
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._all.open.discard(self)
-        super().connection_lost(exc)
+        self._stop_timer()
+        self._all.forget(self)
+        if self._admitted:
+            self._inner.connection_lost(exc)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """While a request is answered. All of it has to come in, and the answer to be taken, in time."""
+        self._stop_timer()
+        self.idle_since = None
+        whole = self._limits.upload_seconds + self._limits.seconds + self._limits.header_seconds
+        self._timer = self._loop.call_later(whole, self._transport.abort)
+        try:
+            yield
+        finally:
+            self._wait()
 
     def close(self) -> None:
         """Close it, and do not wait longer for the client to take in what is left."""
-        self.transport.close()
-        self._limit(self._all.limits.header_seconds, self.transport.abort)
+        self._stop_timer()
+        self._transport.close()
+        self._timer = self._loop.call_later(self._limits.header_seconds, self._transport.abort)
 
     def _wait(self) -> None:
         """For the next request."""
-        self.idle_since = self.loop.time()
-        self._limit(self._all.limits.header_seconds, self.close)
+        self._stop_timer()
+        self.idle_since = self._loop.time()
+        self._timer = self._loop.call_later(self._limits.header_seconds, self.close)
 
-    def _limit(self, seconds: float, then: Callable[[], None]) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(seconds, then)
 
 
 def _open_files() -> int:

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tammes.serve.errors import FAULT, RequestError
+from tammes.serve.errors import FAULT, RequestError, error_response
 from tammes.serve.limits import Limits
 from tammes.serve.telemetry import Telemetry
 
@@ -162,7 +162,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 class _Response:
     """What is sent: its status is remembered, and every answer has the security headers."""
 
-    def __init__(self, send: Send, body: "_Body") -> None:
+    def __init__(self, send: Send, body: "_Body | None") -> None:
         self._send, self._body = send, body
         self.started = False
         self.status = 0
@@ -174,7 +174,7 @@ class _Response:
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
-        elif self.status >= 400:
+        elif self.status >= 400 and self._body is not None:
             # A client that still sends when the connection is closed would not see why it was refused.
             await self._send({**message, "more_body": True})
             if not message.get("more_body", False):
@@ -269,6 +269,16 @@ def _host(request: Request) -> str:
         return (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection beyond the limit."""
+    request = Request(scope)
+    response = error_response(
+        request, RequestError(503, "too many connections at once. Try again in a moment.", retry_after=1)
+    )
+    response.headers["Connection"] = "close"
+    await response(scope, receive, _Response(send, None).send)
 
 
 async def _nothing() -> Message:

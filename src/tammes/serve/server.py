@@ -6,7 +6,6 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from signal import SIGINT
 from types import FrameType
@@ -19,7 +18,7 @@ from tammes.errors import UserError
 from tammes.gallery.trust import trust
 from tammes.io.console import printable, say, working
 from tammes.serve.app import application
-from tammes.serve.connections import Connection, Connections
+from tammes.serve.connections import Connections
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.reports import has_reports
 from tammes.serve.state import ServerState
@@ -169,10 +168,10 @@ class Server(uvicorn.Server):
         app: Any = application(state, hosts=hosts)
         if proxies:
             app = ProxyHeadersMiddleware(app, [str(each) for each in proxies])
-        self.connections = Connections(state.limits)
+        self.connections = Connections(state.limits, proxies)
         config = uvicorn.Config(
-            app,
-            http=cast("Any", partial(Connection, self.connections)),
+            self.connections.around(app),
+            http="h11",
             ws="none",
             log_config=None,
             log_level="critical",
@@ -181,6 +180,10 @@ class Server(uvicorn.Server):
             proxy_headers=False,  # whatever the environment says: those of `proxies` alone are believed
             timeout_keep_alive=int(state.limits.header_seconds) or 1,
             timeout_graceful_shutdown=int(state.limits.seconds + state.limits.upload_seconds),
+        )
+        config.load()
+        config.http_protocol_class = cast(
+            "type[asyncio.Protocol]", self.connections.protocol(config.http_protocol_class)
         )
         super().__init__(config)
         # What is wrong with a form is told to who sent it; an untrusted client does not write into our log.
