@@ -101,9 +101,14 @@ IN_README = (
         _OURS,
     ),
     ("`tammes train --preset paper`, 40 epochs", ("paper-cub", "paper-cars196"), "paper", _OURS),
-    ("**`tammes train --backbone googlenet`**, 3 epochs", ("recipe-cub", "recipe-cars196"), "default", _OURS),
     (
-        "**`tammes train`** (ResNet-50), 3 epochs (busy machine)",
+        "**`tammes train --backbone googlenet --no-refit`**, 3 epochs",
+        ("recipe-cub", "recipe-cars196"),
+        "default",
+        _OURS,
+    ),
+    (
+        "**`tammes train --no-refit`** (ResNet-50), 3 epochs (busy machine)",
         ("recipe-resnet50-cub", "recipe-resnet50-cars196"),
         "default",
         _OURS,
@@ -328,7 +333,7 @@ def recipe_section(stored: Mapping[str, Any]) -> list[str]:
         " layer, from pretrained weights; training at 160 pixels, measured at 224; one seed, whose standard error is"
         " about 0.8. `whitened again`: the embedding layer found anew from the features of the trained network;"
         " `mirrored too`: the mean of the features of an image and its mirror image. Minutes are the processor's, of"
-        " training and of what it computes before.",
+        " training and of what it computes before; of a run that was stopped and resumed they were not counted.",
         "",
         "    python -m benchmarks.recipe cars196 FOLDER --weights FILE --views",
         "",
@@ -354,7 +359,9 @@ def recipe_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             cells = {"data": row["data"], "network": row["backbone"], "change": f"{row['row']}, {kind}".rstrip(", ")}
             for key in ("recall_at_1", "recall_at_8", "mean_average_precision_at_r"):
                 cells[MEASURES[key]] = f"{100 * row[kind + key]:.2f}"
-            for name, cell in (cells | {"minutes": f"{row['seconds'] / 60:.1f}"}).items():
+            for name, cell in (
+                cells | {"minutes": "" if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"}
+            ).items():
                 shown.setdefault(name, []).append(cell)
     return _drawn(shown)
 

@@ -113,7 +113,8 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
         mirrored = features(embedder, everything, held, 224, mirror=True)
         found |= recalls("mirrored too, ", embedder, (at_224 + mirrored) / 2, labels[held])
         found |= measured_vectors("features, ", normalise(at_224), labels[held])
-        both = torch.cat([normalise(at_224), embedder.embedding(at_224).detach()], dim=1)
+        with torch.inference_mode():
+            both = torch.cat([normalise(at_224), embedder.embedding(at_224)], dim=1)
         found |= measured_vectors("features and embedding, ", normalise(both), labels[held])
     return found, seconds
 

@@ -202,7 +202,9 @@ def _refit(
     """Find the new layers again from the trained features, and measure that on the validation classes; its name."""
     init_layers(config, data, objective, after=config.epochs)
     if data.split.val is not None:
-        validate(run, data, candidates, name, objective.embedder)
+        recall = validate(run, data, candidates, name, objective.embedder)
+        if distributed.is_first():
+            say(f"found again  validation R@1 {100 * recall:.2f}", run.folder / "log.txt")
     return name
 
 
