@@ -52,7 +52,9 @@ SECTIONS = {
     ),
 }
 # What a table does not say by itself.
+BEFORE_REFIT = "Trained before `--refit` was part of the recipe: add `--no-refit` to the command for the same."
 CAVEATS = {
+    **dict.fromkeys(("recipe-cub", "recipe-cars196", "recipe-resnet50-cub"), BEFORE_REFIT),
     "cub-layers-head": "With preset default only the class layer trains, which the 256-d embedding does not use: the"
     " row of the penultimate layer is closed-form whitening of the pretrained features, without any loss.",
     "cub-softmax-top": "At the rate that the search chose (backbone 1e-07) the network does not move: the row of the"
