@@ -365,7 +365,7 @@ def recipe_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 cells | {"minutes": "" if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"}
             ).items():
                 shown.setdefault(name, []).append(cell)
-    return _drawn(shown)
+    return _drawn({name: cells for name, cells in shown.items() if any(cells)})
 
 
 def cub_all(stored: Mapping[str, Any]) -> list[str]:

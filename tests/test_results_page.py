@@ -11,7 +11,9 @@ import pytest
 from benchmarks import page as pages
 from benchmarks import store as stores
 from benchmarks.page import (
+    BACKBONES,
     DATA_IN_README,
+    IMAGES,
     IN_README,
     METHOD,
     PAGE,
@@ -22,10 +24,12 @@ from benchmarks.page import (
     SCALE,
     SECTIONS,
     TABLES,
+    backbones_page,
     method_page,
     page,
     performance_page,
     plan_section,
+    pretrained,
     readme,
     scale_page,
     tables_page,
@@ -120,6 +124,12 @@ def test_the_tables_of_the_page_about_them_are_what_is_stored() -> None:
 
 def test_the_table_of_many_classes_is_what_is_stored() -> None:
     assert SCALE.read_text() == scale_page(SCALE.read_text()), STALE.format("docs/scale.md")
+
+
+def test_what_pretrained_networks_reach_stands_on_their_guide_and_in_the_tables_of_the_same_network() -> None:
+    assert BACKBONES.read_text() == backbones_page(BACKBONES.read_text()), STALE.format("choose-a-backbone.md")
+    assert {each["data"] for each in pretrained()} <= set(IMAGES), "as plans call a data set"
+    assert "PCA whitening, nothing trained" in page()
 
 
 def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
