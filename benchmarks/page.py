@@ -351,6 +351,8 @@ def recipe_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for kind in (
             "",
             "whitened again, ",
+            "0.5 of the way, ",
+            "0.75 of the way, ",
             "256 pixels, ",
             "mirrored too, ",
             "features, ",

@@ -8,6 +8,7 @@ Training is small (160 pixels, few epochs), as the rows are compared with each o
 run again, a run that was stopped is resumed.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
@@ -36,10 +37,12 @@ LONGER = {"epochs": 6}
 ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "6 epochs": LONGER,
+    "10 epochs": {"epochs": 10},
     "6 epochs, crop area 0.3": LONGER | {"crop_area": 0.3},
     "6 epochs, grow from 96": LONGER | {"grow_from": 96},
     "6 epochs, mean + max pooling": LONGER | {"pool": "mean-max"},
     "6 epochs, backbone lr 0.03": LONGER | {"backbone_lr": 0.03},
+    "6 epochs, backbone lr 0.003": LONGER | {"backbone_lr": 0.003},
     "6 epochs, both lrs x 3": LONGER | {"lr": 0.3, "backbone_lr": 0.03},
     "6 epochs, 512-d": LONGER | {"dim": 512},
     "6 epochs, hard": LONGER | {"loss": "hard-discriminative"},
@@ -61,7 +64,7 @@ class Options:
     only: tuple[str, ...] = ()
     """Rows of these names."""
     views: bool = False
-    """Also measure the trained network whitened again, at 256 pixels, with mirrored images, and by its features."""
+    """Also measure the trained network at 256 pixels, with mirrored images, and by its features."""
     table: bool = False
     """Print what is stored."""
     out: Path = Path("runs/recipe")
@@ -94,7 +97,7 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
                 "train": "all",
                 "val_classes": "0",
             }
-            given |= {"skip_bad": True, "precision": "bf16"} | changes
+            given |= {"skip_bad": True, "precision": "bf16", "refit": False} | changes  # measured below, as a row of its own
             train_images(resolve(str(options.folder), given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
     run = RunFolder(folder)
     seconds = process_time() - seconds
@@ -106,9 +109,14 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
     labels = everything.dataset.labels
     at_224 = features(embedder, everything, held, 224)
     found = recalls("", embedder, at_224, labels[held])
+    again = embedder.closed_form(features(embedder, everything, train, 224), torch.from_numpy(labels[train]))
+    found |= recalls("whitened again, ", again, at_224, labels[held])
+    for share in (0.5, 0.75):
+        mixed = mixed_with_pretrained(embedder, build_backbone(config).network, share)
+        own = features(mixed, everything, train, 224)
+        mixed = mixed.closed_form(own, torch.from_numpy(labels[train]))
+        found |= recalls(f"{share:g} of the way, ", mixed, features(mixed, everything, held, 224), labels[held])
     if options.views:
-        again = embedder.closed_form(features(embedder, everything, train, 224), torch.from_numpy(labels[train]))
-        found |= recalls("whitened again, ", again, at_224, labels[held])
         found |= recalls("256 pixels, ", embedder, features(embedder, everything, held, 256), labels[held])
         mirrored = features(embedder, everything, held, 224, mirror=True)
         found |= recalls("mirrored too, ", embedder, (at_224 + mirrored) / 2, labels[held])
@@ -117,6 +125,15 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
             both = torch.cat([normalise(at_224), embedder.embedding(at_224)], dim=1)
         found |= measured_vectors("features and embedding, ", normalise(both), labels[held])
     return found, seconds
+
+
+@torch.no_grad()
+def mixed_with_pretrained(embedder: Embedder, pretrained: torch.nn.Module, share: float) -> Embedder:
+    """The network whose weights lie this share of the way from the pretrained ones to the trained ones."""
+    mixed = deepcopy(embedder)
+    for own, before in zip(mixed.backbone.parameters(), pretrained.parameters(), strict=True):
+        own.lerp_(before, 1 - share)
+    return mixed
 
 
 def first_half(data: Data) -> Data:
