@@ -1,6 +1,6 @@
 """How our recipe was chosen: one row a change, on training classes that were held out.
 
-    python -m benchmarks.recipe cars196 FOLDER --weights FILE [--only TEXT …] [--views]
+    python -m benchmarks.recipe cars196 FOLDER --weights FILE [--only ROW …] [--views] [--mixed]
     python -m benchmarks.recipe --table
 
 The first half of a data set's training classes trains, the second half is measured; test classes are not looked at.
@@ -24,30 +24,35 @@ from benchmarks.page import recipe_rows
 from tammes.data.batches import batches
 from tammes.geometry import normalise
 from tammes.metrics import evaluate
-from tammes.models.embedder import Embedder, load
+from tammes.models.embedder import Embedder, EmbedderConfig, load
 from tammes.training.build import build_backbone
-from tammes.training.config import load_config, resolve
+from tammes.training.config import resolve
 from tammes.training.data import Data, load_data
-from tammes.training.run_folder import RunFolder, is_run
+from tammes.training.run_folder import is_run
 from tammes.training.train import resume_images, train_images
 
 RESULTS = FOLDER / "recipe.json"
-BASE: dict[str, Any] = {"size": 160, "epochs": 2}
+BASE: dict[str, Any] = {"size": 160, "epochs": 2, "train": "all", "pool": "max", "refit": False}
 LONGER = {"epochs": 6}
 ROWS: dict[str, dict[str, Any]] = {
-    "base": {},
+    "pretrained": {},
+    "2 epochs": {},
     "6 epochs": LONGER,
     "10 epochs": {"epochs": 10},
     "6 epochs, crop area 0.3": LONGER | {"crop_area": 0.3},
     "6 epochs, grow from 96": LONGER | {"grow_from": 96},
     "6 epochs, mean + max pooling": LONGER | {"pool": "mean-max"},
-    "6 epochs, backbone lr 0.03": LONGER | {"backbone_lr": 0.03},
     "6 epochs, backbone lr 0.003": LONGER | {"backbone_lr": 0.003},
+    "6 epochs, backbone lr 0.03": LONGER | {"backbone_lr": 0.03},
     "6 epochs, both lrs x 3": LONGER | {"lr": 0.3, "backbone_lr": 0.03},
     "6 epochs, 512-d": LONGER | {"dim": 512},
     "6 epochs, hard": LONGER | {"loss": "hard-discriminative"},
     "6 epochs, batch 64": LONGER | {"batch_size": 64},
     "6 epochs, weight decay 0": LONGER | {"weight_decay": 0.0},
+    "head": {"train": "head", "epochs": 10},
+    "top, one view": {"train": "top", "views": 1},
+    "top, four views": {"train": "top"},
+    "top from inception 4a, one view": {"train": "top", "views": 1, "cut": "inception_4a"},
 }
 
 
@@ -65,6 +70,8 @@ class Options:
     """Rows of these names."""
     views: bool = False
     """Also measure the trained network at 256 pixels, with mirrored images, and by its features."""
+    mixed: bool = False
+    """Also measure weights between the pretrained and the trained ones."""
     table: bool = False
     """Print what is stored."""
     out: Path = Path("runs/recipe")
@@ -80,39 +87,32 @@ def main(options: Options) -> None:
         cell = {"data": options.name, "backbone": options.backbone, "row": name}
         if not stored.has(**cell):
             folder = options.out / options.name / options.backbone / name.replace(" ", "-").replace("/", "-")
-            found, seconds = measured(options, folder, BASE | ROWS[name])
+            found, seconds = measured(options, folder, name)
             stored.add(cell | {"changes": ROWS[name]}, found, seconds)
 
 
-def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[dict[str, float], float]:
+def measured(options: Options, folder: Path, row: str) -> tuple[dict[str, float], float]:
     """R@1 on the held-out half after the last epoch, in several ways; the processor's seconds of training."""
-    seconds = process_time()
-    if not (folder / "results.json").exists():
-        if is_run(folder):
-            resume_images(folder, select=first_half)
-        else:
-            given: dict[str, Any] = {
-                "backbone": options.backbone,
-                "weights": options.weights,
-                "train": "all",
-                "val_classes": "0",
-            }
-            given |= {"skip_bad": True, "precision": "bf16", "refit": False} | changes  # measured below, as a row of its own
-            train_images(resolve(str(options.folder), given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
-    run = RunFolder(folder)
-    seconds = process_time() - seconds
-    config = replace(load_config(run), size=None)
-    embedder = load(folder)
-    everything = load_data(config, build_backbone(config, pretrained=False))
+    given: dict[str, Any] = {"backbone": options.backbone, "weights": options.weights, "val_classes": "0"}
+    given |= {"skip_bad": True, "precision": "bf16"} | BASE | ROWS[row]
+    config = resolve(str(options.folder), given, folder)  # type: ignore[arg-type]
+    load_data(config, build_backbone(config, pretrained=False))  # images are decoded before the clock runs
+    config = replace(config, size=None)
+    pretrained = build_backbone(config)
+    everything = load_data(config, pretrained)
+    labels = everything.dataset.labels
     kept = everything.split.train_classes[: len(everything.split.train_classes) // 2]
     train, held = (everything.split.train[where] for where in halves(everything, kept))
-    labels = everything.dataset.labels
+    before = Embedder(EmbedderConfig(options.backbone, pool=config.pool), backbone=pretrained).eval()
+    seconds = process_time()
+    embedder = before.closed_form() if row == "pretrained" else trained(folder, given, str(options.folder))
+    seconds = process_time() - seconds
     at_224 = features(embedder, everything, held, 224)
     found = recalls("", embedder, at_224, labels[held])
     again = embedder.closed_form(features(embedder, everything, train, 224), torch.from_numpy(labels[train]))
     found |= recalls("whitened again, ", again, at_224, labels[held])
-    for share in (0.5, 0.75):
-        mixed = mixed_with_pretrained(embedder, build_backbone(config).network, share)
+    for share in (0.5, 0.75) if options.mixed else ():
+        mixed = mixed_with_pretrained(embedder, pretrained.network, share)
         own = features(mixed, everything, train, 224)
         mixed = mixed.closed_form(own, torch.from_numpy(labels[train]))
         found |= recalls(f"{share:g} of the way, ", mixed, features(mixed, everything, held, 224), labels[held])
@@ -125,6 +125,16 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
             both = torch.cat([normalise(at_224), embedder.embedding(at_224)], dim=1)
         found |= measured_vectors("features and embedding, ", normalise(both), labels[held])
     return found, seconds
+
+
+def trained(folder: Path, given: dict[str, Any], data: str) -> Embedder:
+    """The network after the last epoch of a run, which is made, resumed, or there."""
+    if not (folder / "results.json").exists():
+        if is_run(folder):
+            resume_images(folder, select=first_half)
+        else:
+            train_images(resolve(data, given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
+    return load(folder)
 
 
 @torch.no_grad()
