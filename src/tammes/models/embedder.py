@@ -22,7 +22,7 @@ from tammes.data.image_cache import image_digest
 from tammes.data.images import in_mode, middle, open_image, resized, scaled
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
-from tammes.geometry import normalise, typical_length
+from tammes.geometry import normalise, rms_norm
 from tammes.io.console import say
 from tammes.io.files import write_atomically
 from tammes.io.hub import ADDRESS, fetched
@@ -186,7 +186,7 @@ class Embedder(nn.Module):
         """
         assert isinstance(self.penultimate, nn.Linear)
         assert self.class_layer is not None
-        factor = norm / float(typical_length(self.penultimate(features)))
+        factor = norm / float(rms_norm(self.penultimate(features)))
         self.penultimate.weight *= factor
         vectors, targets = self.penultimate(features).double().cpu(), targets.double().cpu()
         mean, target = vectors.mean(0), targets.mean(0)
