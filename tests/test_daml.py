@@ -358,7 +358,7 @@ def test_bad_options() -> None:
     for value in (-0.1, 1.0, float("nan")):
         with pytest.raises(
             UserError,
-            match=rf"^warm_up must be in \[0, 1\), the part of the epochs with real negatives, got {value}\.$",
+            match=rf"^warm_up must be in .0, 1., the share of the epochs with real negatives, got {value}\.$",
         ):
             made("npair", warm_up=value)
     with pytest.raises(

@@ -67,7 +67,7 @@ _BROKEN = (
 class Room:
     """Lets threads have images in memory at the same time only as long as these have so many pixels together.
 
-    A image of more than that has the room to itself.
+    An image of more than that has the room to itself.
     """
 
     def __init__(self, pixels: int) -> None:
@@ -93,7 +93,7 @@ ROOM = Room(_MOST_PIXELS)
 
 
 def most_pixels() -> int:
-    """How many pixels a image may have: ours, or Pillow's own limit where that is lower."""
+    """How many pixels an image may have: ours, or Pillow's own limit where that is lower."""
     return min(_MOST_PIXELS, Image.MAX_IMAGE_PIXELS or _MOST_PIXELS)
 
 
@@ -207,7 +207,7 @@ def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
 
 
 def bands_in_mode(image: Image.Image, mode: Mode) -> Iterator[Image.Image]:
-    """The same a band of rows at a time, from above: for a image that is not wanted twice in memory."""
+    """The same a band of rows at a time, from above: for an image that is not wanted twice in memory."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         yield _band_in_mode(image.crop((0, top, image.width, min(top + rows, image.height))), mode)
@@ -222,7 +222,7 @@ def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[
 def resized_size(
     old: tuple[int, int], *, shorter_side: int | None = None, size: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """(width, height), as Pillow has them, of a image of the old (width, height) when it is resized."""
+    """(width, height), as Pillow has them, of an image of the old (width, height) when it is resized."""
     if size is not None and shorter_side is not None:
         raise ValueError("give shorter_side or size, not both")
     if size is not None:
@@ -247,7 +247,7 @@ def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> U
 
 
 def middle(pixels: UInt8[ndarray, "channels height width"], size: int) -> UInt8[ndarray, "channels size size"]:
-    """The square in the middle of a image."""
+    """The square in the middle of an image."""
     top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
     return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
 
@@ -281,7 +281,7 @@ def open_small(content: bytes, longer_side: int) -> Image.Image | None:
 
 
 def check_shape(image: Image.Image) -> None:
-    """An error for a image that is so long that it would not fit into memory when its shorter side is scaled up."""
+    """An error for an image that is so long that it would not fit into memory when its shorter side is scaled up."""
     if max(image.size) > LONGEST * min(image.size):
         raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
 
@@ -325,7 +325,7 @@ def _upright(image: Image.Image) -> Image.Image:
     except (OSError, *_BROKEN):  # a broken note about the image does not make the image unreadable
         orientation = 1
     turn = _UPRIGHT.get(orientation)
-    # Without the file that it came from, but not another copy of what is in memory: a image may be large.
+    # Without the file that it came from, but not another copy of what is in memory: an image may be large.
     return image._new(image.im) if turn is None else image.transpose(turn)
 
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from tammes.errors import UserError
 
-TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in a image of 28 x 28
+TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in an image of 28 x 28
 GRID = 40  # side of the image in which two characters are compared
 REACH = 36  # longer side of a character in it
 TOLERANCE = 1  # pixels of that image by which two strokes may lie apart and still be the same stroke
