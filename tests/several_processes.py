@@ -112,10 +112,10 @@ def trained(name: str) -> Mapping[str, Tensor]:
         embedder,
         method.make(given | {"base": Base(base, None if other is None else lambda _: other.make({}, {}))}, {}),
         on_features=method.on == "features",
-        gathers=not method.each_on_its_own,
+        gathers=not method.per_image_loss,
     )
     labels = torch.cat([torch.arange(CLASSES).repeat_interleave(4), torch.tensor([0, 0, 1, 1, 2, 2])])
-    if method.each_on_its_own:
+    if method.per_image_loss:
         labels = labels[:17]  # of the last batch the second process has nothing
     images = torch.randint(256, (len(labels), 1, 28, 28), generator=seeded(0))
     rank, number = distributed.rank(), distributed.number()
@@ -128,7 +128,7 @@ def trained(name: str) -> Mapping[str, Tensor]:
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
     optimizer = torch.optim.SGD(objective.parameters(), lr=RATES.get(name, 0.01 * max(0.1, method.lr)), momentum=0.9)
-    epochs = 10 if method.each_on_its_own else 3  # a hinge makes more of a last digit with every step
+    epochs = 10 if method.per_image_loss else 3  # a hinge makes more of a last digit with every step
     layer = embedder.new_layers()[0]
     begun = layer.weight.detach().clone()
     with warnings.catch_warnings(action="ignore"):

@@ -157,7 +157,7 @@ def test_an_embedding_without_a_direction_moves_nothing() -> None:
 def test_what_it_says_of_itself() -> None:
     assert repr(ArcFaceLoss(3, 2)) == "ArcFaceLoss(3 classes in 2 dimensions, margin=0.5, scale=64)"
     assert METHOD.batch == "any"
-    assert METHOD.each_on_its_own
+    assert METHOD.per_image_loss
     assert METHOD.source == "Deng et al. 2019"
 
 

@@ -211,24 +211,24 @@ class Awkward(nn.Module):
     [
         ("plain", "secnd", "has no part 'secnd'. Did you mean 'second'?", "second, third"),
         ("plain", "", "has no part ''.", "second, third"),
-        ("plain", "unused", "cannot be cut at 'unused': it is called 0 times, where once is needed.", "second, third"),
-        ("twice", "second", "cannot be cut at 'second': it is called 2 times, where once is needed.", "third"),
+        ("plain", "unused", "cannot be cut at 'unused': it is called 0 times instead of once.", "second, third"),
+        ("twice", "second", "cannot be cut at 'second': it is called 2 times instead of once.", "third"),
         (
             "tied",
             "second",
-            "cannot be cut at 'second': parts or weights are used both before it and after it.",
+            "cannot be cut at 'second': modules or weights are used both before and after it.",
             None,
         ),
         (
             "part on both sides",
             "second",
-            "cannot be cut at 'second': parts or weights are used both before it and after it.",
+            "cannot be cut at 'second': modules or weights are used both before and after it.",
             "third",
         ),
         (
             "weight on both sides",
             "second",
-            "cannot be cut at 'second': parts or weights are used both before it and after it.",
+            "cannot be cut at 'second': modules or weights are used both before and after it.",
             "third",
         ),
         (
@@ -241,15 +241,13 @@ class Awkward(nn.Module):
         (
             "dropout",
             "second",
-            "cannot be cut at 'second': what it computes outside its parts depends on whether it is in training,"
-            " or on chance.",
+            "cannot be cut at 'second': its computation outside of its modules depends on the training mode",
             None,
         ),
         (
             "noise",
             "second",
-            "cannot be cut at 'second': what it computes outside its parts depends on whether it is in training,"
-            " or on chance.",
+            "cannot be cut at 'second': its computation outside of its modules depends on the training mode",
             None,
         ),
     ],
@@ -270,7 +268,7 @@ def test_what_looks_awkward_but_can_be_cut(kind: str) -> None:
 
 def test_a_residual_block_cannot_be_cut_in_its_middle() -> None:
     with pytest.raises(
-        UserError, match=r"cannot be cut at 'layer4\.1\.conv2': 2 tensors go past that place, where one"
+        UserError, match=r"cannot be cut at 'layer4\.1\.conv2': 2 tensors cross the cut instead of one."
     ):
         cut(backbone("resnet18").network, "layer4.1.conv2")
 

@@ -109,7 +109,7 @@ def test_weights_that_do_not_fit_change_nothing(
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     expected = (
         f"the weights of {file} do not fit the network Conv4. {message}"
-        " Give the file of this network, or the `backbone` of this file."
+        " Use the file of this network, or the `backbone` of this file."
     )
     with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
         load_weights(network, file)
@@ -148,7 +148,7 @@ def test_a_file_with_code_in_it_is_refused_and_nothing_is_run(tmp_path: Path) ->
 def test_a_file_of_something_else(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(
-        UserError, match=r"^cannot read the weights in .*other\.pt: it is not a table of tensors by their names\.$"
+        UserError, match=r"^cannot read the weights in .*other\.pt: it is not a dictionary of tensors.$"
     ):
         load_weights(Conv4(), tmp_path / "other.pt")
 
@@ -363,5 +363,5 @@ def test_without_a_network_it_says_what_to_get(cache: Path, monkeypatch: pytest.
         backbone("googlenet", weights="imagenet")
     assert str(caught.value).startswith(
         f"no ImageNet weights for googlenet: no network. Put the file at {cache} by hand."
-        " Or give a file of them: `weights=FILE`."
+        " Or use a file: `weights=FILE`."
     )

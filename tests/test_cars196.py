@@ -162,7 +162,7 @@ def test_annotations_that_cannot_be_used(tmp_path: Path) -> None:
     meta.unlink()
     assert refused(tmp_path) == f"no such file: {meta}. The data set is incomplete: unpack it again."
     savemat(meta, {"names": cells(NAMES)})
-    assert refused(tmp_path) == f"{meta} has no variable `class_names`: it is another file than that of Cars196."
+    assert refused(tmp_path) == f"{meta} has no variable `class_names`: it is not the file of Cars196."
     savemat(meta, {"class_names": cells(NAMES[:50])})
     assert refused(tmp_path) == f"class 120 of cars_train/00003.jpg in {tmp_path} is not one of the 50 classes."
     in_two(tmp_path)

@@ -113,7 +113,7 @@ def test_a_type_in_which_points_could_merge_is_refused(kind: str) -> None:
         (
             lambda: orthogonal_simplices(9, 8),
             "orthogonal simplices in dim 8 are for 10 to 16 classes, got 9."
-            " Use centroids.simplex, which is further apart.",
+            " Use centroids.simplex, whose distances are larger.",
         ),
         (
             lambda: orthogonal_simplices(17, 8),

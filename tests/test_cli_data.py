@@ -302,7 +302,7 @@ def test_an_archive_put_there_by_hand_is_checked_and_used(
     tarred(tmp_path / "CUB_200_2011.tgz", cub_files())
     text = refused(capsys, "cub", "--to", str(tmp_path))
     digest = hashlib.md5((tmp_path / "CUB_200_2011.tgz").read_bytes()).hexdigest()
-    assert f"CUB_200_2011.tgz is not the file that was published: its checksum is md5:{digest}, not md5:97ece" in text
+    assert f"CUB_200_2011.tgz is not the published file: its checksum is md5:{digest}, not md5:97ece" in text
     assert f"or unpack it into {tmp_path} by hand if you trust it" in text
     assert (tmp_path / "CUB_200_2011.tgz").exists()
     publish(monkeypatch, "cub", tmp_path)
@@ -315,7 +315,7 @@ def test_cars_says_where_to_get_it_and_goes_on_with_what_is_there(
     text = refused(capsys, "cars196", "--to", str(tmp_path))
     assert f"cars196 needs car_ims.tgz, which is not in {tmp_path}. Stanford no longer serves it. Put car_ims" in text
     assert "https://github.com/pytorch/vision/issues/7545" in text
-    assert text.endswith("Then type the command again.\n")
+    assert text.endswith("Then repeat the command.\n")
     put_cars_in_one(tmp_path)
     publish(monkeypatch, "cars196", tmp_path)
     annotations = (tmp_path / "cars_annos.mat").rename(tmp_path / "elsewhere")
@@ -447,7 +447,7 @@ def test_an_archive_of_something_else_is_not_passed_off_as_the_data_set(
 ) -> None:
     tarred(tmp_path / "CUB_200_2011.tgz", {f"{name}/0.jpg": jpeg(number) for number, name in enumerate("abcd")})
     publish(monkeypatch, "cub", tmp_path)
-    assert f"what was unpacked into {tmp_path} is not cub." in refused(capsys, "cub", "--to", str(tmp_path))
+    assert f"the files in {tmp_path} are not cub." in refused(capsys, "cub", "--to", str(tmp_path))
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, t
         (["--loss", "hdc", "--base", "triplet"], "unknown base of HDC 'triplet'. Known: contrastive, discriminative."),
         (
             ["--base", "discriminative"],
-            "--base is for what is built on another loss, and discriminative is a loss itself: drop --base.",
+            "--base is for objectives that are built on another loss, and discriminative is a loss: drop --base.",
         ),
         (
             ["--loss", "bier", "--centroids", "one-hot"],
@@ -112,14 +112,14 @@ def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, t
         ),
         (
             ["--loss", "hdc", "--train", "top", "--cut", "blocks.3"],
-            "features are taken from what enters blocks.2, so nothing above it can be the cut: 'blocks.3'. "
+            "the input of blocks.2, so the cut cannot be above it: 'blocks.3'. "
             "Use --cut blocks.2 or lower.",
         ),
         (["--loss", "hdc", "--dim", "2"], "HDC has 3 heads: --dim must be at least 3, got 2."),
         (
             ["--loss", "bier", "--train", "top", "--init", "pca", "--keep-init", "--loss-options",
              "diversity=1"],
-            "diversity trains the penultimate layer, which --keep-init keeps as it is: drop one.",
+            "diversity trains the embedding layer, which --keep-init freezes: drop one.",
         ),
         (["--loss", "hcd"], "unknown loss 'hcd'. Did you mean 'hdc'? Known: "),
     ],

@@ -143,9 +143,9 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
     results = json.loads(printed(capsys, "train", str(photos), "--out", str(out), "--epochs", "1", "--json", *SMALL))
     assert results["trained"]["recall_at_1"] >= 0
     again = refused(capsys, "train", str(photos), "--out", str(out), *SMALL)
-    assert f"{out} is a run already" in again
+    assert f"{out} is already a run" in again
     assert f"--resume {out}), replace it with --overwrite, or choose another --out." in again
-    assert "has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
+    assert "has already finished. To see its results:" in refused(capsys, "train", "--resume", str(out))
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pyte
         (["--loss", "softmax", "--centroids", "simplex"], "--centroids is for --loss discriminative or hard-"),
         (["--loss", "softmax", "--log-bound"], "--log-bound is for a loss with centroids, not for softmax."),
         (["--loss", "softmax", "--centroid-dim", "9"], "--loss softmax needs one output per class: 4, not 9."),
-        (["--init", "pca", "--init-from", "x"], "--init-from says what the layers start from: leave out --init."),
-        (["--cut", "blocks.2"], "--cut says where the trained part begins: it is for --train top."),
+        (["--init", "pca", "--init-from", "x"], "--init-from already initialises the layers: leave out --init."),
+        (["--cut", "blocks.2"], "--cut is the lowest trainable module: it is for --train top."),
         (
             ["--views", "2"],
-            "--views is how many crops have their activations cached: it is for --train top or --train head.",
+            "--views is the number of crops whose activations are cached: it is for --train top or --train head.",
         ),
         (["--train", "top", "--cut", "blocks.7"], "'blocks.7'"),
         (["--weights", "imagenet"], "conv4 has no ImageNet weights"),
@@ -317,7 +317,7 @@ def test_a_start_can_be_kept(init: str, photos: Path, trained: Path, tmp_path: P
     assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
     assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
     assert f"--init {init} --keep-init" in json.loads((long / "results.json").read_text())["command"]
-    assert "all of it but the embedding layer" in (long / "log.txt").read_text()
+    assert "all of it except the embedding layer" in (long / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("init", ["whiten", "ridge"])
@@ -351,8 +351,8 @@ def test_new_layers_are_found_again_from_the_trained_features(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--init", "whiten", "--refit", "--no-keep-init"], "--refit finds the embedding layer again"),
-        (["--init", "whiten", "--refit", "--train", "head"], "--refit is for features that training changes"),
+        (["--init", "whiten", "--refit", "--no-keep-init"], "--refit fcomputes the embedding layer again"),
+        (["--init", "whiten", "--refit", "--train", "head"], "--refit needs features that training changes"),
         (
             ["--init", "ridge", "--loss", "triplet"],
             "--init ridge initialises the class layer, and there is none with --loss triplet",
@@ -481,7 +481,7 @@ def gone_on_with(capsys: pytest.CaptureFixture[str], words: list[str], out: Path
         return "nothing"
     state = RunFolder(out).state
     if state == "finished":  # killed in its last moments
-        assert f"{out} has finished: nothing is left to do." in refused(capsys, "train", "--resume", str(out))
+        assert f"{out} has already finished. To see its results:" in refused(capsys, "train", "--resume", str(out))
     else:
         main(["train", "--resume", str(out)])
     return {"started": "a run without a checkpoint", "interrupted": "a checkpoint", "finished": "all"}[state]

@@ -109,7 +109,7 @@ def test_a_missing_file_is_counted_and_fails_when_it_is_read(root: Path) -> None
 
 def test_without_any_image_it_is_refused_at_once(root: Path) -> None:
     (root / "images").rename(root / "pictures")
-    assert refused(root) == f"none of the 5 images is there; {root / 'images' / IMAGES[0][2]} is the first."
+    assert refused(root) == f"all 5 images are missing; the first is {root / 'images' / IMAGES[0][2]}."
 
 
 def test_lists_that_cannot_be_used(root: Path) -> None:

@@ -82,7 +82,7 @@ OF_A_RUN = [
     (
         "classes.json",
         '{"train":["a"],"val":[],"test":[],"places":{"number":2,"of":{"a":2},"old":[]}}',
-        "places.of has numbers that cannot be",
+        "places.of has invalid numbers",
     ),
     ("calibration.json", "[]", "it must be an object, got []"),
     ("calibration.json", '{"threshold":1}', "fmr is missing"),
@@ -119,7 +119,7 @@ def test_a_file_of_a_run_is_refused_by_its_name(
         assert code == (1 if line == "runs runs" else 2), said
         assert f"runs/x/{name}" in last, said
         assert text in last
-        advice = {"calibration.json": "tammes calibrate runs/x", "metrics.jsonl": "Remove it: nothing is lost but the"}
+        advice = {"calibration.json": "tammes calibrate runs/x", "metrics.jsonl": "Remove it: only the"}
         assert advice.get(name, "tammes train ") in last
 
 
@@ -164,7 +164,7 @@ def test_what_a_run_cannot_do_without(whole: Path, capsys: pytest.CaptureFixture
     (whole / "runs" / "x" / "classes.json").unlink()
     code, said = ended(capsys, "calibrate", "runs/x")
     assert code == 2
-    assert said.startswith("tammes: runs/x/classes.json is missing. Put back the file that training wrote, or train")
+    assert said.startswith("tammes: runs/x/classes.json is missing. Restore the file from a copy, or train")
     file = whole / "runs" / "sound" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"centroids": "x"}))
     code, said = ended(capsys, "report", "runs/sound", "--map", "none")
@@ -242,10 +242,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object],
     "no state": (lambda _, said: said.clear(), "the state in FILE is not a complete JSON file."),
     "no JSON": (lambda _, said: said.update(state="{"), "the state in FILE is not a complete JSON file."),
     "a list": (lambda _, said: said.update(state="[]"), "the state in FILE: it must be an object, got []."),
-    "no random": (lambda tensors, _: tensors.pop("random"), "FILE holds no random number state."),
+    "no random": (lambda tensors, _: tensors.pop("random"), "FILE has no valid random number state."),
     "short random": (
         lambda tensors, _: tensors.update(random=torch.zeros(3, dtype=torch.uint8)),
-        "FILE holds no random number state.",
+        "FILE has no valid random number state.",
     ),
     "another shape": (lambda tensors, _: tensors.update({a_weight(tensors): torch.zeros(2, 2)}), "is (2, 2) of torch."),
     "another type": (
@@ -257,7 +257,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object],
     "position": (with_state(lambda state: state.update(position={"q": 1})), "the position in FILE: q is not known"),
     "epoch": (with_state(lambda state: state["position"].update(epoch=-5)), "position in FILE: epoch cannot be -5."),
     "step": (with_state(lambda state: state["position"].update(step="x")), "step must be a whole number, got 'x'."),
-    "groups": (with_state(lambda state: state.update(groups=[])), "FILE: its groups of weights are not those of the"),
+    "groups": (with_state(lambda state: state.update(groups=[])), "FILE: its parameter groups are not those of the"),
     "rate": (with_state(lambda state: state["groups"][0].update(lr="x")), "the groups in FILE: lr must be a number"),
     "betas": (with_state(lambda state: state["groups"][0].update(betas=3)), "betas must be a list, got 3."),
     "optimizer": (lost, "FILE: the optimizer state of weight 0 is missing."),
@@ -333,7 +333,7 @@ def test_weights_that_do_not_train_must_all_be_there(tmp_path: Path) -> None:
     save_checkpoint(RunFolder(tmp_path), network, optimizer, Position())
     weight, bias = torch.zeros(2, 2), torch.zeros(2)
     for tensors, text in (
-        (None, "frozen.safetensors, with the weights that do not train, is missing"),
+        (None, "frozen.safetensors, with the frozen weights, is missing"),
         ({"weight": weight}, "frozen.safetensors has no 'embedder.bias'"),
         ({"weight": weight, "bias": bias, "more": torch.zeros(3)}, "frozen.safetensors has 'embedder.more'"),
         ({"weight": torch.zeros(3, 2), "bias": bias}, r"'embedder.weight' is \(3, 2\) of torch.float32"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes import UserError
-from tammes.geometry import normalise, typical_length
+from tammes.geometry import normalise, rms_norm
 from tammes.losses import DiscriminativeLoss, NPairLoss
 from tammes.models.embedder import Embedder, EmbedderConfig
 from tammes.training.objectives.base import Base, ClassLayer
@@ -239,11 +239,11 @@ def test_the_length_of_the_features_does_not_matter(base: str, factor: float) ->
 
 def test_typical_length_is_the_root_of_the_mean_square_and_has_no_gradient() -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 1.0]], requires_grad=True)
-    length = typical_length(x)
+    length = rms_norm(x)
     assert length.item() == pytest.approx(13**0.5)
     assert not length.requires_grad
-    assert typical_length(torch.zeros(2, 3)).item() == 1
-    assert typical_length(torch.full((2, 3), 1e30)).item() == pytest.approx(3**0.5 * 1e30)
+    assert rms_norm(torch.zeros(2, 3)).item() == 1
+    assert rms_norm(torch.full((2, 3), 1e30)).item() == pytest.approx(3**0.5 * 1e30)
 
 
 @pytest.mark.parametrize("synthetic", [True, False], ids=["synthetic", "real"])
@@ -358,7 +358,7 @@ def test_bad_options() -> None:
     for value in (-0.1, 1.0, float("nan")):
         with pytest.raises(
             UserError,
-            match=rf"^warm_up must be in \[0, 1\), the part of the epochs with real negatives, got {value}\.$",
+            match=rf"^warm_up must be in .0, 1., the share of the epochs with real negatives, got {value}\.$",
         ):
             made("npair", warm_up=value)
     with pytest.raises(

@@ -417,6 +417,6 @@ def test_the_least_value_of_very_many_classes_is_estimated_from_some(
 ) -> None:
     loss = kind(unit_points(300, 8, seed=0).float(), class_sizes=[3] * 300)
     exact = loss.minimum
-    monkeypatch.setattr("tammes.losses.fixed_centroids.some_rows", lambda number: torch.arange(0, number, 3))
+    monkeypatch.setattr("tammes.losses.fixed_centroids.evenly_spaced_rows", lambda number: torch.arange(0, number, 3))
     assert loss.minimum != exact
     assert loss.minimum == pytest.approx(exact, rel=0.05)

@@ -185,7 +185,7 @@ def test_only_the_first_process_writes_and_speaks(two: Path) -> None:
 
 def test_what_only_the_first_finds_wrong_ends_all_and_is_said_once(two: Path) -> None:
     assert codes(two, "again") == [2, 2]
-    assert said(two, 0, "again").startswith(f"tammes: {two / 'together'} is a run already.")
+    assert said(two, 0, "again").startswith(f"tammes: {two / 'together'} is already a run.")
     assert said(two, 1, "again") == ""
 
 
@@ -213,7 +213,7 @@ def test_a_process_that_hangs_is_named_and_waited_for(tmp_path: Path) -> None:
     started, log = start(2, tmp_path, one_hangs), tmp_path / "said 0"
     state = Path(f"/proc/{started[1].pid}/stat")
     assert comes_true(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
-    named = comes_true(lambda: "process 1 of 2 has not been heard of" in log.read_text())
+    named = comes_true(lambda: "no sign of process 1 of 2" in log.read_text())
     os.kill(started[1].pid, signal.SIGCONT)
     assert ended(started, tmp_path) == [0, 0]
     assert named, log.read_text()

@@ -322,7 +322,7 @@ def test_bad_options() -> None:
     for value in (-0.1, 1.01, float("nan")):
         with pytest.raises(
             UserError,
-            match=rf"^first must be in \[0, 1\], the part of the epochs that is the first phase, got {value}\.$",
+            match=rf"^first must be in .0, 1., the share of the epochs in the first phase, got {value}\.$",
         ):
             made("npair", first=value)
     with pytest.raises(

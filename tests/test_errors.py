@@ -38,7 +38,7 @@ TRAIN = [
     ("--lr inf", "--lr must be a finite number, got inf."),
     ("--backbone-lr -0.5", "--backbone-lr must not be negative, got -0.5."),
     ("--weight-decay inf", "--weight-decay must be a finite number, got inf."),
-    ("--momentum 1.5", "--momentum must be below 1, got 1.5: steps would grow without end."),
+    ("--momentum 1.5", "--momentum must be below 1, got 1.5: steps would grow without"),
     ("--seed -1", "--seed must be a whole number from 0 to 18446744073709551615, got -1."),
     ("--seed 99999999999999999999", "--seed must be a whole number from 0 to 18446744073709551615, got 999"),
     ("--dim 0", "--dim must be at least 1, got 0."),
@@ -46,21 +46,21 @@ TRAIN = [
     ("--batch-size -8", "--batch-size must be at least 1, got -8."),
     ("--momentum 0.5", "--momentum is for --optimizer sgd, and this run has adam: leave it out, or add"),
     ("--halve-every 3", "--halve-every is for --schedule halve, and this run has cosine: leave it out, or add"),
-    ("--train head --backbone-lr 1", "--backbone-lr is for the layers of the backbone that train, and --train head"),
+    ("--train head --backbone-lr 1", "--backbone-lr is for trainable layers of the backbone; --train head"),
     ("--train head", "--shift is for random crops, and --train head caches only the centre crop of each image:"),
     ("--train top --views 0 --shift 0 --mirror", "--mirror is for random crops, and --train top caches only the"),
     ("--crop-area 0", "--crop-area is a share of an image, above 0 and up to 1, got 0.0."),
     ("--crop-area 0.5", "--crop-area scales crops of the image, and --shift pads it: leave one out."),
     (
         "--grow-from 96 --epochs 1",
-        "--grow-from lets images grow from epoch to epoch, and this run has one: leave it out.",
+        "--grow-from lets images grow from epoch to epoch, and this run has one epoch: leave it out.",
     ),
     ("--grow-from 16", "--grow-from must be at least 32, got 16."),
-    ("--train top --grow-from 32", "--grow-from changes the images that the first layers see, and --train top caches"),
-    ("--train head --crop-area 0.5", "--crop-area changes the images that the first layers see, and --train head"),
+    ("--train top --grow-from 32", "--grow-from changes the input of the first layers, and --train top caches"),
+    ("--train head --crop-area 0.5", "--crop-area changes the input of the first layers, and --train head"),
     ("--precision fp16 --device cpu", "--precision fp16 is for a GPU, and has no effect on a CPU: use bf16, or "),
-    ("--shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image. Use 28 or fewer.\n"),
-    ("--train top --shift 29", "--shift 29 is more than the 28 pixels that the network sees of an image."),
+    ("--shift 29", "--shift 29 exceeds the network's input of 28 pixels. Use 28 or less.\n"),
+    ("--train top --shift 29", "--shift 29 exceeds the network's input of 28 pixels."),
     ("--loss hard-discriminative --temperature inf", "temperature must be from 1e-06 to 1e+06, got inf. Most use"),
     ("--push 5", "push must be in [0, 1), got 5.0: from 1 on the own centroid is no longer the minimum."),
     ("--push nan", "push must be in [0, 1), got nan: from 1 on the own centroid is no longer the minimum."),
@@ -82,9 +82,9 @@ TRAIN = [
     ("--loss triplet --loss-options margin=nan", "margin of triplet must be a finite number, got 'nan'."),
     ("--loss pml:TripletMarginLoss --loss-options margin=inf", "margin of TripletMarginLoss must be a finite number, "),
     ("--hidden 8", "--hidden is for vectors, and this is not a .npz or .parquet file: leave it out."),
-    ("--dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller"
+    ("--dim 100000000000", "out of memory: the network itself does not fit, for any batch size. Try a smaller"
                            " --backbone, --dim or --centroid-dim.\n"),
-    ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, whatever the size of a batch."),
+    ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, for any batch size. batch."),
 ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_trained_is_said(here: Path, capsys: pytest.CaptureFixtur
 COMMAND_LINES = [
     ("trian photos", "unknown command 'trian'. Did you mean 'train'? Known: benchmark, cache, calibrate, centroids, "),
     ("train nowhere", "no such folder: nowhere. Expected one sub-folder of images per class.\n"),
-    ("train cub", "no such folder: cub. Give the folder that cub is in; `tammes data cub --to FOLDER` gets it.\n"),
+    ("train cub", "no such folder: cub. Give the folder with cub; `tammes data cub --to FOLDER` downloads it.\n"),
     ("train photos/\x000", "no such folder: photos/\\x000. Expected one sub-folder of images per class.\n"),
     ("train nowhere.csv", "no such file: nowhere.csv. Expected a CSV file with the columns path and label.\n"),
     ("train nowhere.npz", "no such file: nowhere.npz. Expected a .npz or .parquet file with `vectors` and `labels`.\n"),
@@ -218,21 +218,21 @@ OF_WHAT_WAS_MADE = [
     ("label g photos --out l.csv --threshold 1 --unknown-rate 0.1", "--unknown-rate finds the threshold that "),
     ("serve g g", "one gallery at a time: got g and g. Start another server for the other.\n"),
     ("report run run", "a run is given twice: name each once.\n"),
-    ("evaluate odd", "odd/config.json: it must be an object, got []. Put back the file that training wrote, or train"),
-    ("train --resume odd", "odd/config.json: it must be an object, got []. Put back the file that training wrote, or"),
+    ("evaluate odd", "odd/config.json: it must be an object, got []. Restore the file from a copy, or train"),
+    ("train --resume odd", "odd/config.json: it must be an object, got []. Restore the file from a copy, or"),
     ("evaluate v.npz photos", "DATA is for images, and v.npz holds vectors: leave it out.\n"),
     ("calibrate run v.npz", "run was trained on images, and v.npz holds vectors. Give it images.\n"),
     ("train --resume run --seed 0", "--resume takes the run's own options: leave out --seed.\n"),
     ("train glyphs --resume run", "--resume takes the run's own options: leave out DATA.\n"),
-    ("train --resume run", "run has finished: nothing is left to do. See it: tammes evaluate run\n"),
+    ("train --resume run", "run has already finished. To see its results: tammes evaluate run\n"),
     ("train photos --continue-from softmax --out new", "softmax was trained with --loss softmax, which has no "),
-    ("train photos --out run", "run is a run already. Resume it (tammes train --resume run), replace it with --o"),
+    ("train photos --out run", "run is already a run. Resume it (tammes train --resume run), replace it with --o"),
     ("train photos --out some", "some exists and is not a run. Please choose another --out.\n"),
     ("train t.csv --out new", "t.csv, line 2: the path is empty.\n"),
     ("data glyphs --to empty --from x", "--from is for data sets that are downloaded; glyphs are drawn on this"),
     ("data cub --to t.csv", "--to must be a folder; t.csv is a file.\n"),
     ("train photos --init-from run --out run", "--init-from and --out are the same folder. Choose another --out.\n"),
-    ("train photos --init-from hdc --out new", "--init-from has another number of heads: it must be a run of the same"),
+    ("train photos --init-from hdc --out new", "--init-from has a different number of heads"),
     ("evaluate v.npz --seeds -1", "each of --seeds must be a whole number from 0 to 4294967295, got -1.\n"),
     ("evaluate v.npz --seeds 0 4294967296", "each of --seeds must be a whole number from 0 to 4294967295, got 42949"),
     ("evaluate v.npz --skip-bad", "--skip-bad is for images, and v.npz holds vectors: leave it out.\n"),
@@ -312,11 +312,11 @@ def test_a_rate_that_is_too_high_is_said_and_no_such_weights_are_saved(
     given = ("train", "photos", *SMALL)
     code, said = ended(capsys, *given, "--out", "other", "--lr", "1e30", "--backbone-lr", "1e30")
     assert code == 2
-    assert "the network gives numbers that are not finite: its learning rate was too high. Try a tenth.\n" in said
+    assert "the embeddings are not finite: the learning rate was too high. Try a tenth.\n" in said
     code, said = ended(capsys, *given, "--out", "run", "--lr", "1e39", "--backbone-lr", "1e39")
     assert code == 2
     assert "a weight is not a finite number at epoch 1, step 1. The likely cause is a learning rate that is too" in said
-    assert "try a tenth. No epoch had ended: nothing is lost.\n" in said
+    assert "try a tenth. No epoch had ended yet. lost.\n" in said
     assert not (here / "run" / "checkpoint.safetensors").exists()
 
 
@@ -355,12 +355,12 @@ def test_classes_that_differ_in_case_or_blanks_only_are_two_and_said_to_be(
     main(["doctor", str(photos)])
     said = capsys.readouterr().out
     assert "4 classes" in said
-    assert "the classes 'Cat' and 'cat' differ in case or blanks only; they are taken for two." in said
+    assert "the classes 'Cat' and 'cat' differ only in case or blanks; they count as two classes." in said
     (tmp_path / "t.csv").write_text(
         "path,label\n" + "".join(f"photos/{name}/{n}.png,{name}\n" for name in ("cat", "Cat", "dog") for n in (0, 1))
     )
     main(["doctor", str(tmp_path / "t.csv")])
-    assert "the classes 'Cat' and 'cat' differ in case or blanks only" in capsys.readouterr().out
+    assert "the classes 'Cat' and 'cat' differ only in case or blanks; only" in capsys.readouterr().out
 
 
 ODD_NAMES = [
@@ -435,7 +435,7 @@ def test_a_million_labels_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     code, said = ended(capsys, "train", str(file), "--out", str(tmp_path / "run"))
     assert (code, said) == (
         2,
-        "tammes: every test class has one vector only, so none could be found. Choose other classes.\n",
+        "tammes: every test class has one vector image, so nothing can be found. Choose other classes.\n",
     )
 
 

@@ -64,12 +64,11 @@ WRONG_KINDS = {
     "evaluate(V, torch.tensor(L).to('meta'))": "labels must be a tensor that holds all of its numbers, got a meta"
     " tensor.",
     "evaluate(V, L, ties=None)": "unknown ties 'None'. Known: expected, index.",
-    "evaluate(torch.quantize_per_tensor(torch.tensor(V).float(), 0.1, 0, torch.qint8), L)": "vectors must be a"
-    " tensor of numbers that NumPy knows, got torch.qint8. Use vectors.dequantize(), or vectors.float().",
+    "evaluate(torch.quantize_per_tensor(torch.tensor(V).float(), 0.1, 0, torch.qint8), L)": "vectors must have a"
+    " dtype that NumPy supports, got torch.qint8. Use vectors.dequantize(), or vectors.float().",
     "evaluate(np.ma.masked_greater(V, 2.5), L)": "vectors has a mask that hides 3 of its entries. Fill them in:"
     " vectors.filled(…), or leave their rows out.",
-    "evaluate([[1.0], [1.0, 2.0]], [0, 0])": "vectors must be a table or a list of one kind: its rows are not of one"
-    " length.",
+    "evaluate([[1.0], [1.0, 2.0]], [0, 0])": "vectors must be a table or a list of one kind: its rows differ in",
     "evaluate(V, [None, 'a'] * 24)": "labels must be all integers or all strings, got NoneType and str.",
     "recall_at_k([[0, 1], [1, 0]], [0, 1], 1.0)": "k must be a whole number, got 1.0.",
     "recall_at_k([[0, 1], [1, 0]], [0, 1], True)": "k must be a whole number, got True.",
@@ -155,7 +154,7 @@ def test_a_backbone_that_gives_maps() -> None:
     from tammes.models.backbones.base import measured
 
     assert refused(lambda: measured(nn.Conv2d(3, 4, 3), 8, 8, (0.0,) * 3, (1.0,) * 3)) == (
-        "the backbone gives features of shape (1, 4, 6, 6); one vector an image is needed."
+        "the backbone gives features of shape (1, 4, 6, 6); one vector per image is needed."
     )
 
 
@@ -170,11 +169,11 @@ def test_a_backbone_that_cannot_be_cut() -> None:
     embedder.default_cut = None
     config = config_of(backbone="conv4", train="top")
     assert refused(lambda: cut_of(config, embedder)) == (
-        "conv4 has no usual place to cut: name a module of it with `cut`, or `train='all'`."
+        "conv4 has no default cut: name one of its modules with `cut`, or use `train='all'`."
     )
     made = replace(backbone("conv4"), depths=())
     assert refused(lambda: build_embedder(config_of(loss="hdc"), made, 4)) == (
-        "`loss='hdc'` takes features from several depths, and conv4 cannot be cut at two places far apart."
+        "`loss='hdc'` uses features from several depths, which conv4 does not offer."
         " Use another backbone: googlenet, resnet18, …"
     )
 

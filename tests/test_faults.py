@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
     main(["train", "--resume", str(part)])
     said = capsys.readouterr().err
     assert f"note: {newest} is damaged: " in said
-    assert "The checkpoint before it is sound: training resumes from there." in said
+    assert "The previous checkpoint is intact: training resumes from there." in said
     assert "epoch   3" in said  # which is trained again
     assert same_end(part, stopped[0])
     assert [line["epoch"] for line in open_run(part).epochs()] == [1, 2, 3]
@@ -158,8 +158,8 @@ def test_a_model_whose_file_was_damaged_is_not_used(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dim": 10**12}, "holds 8, where embedder.json says 1000000000000 outputs of penultimate: they do not belong"),
-        ({"class_dim": 10**12}, "holds 4, where embedder.json says 1000000000000 outputs of class_layer: they do not"),
+        ({"dim": 10**12}, "has 8, and embedder.json 1000000000000 outputs of penultimate: they do not belong"),
+        ({"class_dim": 10**12}, "has 4, and embedder.json 1000000000000 outputs of class_layer: they do not"),
         ({"class_dim": 0}, "class_dim must be greater than 0, got 0."),
         ({"dim": "8"}, "dim must be a whole number, got '8'."),
         ({"dim": True}, "dim must be a whole number, got True."),
@@ -169,7 +169,7 @@ def test_a_model_whose_file_was_damaged_is_not_used(
         ({"backbone": "timm:hf_hub:some/thing"}, "unknown library 'timm:hf_hub' in backbone"),
         ({"backbone": "googlenet"}, "are not those of the network that its description names."),
         ({"pool": "median"}, "got 'median'."),
-        ({"heads": [4, 4]}, "do not make a vector of 8"),
+        ({"heads": [4, 4]}, "do not fit dim= 8"),
         ({"heads": 5}, "heads must be a list, got 5."),
         ({"code": "os.system"}, "code is not known to this version"),
     ],
@@ -282,7 +282,7 @@ def test_images_that_changed_since_a_run_was_started_are_refused(
     (out / "results.json").unlink()
     shutil.copy(copy / "class 1" / "0.png", copy / "class 0" / "0.png")
     said = refused(capsys, "train", "--resume", str(out))
-    assert f"the images in {copy} are no longer those that the run was started with" in said
+    assert f"the images in {copy} have changed since the run was started: with" in said
     assert "--overwrite" in said
 
 

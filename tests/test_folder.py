@@ -65,19 +65,19 @@ def test_hidden_and_other_files_are_left_alone(tmp_path: Path) -> None:
     images = folder(tmp_path)
     assert images.keys == ("a/1.PNG", "b/1.png")
     assert images.remarks == (
-        "1 file is not an image and is left alone: a/notes.txt.",
-        "1 file lies in no sub-folder and is left alone: loose.png.",
+        "1 file is not an image and is ignored: a/notes.txt.",
+        "1 file is in no sub-folder and is ignored: loose.png.",
     )
 
 
 def test_what_is_left_alone_is_counted(tmp_path: Path) -> None:
     for name in ("a/1.png", "b/1.png", "2.png", "10.png"):
         draw(tmp_path / name)
-    assert folder(tmp_path).remarks == ("2 files lie in no sub-folder and are left alone, 2.png first.",)
+    assert folder(tmp_path).remarks == ("2 files are in no sub-folder and are ignored, such as 2.png.",)
     for name in ("LICENSE", "a/1.json", "b/deep/1.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert folder(tmp_path).remarks[0] == "3 files are not images and are left alone, LICENSE first."
+    assert folder(tmp_path).remarks[0] == "3 files are not images and are ignored, such as LICENSE."
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000"])
@@ -98,7 +98,7 @@ def test_a_text_that_begins_like_an_image_is_none(content: bytes, tmp_path: Path
         draw(tmp_path / name)
     (tmp_path / "b" / "README").write_bytes(content)
     assert folder(tmp_path).keys == ("a/1.png", "b/1.png")
-    assert folder(tmp_path).remarks == ("1 file is not an image and is left alone: b/README.",)
+    assert folder(tmp_path).remarks == ("1 file is not an image and is ignored: b/README.",)
 
 
 def test_a_broken_image_fails_only_when_it_is_read(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_class_without_images(tmp_path: Path) -> None:
     assert refused(tmp_path) == f"no images in {tmp_path / 'b'}. Add some or remove the folder."
     (tmp_path / "b" / "photo.heic").write_bytes(b"x")
     assert refused(tmp_path) == (
-        f"no images in {tmp_path / 'b'}. 'photo.heic' is none that can be read. Add some or remove the folder."
+        f"no images in {tmp_path / 'b'}. 'photo.heic' is not a readable image. Add some or remove the folder."
     )
 
 
@@ -246,7 +246,7 @@ def test_flat_takes_images_however_they_are_arranged(tmp_path: Path) -> None:
     assert images.class_names == (".", "class 9", "class 10")
     assert images.labels.tolist() == [0, 0, 1, 1, 2]
     assert [images.read(index).getpixel((0, 0)) for index in range(5)] == [0, 4, 2, 3, 1]
-    assert images.remarks == ("1 file is not an image and is left alone: class 9/notes.txt.",)
+    assert images.remarks == ("1 file is not an image and is ignored: class 9/notes.txt.",)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_flat_without_images(tmp_path: Path) -> None:
     assert refused_flat(tmp_path) == f"no images in {tmp_path}. Expected a folder of images."
     (tmp_path / "notes.txt").write_text("none of the images")
     assert refused_flat(tmp_path) == (
-        f"no images in {tmp_path}: 'notes.txt' is none that can be read. Expected a folder of images."
+        f"no images in {tmp_path}: 'notes.txt' is not a readable image. Expected a folder of images."
     )
     assert refused_flat(tmp_path / "x") == f"no such folder: {tmp_path / 'x'}. Expected a folder of images."
     file = tmp_path / "notes.txt"
@@ -280,8 +280,8 @@ def test_the_name_of_a_set_without_its_folder(name: str, tmp_path: Path, monkeyp
     with pytest.raises(UserError) as refusal:
         open_dataset(name)
     assert str(refusal.value) == (
-        f"no such folder: {name}. Give the folder that {name.lower()} is in; "
-        f"`tammes data {name.lower()} --to FOLDER` gets it."
+        f"no such folder: {name}. Give the folder with {name.lower()}; "
+        f"`tammes data {name.lower()} --to FOLDER` downloads it."
     )
 
 

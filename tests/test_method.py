@@ -237,7 +237,7 @@ def test_the_record_of_smart_mining_says_how_many_images_a_batch_of_whole_triple
     for asked, held in ((128, 126), (127, 126), (126, 126), (4, 3), (3, 3)):
         assert config_of("glyphs", loss="triplet-smart", batch_size=asked).batch_size == held
         said = capsys.readouterr().err
-        assert (f"takes whole triplets: batches of {held} images" in said) == (asked != held)
+        assert (f"needs whole triplets: batches of {held} images" in said) == (asked != held)
     assert config_of("glyphs", loss="triplet", batch_size=128).batch_size == 128
 
 
@@ -285,7 +285,7 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
         (["--loss", "lifted", "--no-class-layer"], "without a class layer: drop --no-class-layer."),
         (
             ["--loss", "triplet-smart", "--sampler", "pk"],
-            "--loss triplet-smart mines its batches itself: drop --sampler.",
+            "--loss triplet-smart mines its own batches: drop --sampler.",
         ),
         (["--sampler", "balanced", "--images-per-class", "3"], "--images-per-class is for --sampler pk."),
         (["--images-per-class", "3"], "--images-per-class is for --sampler pk, and --loss discriminative takes any"),
@@ -301,14 +301,14 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
         ),
         (
             ["--loss", "triplet", "--batch-size", "4"],
-            "a batch of 4 holds one class of 4 images only, and --loss triplet",
+            "a batch of 4 holds only one class of 4 images, and --loss triplet",
         ),
         (["--loss", "triplet", "--images-per-class", "1"], "needs 2 images or more of each class in a batch, not 1."),
         (
             ["--loss", "triplet", "--proxy-lr", "1"],
-            "--proxy-lr is for what a loss learns itself, and triplet learns",
+            "--proxy-lr is for the parameters of a loss, and triplet learns",
         ),
-        (["--loss", "triplet-smart", "--images-per-class", "4"], "mines its batches itself: drop --images-per-class."),
+        (["--loss", "triplet-smart", "--images-per-class", "4"], "mines its own batches: drop --images-per-class."),
         (
             ["--loss", "lifted", "--train", "head", "--init", "pca", "--keep-init"],
             "--keep-init and --train head leave no layer to train: --loss lifted is computed on the embedding",

@@ -374,7 +374,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(labels=np.arange(11)), "labels must be 12, one for each vector, got shape (11,)."),
         (bad(labels=np.zeros(12)), "labels must be integers or strings, got float64."),
         (bad(labels=["a"] * 6 + [1] * 6), "labels must be all integers or all strings, got int and str."),
-        (bad(labels=np.arange(12)), "no query has another item of its class to find: there is nothing to measure."),
+        (bad(labels=np.arange(12)), "no query has another item of its class: there is nothing to measure."),
         (
             bad(labels=np.zeros(12, int)),
             "NMI needs at least 2 classes, got 1. Pass clustering=False for the other metrics.",

@@ -134,16 +134,16 @@ def test_only_old_classes_are_held() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--init-from", "x"), "--continue-from says what the network starts from: leave out --init-from."),
-        (("--init", "pca"), "--continue-from says what the network starts from: leave out --init."),
+        (("--init-from", "x"), "--continue-from already initialises the network: leave out --init-from."),
+        (("--init", "pca"), "--continue-from already initialises the network: leave out --init."),
         (("--dim", "8"), "--continue-from keeps the network and the centroids of {first}, which has --dim 16: leave"),
         (("--backbone", "resnet18"), "which has --backbone conv4: leave out --backbone."),
         (("--seed", "0"), "which has --seed 5: leave out --seed."),
         (("--loss", "discriminative"), "which has --loss hard-discriminative: leave out --loss."),
         (("--compatible", "0"), "--compatible is a weight above 0, got 0.0."),
         (("--out", "{first}"), "--continue-from and --out are the same folder. Choose another --out."),
-        (("--test-classes", "1"), "'class 4', so it cannot be one to measure on. Name others by --test-classes FILE."),
-        (("--weighting", "balanced"), "weighs classes by their images, and reserved ones have none: leave one out."),
+        (("--test-classes", "1"), "'class 4', so it cannot be used to evaluate."),
+        (("--weighting", "balanced"), "weights classes by their images, and reserved ones have none: leave one out."),
         (("--resume", "{first}"), "--resume takes the run's own options: leave out DATA."),
     ],
 )  # fmt: skip
@@ -159,19 +159,19 @@ def test_what_does_not_go_with_new_classes(
 
 def test_what_needs_another_option(first: Path, waves: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "train", str(waves), "--continue-from", str(first)) == (
-        "--continue-from makes a new run: say where by --out."
+        "--continue-from creates a new run: give its folder with --out."
     )
     assert refused(
         capsys, "train", str(waves), "--continue-from", str(first), "--out", str(first.parent / "never")
     ).endswith(
-        f"has 4 classes that {first} has not, and that run has 2 free centroids."
-        " Train again with room for more: --reserve-classes 4."
+        f"has 4 classes that {first} lacks, and that run has 2 free centroids."
+        " Train again and reserve more: --reserve-classes 4."
     )
     assert refused(capsys, "train", str(waves), "--compatible", "1") == (
-        "--compatible keeps what another run has learned: name it by --continue-from RUN."
+        "--compatible keeps the embeddings of another run: name it with --continue-from RUN."
     )
     assert refused(capsys, "train", str(waves), "--loss", "softmax", "--reserve-classes", "3") == (
-        "--reserve-classes keeps centroids free, and --loss softmax has none: leave it out, or use"
+        "--reserve-classes reserves centroids, and --loss softmax has none: leave it out, or use"
         " --loss discriminative or hard-discriminative."
     )
     assert refused(capsys, "train", str(waves), "--reserve-classes", "-1") == (

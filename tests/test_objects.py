@@ -142,7 +142,7 @@ class Strange(nn.Module):
     [
         (lambda images: {"x": images}, {}, "must give a tensor, got dict"),
         (lambda images: images.flatten(), {}, r"must give vectors"),
-        (lambda images: images @ torch.zeros(3, 3), {}, "does not take images of 2x1x24x24"),
+        (lambda images: images @ torch.zeros(3, 3), {}, "does not accept images of 2x1x24x24"),
         (lambda images: images.flatten(1), {"mean": (0.5, 0.5)}, "mean must have 3 entries"),
         (lambda images: images.flatten(1), {"std": 0}, "std must be above 0"),
         (lambda images: images.flatten(1), {"mean": (0.5,) * 3}, "mean has 3 channels and std 1"),

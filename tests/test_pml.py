@@ -409,7 +409,7 @@ def test_their_proxies_have_a_rate_of_their_own_and_no_decay() -> None:
         ([*ASKED, "--centroids", "place"], "--centroids is for --loss "),
         ([*ASKED, "--embedding", "last"], "--loss pml:ProxyAnchorLoss is computed on the embedding, without a class"),
         (["--miner", "pml:BatchHardMiner"], "--miner is for a loss of pytorch-metric-learning"),
-        (["--loss", "pml:CrossBatchMemory"], "pml:CrossBatchMemory cannot be used for training: it goes around a loss"),
+        (["--loss", "pml:CrossBatchMemory"], "pml:CrossBatchMemory cannot be used for training: it wraps a loss"),
     ],
 )
 def test_commands_that_cannot_be(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

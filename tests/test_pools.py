@@ -44,7 +44,7 @@ def test_poolings_within_blocks_are_left_alone() -> None:
     ["conv4", "torchvision:densenet121", "timm:mixer_s32_224", pytest.param("vit_b_32", marks=pytest.mark.slow)],
 )
 def test_a_network_without_such_a_pooling_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"does not end in a mean or maximum over all places, so it cannot have"):
+    with pytest.raises(UserError, match=r"does not end in global mean or max pooling, so it cannot have"):
         seeded(name, "max")
 
 

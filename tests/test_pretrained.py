@@ -107,9 +107,9 @@ def test_position_embeddings_are_interpolated() -> None:
     ("name", "options", "message"),
     [
         ("resnet18", {"pool": "token"}, "has no class token"),
-        ("timm:test_vit", {"size": 100}, "test_vit cannot see images of 100 x 100"),
+        ("timm:test_vit", {"size": 100}, "test_vit does not accept images of 100 x 100"),
         ("timm:test_vit", {"pool": "gem"}, "cannot have `pool='gem'`"),
-        ("vit_b_32", {"size": 160}, "vit_b_32 cannot see images of 160 x 160"),
+        ("vit_b_32", {"size": 160}, "vit_b_32 does not accept images of 160 x 160"),
         ("resnet18", {"size": 0}, "`size` must be at least 1"),
         ("hf-hub:owner", {"weights": "imagenet"}, "hf-hub:owner is not a network on the hub: hf-hub:owner/name"),
         ("resnet18", {"size": 10**6}, "`size` must be at most"),
@@ -125,7 +125,7 @@ def test_the_image_tower_of_open_clip_is_a_network() -> None:
     made = backbone("open_clip:ViT-B-32-256")
     assert (made.size, made.features) == (256, 512)
     assert backbone("open_clip:ViT-B-32-256/datacomp_s34b_b86k").features == 512  # nothing is downloaded for no weights
-    with pytest.raises(UserError, match="unknown network of open_clip 'ViT-B-33'. The nearest are ViT-B-32, "):
+    with pytest.raises(UserError, match="unknown open_clip model 'ViT-B-33'. The nearest are ViT-B-32, "):
         backbone("open_clip:ViT-B-33")
     with pytest.raises(
         UserError, match="has several sets of weights. Name one, such as open_clip:ViT-B-32/openai: openai, "
@@ -227,12 +227,12 @@ def test_what_cannot_be_whitened_is_refused(
         main(list(map(str, ["index", "resnet18", photos, "--whiten", *network])))
     assert "was made without whitening: leave out --whiten, or make it again with --rebuild" in capsys.readouterr().err
     text = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos).origin.whitening  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="the whitening is not one of resnet18"):
+    with pytest.raises(UserError, match="the whitening does not fit resnet18"):
         with_whitening(tammes.pretrained("resnet18", weights=weights, size=64), text[:-4])
     one = tmp_path / "one"
     one.mkdir()
     (one / "0.jpg").symlink_to(photos / "class 0" / "0.jpg")
-    with pytest.raises(UserError, match="`whiten` needs two images or more that can be read, and there are 1"):
+    with pytest.raises(UserError, match="`whiten` needs at least two readable images, and there are 1"):
         tammes.pretrained("resnet18", weights=weights, size=64, whiten=one)
 
 

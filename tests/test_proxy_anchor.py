@@ -126,7 +126,7 @@ def test_what_it_says_of_itself() -> None:
     assert repr(ProxyAnchorLoss(3, 2)) == "ProxyAnchorLoss(3 classes in 2 dimensions, scale=32, margin=0.1)"
     assert METHOD.batch == "any"
     assert METHOD.proxy_lr == 100
-    assert not METHOD.each_on_its_own
+    assert not METHOD.per_image_loss
     assert METHOD.source == "Kim et al. 2020"
 
 

@@ -80,7 +80,7 @@ def test_a_run_that_exists_is_refused_before_the_data_is_opened(
     monkeypatch.setattr("tammes.training.data.open_dataset", forbidden)
     command = ("train", "photos", "--weights", str(weights), *QUICK)
     code, said = ended(capsys, *command, "--out", "run")
-    assert (code, "run is a run already" in said, "--overwrite" in said) == (2, True, True)
+    assert (code, "run is already a run" in said, "--overwrite" in said) == (2, True, True)
     assert ended(capsys, *command, "--out", "photos")[0] == 2
     assert ended(capsys, *command, "--out", "vectors.npz/run")[0] == 2
     assert "vectors.npz" in ended(capsys, *command, "--out", "vectors.npz/run")[1]
@@ -92,7 +92,7 @@ def test_a_run_of_vectors_that_exists_is_refused_before_they_are_read(
 ) -> None:
     monkeypatch.setattr("tammes.vectors.train.vectors", forbidden)
     code, said = ended(capsys, "train", "vectors.npz", "--out", "run")
-    assert (code, "run is a run already" in said) == (2, True)
+    assert (code, "run is already a run" in said) == (2, True)
 
 
 # --- images that are listed and missing
@@ -272,7 +272,7 @@ def test_images_added_to_a_class_are_said_by_evaluate_and_refused_by_resume(
 
 def test_an_image_in_the_place_of_another_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(here / "photos/class 7/0.png", here / "photos/class 6/0.png")
-    assert "as many as then, but some have changed" in measured(capsys, "evaluate", "run")[1]
+    assert "the same number of images, but some have changed" in measured(capsys, "evaluate", "run")[1]
 
 
 def test_a_class_without_a_readable_image_is_not_taken_for_one_that_was_added(

@@ -310,7 +310,7 @@ def test_frozen_weights_that_are_missing_are_not_made_up(
         assert exit_code(*words, "--out", str(tmp_path / "part")) == 130
     (tmp_path / "part" / "frozen.safetensors").unlink()
     assert exit_code("train", "--resume", str(tmp_path / "part")) == 2
-    assert "frozen.safetensors, with the weights that do not train, is missing" in capsys.readouterr().err
+    assert "frozen.safetensors, with the frozen weights, is missing" in capsys.readouterr().err
 
 
 def test_a_weight_of_the_loss_that_does_not_train_is_kept_too(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     run = create(folder)
     run.write("config", {"seed": 0})
     run.write("environment", {})
-    with pytest.raises(UserError, match=r"run is a run already. .*--resume .*run.*`overwrite=True`.*`out`"):
+    with pytest.raises(UserError, match=r"run is already a run. .*--resume .*run.*`overwrite=True`.*`out`"):
         create(folder)
     (folder / "old").touch()
     (folder / "last").mkdir()
@@ -165,9 +165,7 @@ def test_errors_of_folders_that_are_no_runs(tmp_path: Path) -> None:
     ):
         open_run(tmp_path)
     network, optimizer = trained("sgd")
-    with pytest.raises(
-        UserError, match="has no checkpoint to resume from: it was stopped before its first epoch ended.$"
-    ):
+    with pytest.raises(UserError, match="has no checkpoint: it was stopped before the end of its first epoch.$"):
         load_checkpoint(RunFolder(tmp_path), network, optimizer)
 
 

@@ -81,7 +81,7 @@ def test_validation_is_what_is_tested_on_where_nothing_else_is(tmp_path: Path) -
     images = table(write(tmp_path, text))
     assert images.part is not None
     assert images.part.tolist() == [TRAIN, TRAIN, TEST, TEST]
-    assert images.remarks == ("no line of images.csv says test: its 2 validation images are tested on.",)
+    assert images.remarks == ("no line of images.csv says test: its 2 validation images are used for testing. on.",)
 
 
 def test_all_lines_may_train(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_missing_files_are_counted(tmp_path: Path) -> None:
     assert table(file).missing == (2,)
     (tmp_path / "0.png").unlink()
     (tmp_path / "1.png").unlink()
-    assert refused(file) == f"none of the 3 images is there; {tmp_path / '0.png'} is the first."
+    assert refused(file) == f"all 3 images are missing; the first is {tmp_path / '0.png'}."
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_least_where_classes_are_points_equally_far_apart() -> None:
         ({"margin": 0.0}, "^margin must be above 0 and finite, got 0.0.$"),
         (
             {"weight": 0.0},
-            "^weight must be above 0 and finite, got 0.0: without it the loss is least where all points are one.$",
+            "^weight must be above 0 and finite, got 0.0: without it the loss is minimal if all points coincide.$",
         ),
         ({"weight": float("nan")}, "^weight must be above 0 and finite, got nan: "),
         ({"gap": 0.0}, r"^gap must be in \(0, 1\], got 0.0: a squared distance of unit vectors is never above 4.$"),

@@ -298,8 +298,7 @@ def test_another_training_set(images: int) -> None:
     loss = looked(SmartMiningLoss(), SIX, SIX_LABELS)
     with pytest.raises(
         UserError,
-        match="^the triplets of the last look were mined from other images: a loss that mines belongs to one training"
-        " set. Make a new one for another.$",
+        match="^the triplets of the last look were mined from other images",
     ):
         looked(loss, SIX[:images], [0, 1, 0, 2, 1, 2][:images])
 

@@ -2,9 +2,9 @@
 
 
 def main() -> None:
-    """Run the command. Ctrl-C and a polite kill end it without a traceback from its first moment on."""
+    """Run the command. Ctrl-C and SIGTERM end it without a traceback, also during the imports."""
     try:
-        # The commands take a moment to import: whoever interrupts meanwhile is not shown where.
+        # Importing the commands takes a moment, in which Ctrl-C may arrive.
         from tammes.io.machine import kill_as_interrupt
 
         with kill_as_interrupt():

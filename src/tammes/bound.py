@@ -1,7 +1,7 @@
-"""The theory of the paper as functions: the triplet loss over all triplets, its upper bound, and the gap between.
+"""The paper's theory as functions: the triplet loss over all triplets, its upper bound, and the gap between them.
 
 Do et al., "A Theoretically Sound Upper Bound on the Triplet Loss", CVPR 2019. A triplet (i, j, k) has y_i = y_j,
-i != j and y_k != y_i. Everything is computed in float64; inputs are taken as they are, not normalised.
+i != j and y_k != y_i. Everything is computed in float64; inputs are not normalised.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def triplet_loss(
 ) -> Float[Tensor, ""]:
     """L_t, equations 1 and 2: |x_i - x_j| - |x_i - x_k| over all triplets, exactly, in O(N² D).
 
-    No triplet is visited: a positive pair (i, j) stands in N - n triplets, a negative pair (i, k) in n - 1.
+    No triplet is enumerated: a positive pair (i, j) is in N - n triplets, a negative pair (i, k) in n - 1.
     Labels may be any integers.
     """
     codes, sizes = _codes(embeddings, labels)
@@ -42,7 +42,7 @@ def triplet_loss(
     size = sizes[codes].double()  # (batch,)
     total = points.new_zeros(())
     for rows in torch.arange(len(points), device=points.device).split(max(1, _ENTRIES // max(1, len(points)))):
-        apart = distances(points[rows], points)  # (rows, batch); a point is 0 from itself
+        apart = distances(points[rows], points)  # (rows, batch); 0 on the diagonal
         same = codes[rows, None] == codes  # (rows, batch)
         each = size[rows, None]
         total = total + (apart * torch.where(same, len(points) - each, 1 - each)).sum()
@@ -75,13 +75,13 @@ def discriminative_loss(
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far the bound is from the triplet loss: 0 <= gap <= certificate <= tighter <= lemma, sums over all triplets.
+    """The gap between bound and triplet loss: 0 <= gap <= certificate <= tighter <= lemma, as sums over all triplets.
 
     Attributes:
         triplet_loss: L_t.
         discriminative_loss: L_d.
         gap: L_d - L_t.
-        certificate: an upper bound on the gap from the own distances alone, in O(N).
+        certificate: an upper bound on the gap from the distances to the own centroids alone, in O(N).
         tighter: 2 H ε, for any centroids.
         lemma: the paper's H (κ_max - κ_min + 3 ε).
         epsilon: ε, twice the largest distance of an embedding to its centroid.
@@ -107,8 +107,8 @@ def certificate(
 ) -> Certificate:
     """The bound, the triplet loss, and the certificates of their gap: the paper's Lemma and two tighter ones.
 
-    By the triangle inequality ℓ_d - ℓ_t of one triplet is at most d_i + d_j + 2 d_k, with d_i = |x_i - c_y|. Summed by
-    counting that is the certificate; with d <= ε/2 it is 2 H ε. The distances between centroids play no part in either.
+    By the triangle inequality, ℓ_d - ℓ_t of one triplet is at most d_i + d_j + 2 d_k, with d_i = |x_i - c_y|. Its sum
+    over all triplets is the certificate; with d <= ε/2 it is 2 H ε. Neither depends on the distances between centroids.
     """
     labels = _checked(embeddings, labels, centroids)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def _codes(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """n of each embedding's class (batch,), and n_c (classes,)."""
+    """The class size n of each embedding (batch,), and the class sizes n_c (classes,)."""
     sizes = torch.bincount(labels, minlength=num_classes).double()
     return sizes[labels], sizes
 

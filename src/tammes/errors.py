@@ -1,4 +1,4 @@
-"""UserError, and the few ways we word one: what was wrong, what is right, what to type."""
+"""UserError and checks that raise it. A message says what is wrong, what is right, and what to type."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """Something that the caller can fix; its message is all they need to see."""
+    """An error that the caller can fix. The command line prints its message without a traceback."""
 
 
 def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
-    """Say what was not recognised, the nearest thing that is, and everything that is."""
+    """The error for an unknown name: the closest known name, then all of them."""
     names = sorted(known)
     near = get_close_matches(got, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -20,15 +20,15 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> UserError:
 
 
 def shown(value: Any) -> str:
-    """A value that may be anything, in a few words on one line."""
+    """The repr of any value, on one line and cut to 80 characters."""
     try:
         return " ".join(repr(value).split())[:80]
-    except ValueError:  # Python writes no whole number of more than a few thousand digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a number of thousands of digits"
 
 
 def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Refuse what is not a whole number, or outside its range."""
+    """Raise UserError unless the value is a whole number within its range."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{what} must be a whole number, got {shown(value)}.")
     if int(value) < least:
@@ -38,26 +38,26 @@ def check_whole(what: str, value: Any, least: int = 1, most: int | None = None) 
 
 
 def check_distance(what: str, value: float) -> None:
-    """Refuse what cannot be a distance."""
+    """Raise UserError unless the value is finite and not negative."""
     if not 0 <= value < inf:
         raise UserError(f"{what} must be a finite number, 0 or more, got {shown(value)}.")
 
 
 def check_positive(what: str, value: float, *, or_zero: bool = False) -> None:
-    """Refuse what is not above 0 and finite; with `or_zero` 0 is fine."""
+    """Raise UserError unless the value is finite and above 0; `or_zero` also allows 0."""
     if not 0 <= value < inf or (value == 0 and not or_zero):
         raise UserError(f"{what} must be {'at least' if or_zero else 'above'} 0 and finite, got {shown(value)}.")
 
 
 def check_seed(what: str, value: Any, bits: int = 32) -> None:
-    """Refuse what is not a seed of a generator that takes so many bits; scikit-learn's take 32."""
+    """Raise UserError unless the value is a seed of this many bits; scikit-learn takes 32."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
         raise UserError(f"{what} must be a whole number from 0 to {2**bits - 1}, got {shown(value)}.")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was not enough memory: Python's and NumPy's, a GPU's, or torch's on a CPU."""
-    # The last is what oneDNN, which computes convolutions, says of a layer that it has no room for.
+    """Whether the error is an out-of-memory error of Python, NumPy, a GPU, or torch on the CPU."""
+    # The last one comes from oneDNN, which computes convolutions on the CPU.
     words = ("allocate memory", "out of memory", "std::bad_alloc", "could not create a primitive")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -17,32 +17,29 @@ from torch import Tensor
 from tammes.errors import UserError, shown
 
 CLOSE = 0.3  # product form at distance d, float32: error about 1e-7 / d, so 3e-7 here
-COINCIDE = 4  # points closer than this many units in the last place are one point: their difference is rounding
-LEAST_TEMPERATURE = 1e-6  # a softmax is that of the largest alone long before
-NO_LENGTH = 1e-12  # shorter than this, a vector's direction is noise
+COINCIDE = 4  # points closer than this many units in the last place coincide: their difference is rounding error
+LEAST_TEMPERATURE = 1e-6  # softmax has become argmax long before
+MIN_NORM = 1e-12  # below this norm, the direction of a vector is noise
 _PAIRS_AT_ONCE = 1 << 22  # floats in one temporary of differences: 16 MB
 _BLOCK = 2048  # rows and columns of one block of pairs
 
 
 def full_precision(points: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The points in float32, or float64 if they are: a half-precision distance has two digits."""
+    """The points in float32 (float64 stays float64): a distance in half precision has only two digits."""
     return points if points.dtype in (torch.float32, torch.float64) else points.float()
 
 
 def normalise(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-    """The points, normalised; one no longer than `NO_LENGTH` has no direction and becomes zero."""
+    """The points scaled to unit norm; one with a norm up to `MIN_NORM` becomes zero."""
     points = full_precision(points)
     lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)  # (rows, 1)
-    scale = torch.where(lengths <= NO_LENGTH, 0.0, 1 / lengths.clamp_min(NO_LENGTH))
-    # Squares that overflow must not pass for a vector without a direction.
+    scale = torch.where(lengths <= MIN_NORM, 0.0, 1 / lengths.clamp_min(MIN_NORM))
+    # A norm that overflows must give NaN, not a zero vector.
     return points * torch.where(lengths.isinf(), float("nan"), scale)
 
 
 def scale_down(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows 1"] | None:
-    """A power of two to multiply points by whose squares would overflow, and 1 for the others; None: there are none.
-
-    Only the direction of a point counts to a loss of unit points, so that it may be scaled down first.
-    """
+    """A factor for each point, a power of two, so that its squares do not overflow; None if no point needs one."""
     least, most = torch.aminmax(points.detach())
     half = 64 if points.dtype == torch.float32 else 512  # the exponent from which a square overflows
     longest = 2.0 ** (half - 9)  # a sum of squares of numbers up to this does not
@@ -62,40 +59,40 @@ def distances(points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns 
     return _Distances.apply(points.to(dtype), others.to(dtype))  # type: ignore[no-any-return]
 
 
-def squared_distances_of_rows(
+def paired_squared_distances(
     points: Float[Tensor, "rows dim"], others: Float[Tensor, "rows dim"]
 ) -> Float[Tensor, " rows"]:
-    """Squared distances of each point to the other in the same row, from the difference, so that nothing cancels."""
+    """Squared distances between corresponding rows, computed from the difference so that no digits cancel."""
     return (points - others).square().sum(1)
 
 
-def typical_length(points: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
-    """The root of the mean squared length, as a constant without a gradient; 1 where all are zero."""
-    length = points.detach().double().square().sum(1).mean().sqrt()  # in float64, where no square overflows
-    return torch.where(length <= NO_LENGTH, 1.0, length).to(full_precision(points))
+def rms_norm(points: Float[Tensor, "rows dim"]) -> Float[Tensor, ""]:
+    """The root mean square norm, without a gradient; 1 if all points are zero."""
+    norm = points.detach().double().square().sum(1).mean().sqrt()  # in float64, where no square overflows
+    return torch.where(norm <= MIN_NORM, 1.0, norm).to(full_precision(points))
 
 
 def absolute_distances(
     points: Float[Tensor, "rows dim"], others: Float[Tensor, "columns dim"]
 ) -> Float[Tensor, "rows columns"]:
-    """Sums of absolute differences (L1): nothing cancels, and the gradient is zero where two coordinates are equal."""
+    """L1 distances. No digits cancel, and the gradient is zero where two coordinates are equal."""
     return torch.cdist(points, others, p=1)
 
 
 def distances_to_axes(points: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-    """Distances of unit points to the one-hot points, as `distances` but without a matrix product.
+    """Distances of unit points to the one-hot points, as accurate as `distances` but without a matrix product.
 
-    Only one axis can be closer to a unit point than `CLOSE`, its largest coordinate: that one is taken by difference.
+    Only the axis of the largest coordinate can be closer than `CLOSE`: its distance is computed from the difference.
     """
     points = full_precision(points)
     largest, axis = points.max(dim=1, keepdim=True)  # (rows, 1)
     nearest = torch.linalg.vector_norm(points.scatter(1, axis, largest - 1), dim=1, keepdim=True)  # (rows, 1)
-    # The floor is for the entry that is replaced: the square root of zero has no gradient to block.
+    # The clamp protects the gradient of the entry that is replaced: the square root of zero has an infinite one.
     return (2 - 2 * points).clamp_min(1e-12).sqrt().scatter(1, axis, nearest)
 
 
 class _Distances(torch.autograd.Function):
-    """Product form with the close pairs computed again by difference, in the value and in the gradient."""
+    """Product form; close pairs are recomputed from the difference, in the value and in the gradient."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, points: Tensor, others: Tensor) -> Tensor:
@@ -135,9 +132,9 @@ class _Distances(torch.autograd.Function):
 
 
 def refuse_second_derivative(what: str) -> None:
-    """For the backward of a hand-written gradient, which would otherwise count as a constant, without a word.
+    """Raise in the backward of a hand-written gradient, which autograd would otherwise treat as a constant.
 
-    (`once_differentiable` sees only the incoming gradient, and so lets a gradient penalty through.)
+    (`once_differentiable` checks only the incoming gradient and misses a gradient penalty.)
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -146,14 +143,14 @@ def refuse_second_derivative(what: str) -> None:
 
 
 def chunks(pairs: int, dim: int) -> Iterator[slice]:
-    """Slices over the pairs such that their differences fit in one small temporary."""
+    """Slices over the pairs whose differences fit in one small temporary tensor."""
     size = max(1, _PAIRS_AT_ONCE // max(1, dim))
     return (slice(start, start + size) for start in range(0, pairs, size))
 
 
 @dataclass(frozen=True)
 class Pairwise:
-    """The distances between all pairs of a set of points, summed up."""
+    """Statistics of the distances between all pairs of a set of points."""
 
     min: float
     max: float
@@ -168,11 +165,11 @@ def pairwise(points: Float[Tensor, "points dim"]) -> Pairwise:
         raise UserError(f"distances between pairs need at least 2 points, got {count}.")
     points = full_precision(points.detach())
     if count <= _BLOCK:
-        points = points.double()  # costs nothing here, and makes the exact generators' tests exact
+        points = points.double()  # cheap at this size, and exact for the exact centroid generators
     least, most, total, squares = float("inf"), 0.0, 0.0, 0.0
     for block in blocks_of_pairs(points):
         least, most = min(least, block.min().item()), max(most, block.max().item())
-        shifted = block - sqrt(2)  # most pairs are near sqrt 2: the sums of squares do not cancel
+        shifted = block - sqrt(2)  # most distances are near sqrt(2): shifted, the sums of squares do not cancel
         total += shifted.sum(dtype=torch.float64).item()
         squares += shifted.square_().sum(dtype=torch.float64).item()
     pairs = count * (count - 1) / 2
@@ -194,7 +191,7 @@ def blocks_of_pairs(points: Float[Tensor, "points dim"]) -> Iterator[Float[Tenso
 
 
 def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Tensor, "classes dim"] | None:
-    """The centroids in full precision and detached, None for one-hot ones, or an error if a loss cannot use them."""
+    """The validated centroids, detached and in full precision; None for one-hot centroids. Raises UserError."""
     if not isinstance(centroids, Tensor | Integral):
         raise UserError(
             "centroids must be a tensor of shape (classes, dim), or a whole number of classes for one-hot ones;"
@@ -210,7 +207,7 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
             f"centroids must be floating point of shape (classes, dim), or a number of classes for one-hot ones;"
             f" got {centroids.dtype} of shape {tuple(centroids.shape)}."
         )
-    # Half precision cannot come closer to unit norm than its own rounding; here they are kept in float32.
+    # Norms of half-precision centroids are off by their rounding.
     rounding = max(1e-4, torch.finfo(centroids.dtype).eps)
     centroids = full_precision(centroids.detach())
     lengths = torch.linalg.vector_norm(centroids, dim=1)  # (classes,)
@@ -223,28 +220,28 @@ def checked_centroids(centroids: Float[Tensor, "classes dim"] | int) -> Float[Te
         )
     twin = first_duplicate(centroids)
     if twin is not None:
-        raise UserError(f"classes {twin[0]} and {twin[1]} have the same centroid: nothing could tell them apart.")
+        raise UserError(f"classes {twin[0]} and {twin[1]} have the same centroid, so they cannot be separated.")
     if (lengths == 1).all():
-        return centroids  # a copy of a million of them takes half a gigabyte
+        return centroids  # avoids a copy: a million centroids take half a gigabyte
     unit: Tensor = centroids / lengths[:, None]
     return unit
 
 
 def check_sizes(what: str, num_classes: int, dim: int) -> None:
-    """Refuse a loss too few classes or dimensions."""
+    """Raise UserError for fewer than 2 classes or 1 dimension."""
     if num_classes < 2 or dim < 1:
         raise UserError(f"{what} needs at least 2 classes and 1 dimension, got {num_classes} and {dim}.")
 
 
 def checked_push(push: float) -> float:
-    """The weight of the repelling term, or an error where it would outweigh the pull."""
+    """The weight of the repelling term; UserError where it would outweigh the attracting term."""
     if not isinstance(push, Real) or not 0 <= push < 1:
         raise UserError(f"push must be in [0, 1), got {push}: from 1 on the own centroid is no longer the minimum.")
     return push
 
 
 def checked_temperature(temperature: float) -> float:
-    """What distances or cosines are divided by, or an error where the quotient would leave float32."""
+    """The temperature of a softmax; UserError outside the range that float32 allows."""
     if not isinstance(temperature, Real) or not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
         raise UserError(
             f"temperature must be from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}, got {temperature}. Most use"
@@ -256,9 +253,9 @@ def checked_temperature(temperature: float) -> float:
 def checked_sizes(
     class_sizes: Integer[Tensor, " classes"] | Sequence[int], num_classes: int
 ) -> Int[Tensor, " classes"]:
-    """The numbers of training images per class, or an error that names the class that is wrong.
+    """The numbers of training images per class; UserError names an invalid class.
 
-    A class of none is one whose centroid is kept free: it repels, and counts for nothing else.
+    A class of 0 images has a free centroid, reserved for a later class: it only repels.
     """
     sizes = torch.as_tensor(class_sizes)
     if sizes.shape != (num_classes,) or sizes.is_floating_point():
@@ -274,11 +271,11 @@ def checked_sizes(
 
 
 def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | None:
-    """Two rows that are equal to the last bit, or None; in O(points * dim) by hashing."""
+    """The first two rows that are bitwise equal, or None; in O(points * dim) by hashing."""
     words = torch.int32 if points.dtype == torch.float32 else torch.int64
     odd = torch.randint(1 << 62, (points.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
     odd = odd.to(points.device)
-    # Integer arithmetic wraps and does not round, so equal rows have equal hashes whatever the order of the sum.
+    # Integer arithmetic does not round, so equal rows have equal hashes in any order of summation.
     hashes = torch.empty(len(points), dtype=torch.int64, device=points.device)
     for part, own in zip(points.split(_BLOCK), hashes.split(_BLOCK), strict=True):
         torch.sum((part + 0.0).view(words).long() * odd, 1, out=own)
@@ -294,9 +291,9 @@ def first_duplicate(points: Float[Tensor, "points dim"]) -> tuple[int, int] | No
 def checked_batch(
     embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], dim: int | None = None
 ) -> tuple[Float[Tensor, "batch dim"], Int[Tensor, " batch"]]:
-    """Embeddings in full precision and labels as int64, or an error that says what a loss cannot use.
+    """Embeddings in full precision and labels as int64; UserError for a wrong shape or type.
 
-    Looks at shapes and types only; `check_range` looks at the labels. Without `dim`, any length of embedding will do.
+    Label values are checked by `check_range`. Without `dim`, embeddings may have any length.
     """
     for name, given in (("embeddings", embeddings), ("labels", labels)):
         if not isinstance(given, Tensor):
@@ -312,12 +309,12 @@ def checked_batch(
             f"one label for each embedding: {len(embeddings)} embeddings, labels of shape {tuple(labels.shape)}."
         )
     if len(labels) == 0:
-        raise UserError("the batch is empty: a mean over no embedding has no value.")
+        raise UserError("the batch is empty: the mean over no embeddings is undefined.")
     return full_precision(embeddings), labels.long()
 
 
 def check_range(labels: Integer[Tensor, " batch"], num_classes: int) -> None:
-    """An error that names the first label outside 0..num_classes-1."""
+    """Raise UserError for the first label outside 0..num_classes-1."""
     least, most = torch.aminmax(labels)
     if least.item() < 0 or most.item() >= num_classes:
         row = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
@@ -327,10 +324,10 @@ def check_range(labels: Integer[Tensor, " batch"], num_classes: int) -> None:
         )
 
 
-def some_rows(number: int) -> Int[Tensor, " rows"]:
-    """Which of so many points to compare with all: each, or evenly spaced ones where there are over 2^29 pairs.
+def evenly_spaced_rows(number: int) -> Int[Tensor, " rows"]:
+    """The rows to compare with all points: every row, or evenly spaced rows if there are more than 2^29 pairs.
 
-    >>> some_rows(4), len(some_rows(1 << 20))
+    >>> evenly_spaced_rows(4), len(evenly_spaced_rows(1 << 20))
     (tensor([0, 1, 2, 3]), 512)
     """
     rows = max(1, (1 << 29) // number)

@@ -1,4 +1,4 @@
-"""`tammes.train` and `tammes.Run`: train, resume, and all that can be done with a run, for images and vectors."""
+"""`tammes.train` and `tammes.Run`: train, resume, and use a finished run, for images and vectors."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -32,10 +32,10 @@ OnEpochOfRun = Callable[["Run", dict[str, Any]], bool | None]
 
 
 class Run:
-    """A run: what a training left in its folder, and what can be done with it.
+    """A run folder: its config, metrics and embedder, with methods to evaluate, report, export, calibrate and resume.
 
     Attributes:
-        folder: where it is.
+        folder: the run folder.
     """
 
     def __init__(self, folder: str | Path, objects: Objects = NONE) -> None:
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """finished, interrupted (it can be resumed), or started."""
+        """ "finished", "interrupted" (can be resumed) or "started"."""
         return self._files.state
 
     @property
@@ -57,17 +57,17 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of what was kept, on the test classes; empty where there are none, or before the end."""
+        """Test metrics of the embedder that was kept; empty without test classes or before the end."""
         return dict((self._files.read("results") or {}).get("trained") or {})
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """Whether training helped on the validation classes, and what was kept; empty before the end."""
+        """Whether training helped on the validation classes, and which embedder was kept; empty before the end."""
         return dict((self._files.read("results") or {}).get("verdict") or {})
 
     @property
     def history(self) -> Any:
-        """What was logged of each epoch: a DataFrame where pandas is installed, otherwise a list."""
+        """The log of each epoch: a DataFrame if pandas is installed, otherwise a list of dicts."""
         lines = self._files.epochs()
         try:
             from pandas import DataFrame
@@ -77,36 +77,36 @@ class Run:
 
     @cached_property
     def embedder(self) -> Any:
-        """The network that was kept, an Embedder; of a run of vectors the estimator, a MetricLearner."""
+        """The network that was kept, an Embedder; for a run of vectors a MetricLearner."""
         if self._files.of_vectors:
             return MetricLearner.load(self.folder)
         return load_embedder(self.folder, self._files.objects)
 
     def evaluate(self, data: Any = None, **options: Any) -> dict[str, dict[str, Any]]:
-        """The metrics before and after training, on the test classes or on other data, of any kind that `train` takes.
+        """The metrics before and after training, on the test classes or on other data (anything that `train` accepts).
 
         Args:
-            options: of `evaluate_run`.
+            options: passed to `evaluate_run`.
         """
         return evaluate_run(self._files, _named(data), **options)
 
     def report(self, out: str | Path | None = None, *, overwrite: bool = True, **options: Any) -> Path:
-        """Write the page about this run; where it is. The options are those of `report_runs`."""
+        """Write the HTML report of this run and return its path. `options` are passed to `report_runs`."""
         objects = self._files.objects or NONE
         place = None if out is None else Path(out)
         return report_runs([self.folder], place, overwrite=overwrite, objects=objects, **options)
 
     def export(self, out: str | Path | None = None, format: ExportFormat = "onnx", **options: Any) -> Path:
-        """Write the network for other programs, compared with PyTorch; where it is. The options: `export_run`."""
+        """Export the network, check it against PyTorch, and return the file. `options` are passed to `export_run`."""
         record = export_run(self._files, None if out is None else Path(out), format, **{"overwrite": True} | options)
         return Path(record["file"])
 
     def calibrate(self, data: str | Path | None = None, **options: Any) -> RunCalibration:
-        """Find how near two items must be to be of one class, and keep it in the run; see `calibrate_run`."""
+        """Measure the same-class threshold and store it in the run; see `calibrate_run`."""
         return calibrate_run(self._files, None if data is None else str(data), **options)
 
     def resume(self, *, on_epoch: OnEpochOfRun | None = None) -> "Run":
-        """Resume the training, with its own options, to the very weights of one that was not stopped."""
+        """Resume the training with its own options; the final weights are those of an uninterrupted run."""
         objects = self._files.objects or NONE
         resume_run(self.folder, objects=objects, on_epoch=_of_run(on_epoch, objects))
         return Run(self.folder, objects)
@@ -123,28 +123,27 @@ def train(
     on_epoch: OnEpochOfRun | None = None,
     **options: Any,
 ) -> Run:
-    """Train on images or vectors, evaluate on classes that were not seen, and keep all of it in a run folder.
+    """Train on images or vectors, evaluate on unseen classes, and store everything in a run folder.
 
     Args:
         data: a folder with one sub-folder of images per class, a folder with CUB-200-2011, CARS196, Stanford Online
             Products, In-Shop or Omniglot, a .csv file with columns path and label, "glyphs", a .npz or .parquet file
-            of vectors, or Python objects as `tammes.data.dataset_of` takes them: a Dataset, a data set of Hugging Face
-            with an image and a label column, or a sequence of (image, label).
-        backbone: the name of a network, or a module from images to vectors or maps. A copy of the module is trained.
-            `size`, `mean` and `std` then say what images it wants, unless it is one of timm, which says so itself.
-        transform: what makes a training image of one whose shorter side is scaled, in place of random crops and
-            mirrors: a function of a Pillow image or a tensor, that gives one of these, or floats in 0..1. It ends
-            before normalisation, which the network does.
-        eval_transform: likewise in place of the centre crop.
-        out: the run folder to make; by default runs/ and a name that says what it is.
+            of vectors, or Python objects that `tammes.data.dataset_of` accepts: a Dataset, a Hugging Face dataset with
+            an image and a label column, or a sequence of (image, label).
+        backbone: the name of a network, or a module that maps images to vectors or feature maps; a copy of the module
+            is trained. Give its input as `size`, `mean` and `std`, unless it is a timm model, which knows them.
+        transform: training augmentation that replaces the random crop and flip: a function from a Pillow image or
+            tensor, with its shorter side already scaled, to one of these or to floats in 0..1. The network normalises.
+        eval_transform: replaces the centre crop in the same way.
+        out: the run folder to create; by default a descriptive name below runs/.
         overwrite: replace the run folder if it is a run.
-        on_epoch: called with the run and what was logged of each epoch; True stops a training on images after it.
+        on_epoch: called after each epoch with the run and the epoch's log; for images, returning True stops training.
         options: those of `tammes train`, with underscores: backbone, weights, train, loss, epochs, batch_size, lr,
-            test_classes, val_classes, preset, seed, …; `tammes.training.options` lists all. None: as if not given.
+            test_classes, val_classes, preset, seed, …; `tammes.training.options` lists all. None means not given.
 
     Raises:
         UserError: something that the caller can fix.
-        KeyboardInterrupt: it was stopped; `load_run(out).resume()` resumes it.
+        KeyboardInterrupt: training was stopped; `load_run(out).resume()` resumes it.
     """
     given = {name: _as_option(name, value) for name, value in options.items() if value is not None}
     objects = _objects(data, backbone, transform, eval_transform)
@@ -166,19 +165,19 @@ def load_run(
     transform: Callable[[Any], Any] | None = None,
     eval_transform: Callable[[Any], Any] | None = None,
 ) -> Run:
-    """The run in a folder.
+    """The run in a folder. A run that was trained on Python objects needs the same objects again.
 
     Args:
-        data: of a training that was given Python objects the same again, for what needs the images.
-        backbone: of one that was given a module one like it, with the weights that it began with.
-        transform: of one that was given one the same again, to resume it.
-        eval_transform: likewise, for whatever embeds images.
+        data: the data, if it was given as Python objects; needed wherever images are read.
+        backbone: a module of the same architecture and initial weights, if the backbone was a module.
+        transform: the same training transform, to resume.
+        eval_transform: the same evaluation transform, to embed images.
     """
     return Run(folder, _objects(data, backbone, transform, eval_transform))
 
 
 def _objects(data: Any, backbone: Any, transform: Any, eval_transform: Any) -> Objects:
-    """Those of the arguments that are Python objects, and not names."""
+    """The arguments that are Python objects rather than names."""
     return Objects(
         None if data is None or isinstance(data, str | Path) else dataset_of(data),
         backbone if isinstance(backbone, nn.Module) else None,
@@ -188,7 +187,7 @@ def _objects(data: Any, backbone: Any, transform: Any, eval_transform: Any) -> O
 
 
 def _named(data: Any) -> str | Dataset | None:
-    """Data by its path, or as the data set that it is."""
+    """The path of the data, or the data set itself."""
     return data if data is None else str(data) if isinstance(data, str | Path) else dataset_of(data)
 
 
@@ -197,7 +196,7 @@ def _of_run(on_epoch: OnEpochOfRun | None, objects: Objects = NONE) -> OnEpoch |
 
 
 def _as_option(name: str, value: Any) -> Any:
-    """An option as the command line would give it."""
+    """An option in the form in which the command line gives it."""
     if name in ("loss_options", "miner_options") and isinstance(value, Mapping):
         return tuple(f"{key}={each}" for key, each in value.items())
     if name in ("test_classes", "val_classes", "weights"):
@@ -218,12 +217,12 @@ def train_run(
     objects: Objects = NONE,
     on_epoch: OnEpoch | None = None,
 ) -> Trained | TrainedVectors:
-    """Train on images or vectors, in all processes that a launcher has started together; all of it in a run folder.
+    """Train on images or vectors, in all processes of a distributed launch.
 
     Args:
         data: a folder, a CSV, glyphs, or a file of vectors.
-        given: the options, of `TrainOptions` or for vectors of `VectorOptions`.
-        objects: what of it was given as Python objects.
+        given: the options that were set: fields of `TrainOptions`, or of `VectorOptions` for vectors.
+        objects: Python objects that stand for the data, backbone or transforms.
     """
     with distributed.joined():
         distributed.agreed(lambda: _check_places(data, given, out, objects, overwrite=overwrite))
@@ -232,21 +231,21 @@ def train_run(
             distributed.agreed(lambda: _check_alone(data))
             return train_vectors(data, given, out=out, overwrite=overwrite, on_epoch=on_epoch)  # type: ignore[arg-type]
         config = distributed.agreed(lambda: resolve(data, given, out, objects))  # type: ignore[arg-type]
-        return _with_picture(train_images(config, overwrite=overwrite, on_epoch=on_epoch))
+        return _with_neighbours_image(train_images(config, overwrite=overwrite, on_epoch=on_epoch))
 
 
 def resume_run(folder: Path, *, objects: Objects = NONE, on_epoch: OnEpoch | None = None) -> Trained | TrainedVectors:
-    """Resume a run that was stopped, with its own options."""
+    """Resume an interrupted run with its own options."""
     with distributed.joined():
         data = distributed.agreed(lambda: open_run(folder).read("config").get("data", ""))
         if is_vector_file(data):
             distributed.agreed(lambda: _check_alone(data))
             return resume_vectors(folder, on_epoch=on_epoch)
-        return _with_picture(resume_images(folder, objects=objects, on_epoch=on_epoch))
+        return _with_neighbours_image(resume_images(folder, objects=objects, on_epoch=on_epoch))
 
 
-def _with_picture(trained: Trained) -> Trained:
-    """The same, with a picture of some queries and what they find."""
+def _with_neighbours_image(trained: Trained) -> Trained:
+    """Draw neighbours.png, some queries with their nearest neighbours, and return the run."""
     data = trained.data
     if trained.vectors is not None and distributed.is_first():
         test = data.split.test
@@ -256,7 +255,7 @@ def _with_picture(trained: Trained) -> Trained:
 
 
 def _check_no_objects(objects: Objects) -> None:
-    """Refuse what means nothing where vectors are learned from."""
+    """Raise UserError for a backbone or transform: a run of vectors has no images."""
     for name in ("module", "transform", "eval_transform"):
         if getattr(objects, name) is not None:
             what = "backbone" if name == "module" else name
@@ -264,7 +263,7 @@ def _check_no_objects(objects: Objects) -> None:
 
 
 def _check_places(data: str, given: dict[str, Any], out: Path | None, objects: Objects, *, overwrite: bool) -> None:
-    """Refuse data that is not there, a run that is, and to replace what the new run starts from."""
+    """Raise UserError for missing data, an existing run folder, or a run folder that contains the initial weights."""
     if not is_vector_file(data) and objects.dataset is None:
         check_place(data)
     for name in ("init_from", "continue_from", "weights"):

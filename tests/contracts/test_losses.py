@@ -187,7 +187,7 @@ def test_a_label_out_of_range_is_named(loss: nn.Module, label: int) -> None:
         ),
         (
             CORNERS[[0, 1, 2, 1]],
-            "^classes 1 and 3 have the same centroid: nothing could tell them apart.$",
+            "^classes 1 and 3 have the same centroid, so they cannot be separated.$",
         ),
     ],
 )

@@ -253,7 +253,7 @@ def test_a_base_that_there_is_not_is_named() -> None:
     with pytest.raises(UserError) as error:
         find_method("softmax", base="discriminative")
     assert str(error.value) == (
-        "`base` is for what is built on another loss, and softmax is a loss itself: drop `base`."
+        "`base` is for objectives that are built on another loss, and softmax is a loss: drop `base`."
     )
 
 

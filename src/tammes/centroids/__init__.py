@@ -1,7 +1,7 @@
-"""Generators of class centroids: unit vectors as far apart as possible, and how far that is.
+"""Generators of class centroids: unit vectors as far apart as possible, and measures of their distances.
 
 All share one signature: (num_classes, dim, *, generator=None, dtype=torch.float32) -> (classes, dim), unit rows,
-computed in float64 where it matters and the same for the same seed of the generator. `place` picks the best.
+computed in float64 where it matters and reproducible by the seed of the generator. `place` picks the best.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def make_centroids(kind: str, num_classes: int, dim: int, *, seed: int = 0, **options: float | int) -> Placement:
-    """The centroids of a generator by its name, and which generator made them: `place` picks another.
+    """Centroids by the name of their generator, and the generator that made them, as `place` picks one.
 
     >>> make_centroids("place", 4, 3).kind
     'simplex'

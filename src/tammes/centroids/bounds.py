@@ -11,7 +11,7 @@ from tammes.errors import UserError
 
 
 def upper_bound(num_classes: int, dim: int) -> float:
-    """The lowest distance that we can prove no arrangement exceeds; exact for dim 2 and for num_classes <= 2 dim.
+    """The lowest known upper bound on the smallest distance; attained for dim 2 and for num_classes <= 2 dim.
 
     >>> round(upper_bound(12, 3), 6)  # the icosahedron
     1.051462
@@ -29,7 +29,7 @@ def upper_bound(num_classes: int, dim: int) -> float:
 
 
 def rankin(num_classes: int, dim: int) -> float:
-    """Rankin (1955): a regular simplex up to dim + 1 points, a right angle beyond; attained up to 2 dim points."""
+    """Rankin (1955): that of a regular simplex up to dim + 1 points, a right angle beyond; attained up to 2 dim."""
     return sqrt(2 * num_classes / (num_classes - 1)) if num_classes <= dim + 1 else sqrt(2)
 
 

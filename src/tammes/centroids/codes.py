@@ -1,4 +1,4 @@
-"""Points from binary codes: very many classes, in closed form."""
+"""Centroids from binary codes: closed form, for very many classes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ Bits = NDArray[np.uint8]
 def codes(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """Codewords of a binary code of length n as signs over sqrt n: every cosine is at most 1 - 2 d/n.
+    """Codewords of a binary code of length n and distance d as signs over sqrt n: cosines are at most 1 - 2 d/n.
 
-    The code is the extended BCH code of largest d/n that has a word for every class, shortened or punctured where
-    dim is not a power of 2: 4 million points in dim 128 have cosines up to 0.25. Half of a code that holds
-    the complement of every word is used where that suffices, so that no two points are opposite.
-    The generator is not used: nothing here is random.
+    The code is the extended BCH code with the largest d/n that has enough words, shortened or punctured if dim is not a
+    power of 2: 4 million points in dim 128 have cosines up to 0.25. Of a code that contains the complement of every
+    word only half is used if that suffices, so that no two points are opposite.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)
@@ -39,7 +39,7 @@ def codes(
     points = torch.zeros(num_classes, dim, dtype=dtype)
     points[0, : code.length] = 1 / sqrt(code.length)
     done = 1
-    for word in _rows(code):  # every word doubles the points: those so far, with its signs
+    for word in _rows(code):  # every word doubles the points
         if done >= num_classes:
             break
         signs = torch.from_numpy(1.0 - 2.0 * word).to(dtype)  # (length,)
@@ -51,14 +51,14 @@ def codes(
 
 @dataclass(frozen=True)
 class Code:
-    """A linear code: the extended BCH code of length 2^degree, without its last `shortened` and `punctured` places."""
+    """A linear code: the extended BCH code of length 2^degree without its last `shortened` + `punctured` positions."""
 
     degree: int
     designed: int  # zeros are the powers 1 … designed - 1 of the primitive element
     words: int  # log2 of the number of words used
     shortened: int
     punctured: int
-    distance: int  # no two words differ in fewer places
+    distance: int  # minimum Hamming distance
 
     @property
     def length(self) -> int:
@@ -66,13 +66,13 @@ class Code:
 
     @property
     def cosine(self) -> float:
-        """The largest cosine of two of its words as signs."""
+        """The largest cosine between two words as signs."""
         return 1 - 2 * self.distance / self.length
 
 
 @lru_cache(maxsize=64)
 def best_code(num_classes: int, dim: int) -> Code:
-    """The code with the smallest largest cosine that has num_classes words and a length of at most dim."""
+    """The code with the smallest maximum cosine among those with num_classes words and a length up to dim."""
     return min(_candidates((num_classes - 1).bit_length(), dim), key=lambda code: (code.cosine, -code.length))
 
 
@@ -111,15 +111,15 @@ def _bch_codes(degree: int) -> tuple[tuple[int, int], ...]:
 def _rows(code: Code) -> Iterator[Bits]:
     """Generators of the code, one at a time.
 
-    The multiples x^i g(x) of the generator polynomial, i < words: their top places are zero, which is the shortening,
-    and the word of ones, which would need the top place, is not among their sums unless all of them are used.
+    These are the multiples x^i g(x) of the generator polynomial, i < words: their top positions are zero, which is the
+    shortening, and the word of ones, which needs the top position, is a sum of them only if all are used.
     """
     polynomial = _generator_polynomial(code.degree, code.designed)
     order = (1 << code.degree) - 1
     for shift in range(code.words):
         word = np.zeros(order, dtype=np.uint8)
         word[shift : shift + len(polynomial)] = polynomial
-        extended = np.concatenate([[word.sum() % 2], word]).astype(np.uint8)  # the parity bit first: never cut off
+        extended = np.concatenate([[word.sum() % 2], word]).astype(np.uint8)  # the parity bit first, never cut off
         yield extended[: code.length]
 
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_BLOCK = 1024  # rows and columns of one block of cosines: 4 MB in float32, which a cache holds
-_LEAST = -80.0  # exp of less is denormal in float32: no weight, and several times slower
+_BLOCK = 1024  # rows and columns of one block of cosines: 4 MB in float32, which fits the processor cache
+_LEAST = -80.0  # below, exp is denormal in float32: negligible, and several times slower
 
 
 def energy(
@@ -37,7 +37,7 @@ def energy(
 
 
 class _SoftMaximum:
-    """log-sum-exp over blocks of pairs, kept relative to the largest value seen so far."""
+    """log-sum-exp over blocks of pairs, relative to the largest value so far."""
 
     def __init__(self, points: Tensor) -> None:
         self.points = points
@@ -45,7 +45,7 @@ class _SoftMaximum:
         self.largest, self.total = -inf, 0.0
 
     def add(self, rows: slice, columns: slice, values: Tensor) -> None:
-        """Add the pairs rows x columns, whose `values` are overwritten."""
+        """Add the pairs rows x columns; overwrites `values`."""
         same = rows == columns
         if same:
             if len(values) == 1:

@@ -1,4 +1,4 @@
-"""Arithmetic in the fields of 2^m elements, as tables; an element is an int whose bits are its coordinates."""
+"""Arithmetic in the finite fields of 2^m elements, by tables; an element is an int whose bits are its coordinates."""
 
 from functools import lru_cache
 
@@ -61,11 +61,11 @@ def trace(degree: int, elements: Ints) -> Ints:
 
 
 def cyclotomic_coset(degree: int, exponent: int) -> frozenset[int]:
-    """The exponents e, 2e, 4e, … modulo 2^m - 1: the zeros that come with a^e."""
+    """The exponents e, 2e, 4e, … modulo 2^m - 1: the zeros conjugate to a^e."""
     order = (1 << degree) - 1
     return frozenset(exponent * (1 << i) % order for i in range(degree))
 
 
 def bits(numbers: Ints, width: int) -> NDArray[np.uint8]:
-    """The numbers in base 2, lowest bit first: one more axis, of length width."""
+    """The bits of the numbers, lowest first, along a new last axis of length `width`."""
     return (numbers[..., None] >> np.arange(width) & 1).astype(np.uint8)

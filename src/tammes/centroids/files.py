@@ -1,4 +1,4 @@
-"""Centroids as a file, and the histogram of their distances as an image."""
+"""Save centroids to a file, and plot the histogram of their distances."""
 
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +27,7 @@ def save_centroids(path: Path, points: Float[Tensor, "classes dim"]) -> None:
 
 
 def plot_distances(path: Path, points: Float[Tensor, "classes dim"], found: Quality, title: str) -> None:
-    """Draw how many pairs lie at each distance, and the bound on the smallest."""
+    """Plot the histogram of the pairwise distances, with the smallest one and its upper bound."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -18,13 +18,13 @@ from tammes.errors import UserError
 def kerdock(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """Points of mutually unbiased bases: every cosine is at most 1/sqrt(D0), D0 the largest power of 4 up to dim.
+    """Points of mutually unbiased bases: cosines are at most 1/sqrt(D0), with D0 the largest power of 4 up to dim.
 
-    D0/2 + 1 orthonormal bases of D0 dimensions in which vectors of different bases have cosine ±1/sqrt(D0): optimal
-    for D0 = 16, 64, 256, 1024 when full (Kerdock 1972; Cohn, de Laat and Leijenhorst, arXiv:2403.16874). One vector
-    of each ± pair is used as long as they suffice, so that no distance exceeds sqrt(2 + 2/sqrt(D0)). Dimensions
+    There are D0/2 + 1 orthonormal bases of D0 dimensions, and vectors of different bases have cosine ±1/sqrt(D0):
+    optimal for D0 = 16, 64, 256, 1024 when full (Kerdock 1972; Cohn, de Laat and Leijenhorst, arXiv:2403.16874). Only
+    one vector of each ± pair is used if that suffices, so that no distance exceeds sqrt(2 + 2/sqrt(D0)). Dimensions
     beyond D0 lower the cosine further: each basis is tilted towards its own point of a simplex in them.
-    The generator is not used: nothing here is random.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)
@@ -44,7 +44,7 @@ def kerdock(
     walsh = hadamard(size) / sqrt(size)  # (size, size)
     signs = _signs(size, min(num_bases, size // 2))  # (bases or one less, size)
     for index in range(num_bases):
-        # The axes are the last basis of the full set; all others are signed Walsh functions.
+        # The last basis of the full set is that of the axes; all others are signed Walsh functions.
         basis = np.eye(size) if index == size // 2 else walsh * signs[index]
         rows = slice(index * size, min((index + 1) * size, count))
         points[rows, :size] = torch.from_numpy(basis * sqrt(1 - tilt))[: rows.stop - rows.start].to(dtype)
@@ -56,17 +56,17 @@ def kerdock(
 
 
 def base_dim(dim: int) -> int:
-    """D0: the largest power of 4 up to dim for which we have the field."""
+    """D0: the largest power of 4 up to dim for which the field is tabulated."""
     return 1 << 2 * min((dim.bit_length() - 1) // 2, LARGEST_DEGREE // 2)
 
 
 def capacity(dim: int) -> int:
-    """How many points there are: D0² + 2 D0."""
+    """The number of points: D0² + 2 D0."""
     return base_dim(dim) * (base_dim(dim) + 2)
 
 
 def largest_cosine(num_classes: int, dim: int) -> float:
-    """What kerdock guarantees: no two of its points have a larger cosine."""
+    """The guaranteed maximum cosine between two points."""
     size = base_dim(dim)
     num_bases = ceil(min(num_classes, capacity(dim) // 2) / size)
     if num_bases == 1:
@@ -75,14 +75,14 @@ def largest_cosine(num_classes: int, dim: int) -> float:
 
 
 def _tilt(num_bases: int, dim: int) -> float:
-    """The squared length a² given to the spare dimensions, at which the two kinds of cosine are equal.
+    """The squared norm a² in the spare dimensions at which the cosines within and between bases are equal.
 
     Within a basis the cosine is a²; between bases (1-a²)µ + a²b, with b <= 0 the largest cosine of the spare points.
     """
     spare = dim - base_dim(dim)
     mu = 1 / sqrt(base_dim(dim))
     if num_bases < 2 or num_bases > 2 * spare:
-        return 0.0  # nothing to gain, or no room for that many points with cosines <= 0
+        return 0.0  # nothing to gain, or too few dimensions for that many points with cosines <= 0
     b = -1 / (num_bases - 1) if num_bases <= spare + 1 else 0.0
     return mu / (1 + mu - b)
 

@@ -1,4 +1,4 @@
-"""K-means centroids."""
+"""K-means centroids, as in the paper."""
 
 import torch
 from jaxtyping import Float
@@ -21,8 +21,8 @@ def kmeans(
 ) -> Float[Tensor, "classes dim"]:
     """Centres of K-means over uniform points on the sphere, normalised, as in Do et al. (2019).
 
-    The paper does not say how many points it clustered, and no number gives both rows of its table (docs/method.md);
-    10,000 lie between the two.
+    The paper does not say how many points it clustered, and no number reproduces both rows of its table
+    (docs/method.md); 10,000 lies between the two.
     """
     from sklearn.cluster import KMeans  # a second to import
 
@@ -31,7 +31,7 @@ def kmeans(
         raise UserError(
             f"kmeans cannot make {num_classes} clusters of {samples} samples. Pass samples={10 * num_classes} or more."
         )
-    if dim == 1:  # the samples are but two points, which Lloyd may not tell apart
+    if dim == 1:  # all samples are one of two points, which Lloyd's algorithm may not separate
         return simplex(num_classes, dim, dtype=dtype)
     points = uniform(samples, dim, generator)  # (samples, dim)
     seed = int(torch.randint(2**31 - 1, (), generator=generator))

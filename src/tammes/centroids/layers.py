@@ -1,4 +1,4 @@
-"""Layers of latitude: many points in few dimensions."""
+"""Centroids on circles of latitude: many points in few dimensions."""
 
 from math import pi
 
@@ -17,12 +17,12 @@ Floats = NDArray[np.float64]
 def layers(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """Points on circles of latitude that are as far apart as the points on each: a regular polygon in dim 2.
+    """Points on circles of latitude with equal distances within and between circles: a regular polygon in dim 2.
 
-    A sphere is cut into latitudes at least the wanted angle apart; each is a smaller sphere of one dimension less
-    and is cut in turn (El Gamal et al., 1987). The widest angle that leaves room for all classes is found by
-    bisection. Its strength is a large number of classes in up to about 8 dimensions.
-    The generator is not used: nothing here is random.
+    A sphere is cut into latitudes at least the wanted angle apart; each is a sphere of one dimension less and is cut in
+    turn (El Gamal et al., 1987). The widest angle at which all classes fit is found by bisection. Best for many classes
+    in up to about 8 dimensions.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)
@@ -38,7 +38,7 @@ def widest_angle(num_classes: int, dim: int) -> float:
     if dim == 2:
         return 2 * pi / num_classes
     low = high = pi
-    while _count(np.array([low]), dim) < num_classes:  # from above: a narrow angle in many dimensions is a flood
+    while _count(np.array([low]), dim) < num_classes:  # from above: a small angle gives very many points
         low, high = low * 0.9, low
     for _ in range(30):
         angle = (low + high) / 2
@@ -63,12 +63,12 @@ def _latitudes(angles: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
 
 
 def _circle_counts(angles: Floats) -> NDArray[np.int64]:
-    """How many points fit on circles at these angles; the tiny slack forgives rounding of an exact division."""
+    """How many points fit on circles at these angles; the slack allows for the rounding of an exact division."""
     return np.maximum(1, (2 * pi / angles * (1 + 1e-12)).astype(np.int64))
 
 
 def _count(angles: Floats, dim: int) -> int:
-    """How many points `_points` would give."""
+    """The number of points that `_points` returns."""
     single = int(np.isinf(angles).sum())
     angles = angles[np.isfinite(angles)]
     if len(angles) == 0:

@@ -13,7 +13,7 @@ def one_hot(
 ) -> Float[Tensor, "classes dim"]:
     """The unit vectors along the axes, as in Do et al. (2019): every pair of classes at distance sqrt 2.
 
-    The generator is not used: nothing here is random.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)

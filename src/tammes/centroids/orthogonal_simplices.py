@@ -1,4 +1,4 @@
-"""Orthogonal simplices: the closed form between the simplex and twice as many points as dimensions."""
+"""Orthogonal simplices: the closed form for dim + 2 to 2 dim classes."""
 
 import torch
 from jaxtyping import Float
@@ -14,17 +14,17 @@ def orthogonal_simplices(
 ) -> Float[Tensor, "classes dim"]:
     """C - D balanced, mutually orthogonal simplices: smallest distance sqrt 2, which is Rankin's bound (1955).
 
-    The largest distance is sqrt(2 + 2/floor(D/(C-D))), the least that an arrangement with smallest distance sqrt 2
-    can have: such an arrangement splits into mutually orthogonal parts, of which at least C - D are linearly
-    dependent; the smallest of those spans n <= floor(D/(C-D)) dimensions and has a pair with cosine <= -1/n.
-    The generator is not used: nothing here is random.
+    The largest distance is sqrt(2 + 2/floor(D/(C-D))), the lowest possible with a smallest distance of sqrt 2: such an
+    arrangement splits into mutually orthogonal parts, of which at least C - D are linearly dependent; the smallest of
+    those spans n <= floor(D/(C-D)) dimensions and has a pair with cosine <= -1/n.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)
     if num_classes <= dim + 1:
         raise UserError(
             f"orthogonal simplices in dim {dim} are for {dim + 2} to {2 * dim} classes, got {num_classes}."
-            " Use centroids.simplex, which is further apart."
+            " Use centroids.simplex, whose distances are larger."
         )
     if num_classes > 2 * dim:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The best centroids that we know how to make."""
+"""`place`: the best centroids for given sizes, from all generators."""
 
 from collections.abc import Callable, Iterator
 from math import cos, sqrt
@@ -19,8 +19,8 @@ from tammes.centroids.solve import default_steps, solve
 from tammes.centroids.validation import checked_sizes
 from tammes.geometry import pairwise
 
-_SOLVER_SECONDS = 15  # of one ordinary core
-_FEWEST_STEPS = 40  # with fewer the solver has never beaten the closed forms
+_SOLVER_SECONDS = 15  # on one ordinary core
+_FEWEST_STEPS = 40  # with fewer, the solver never beat the closed forms
 
 
 class Placement(NamedTuple):
@@ -33,11 +33,11 @@ class Placement(NamedTuple):
 def place(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """The centroids with the largest smallest distance that we can make within a minute; optimal up to 2 dim classes.
+    """The centroids with the largest smallest distance that is found within a minute; optimal up to 2 dim classes.
 
-    A simplex up to dim + 1 classes, orthogonal simplices up to 2 dim, a regular polygon in dim 2. Beyond, the best
-    closed form by its guarantee (kerdock, codes, shells, layers), or the solver's result where that is affordable
-    and further apart. What is tried depends on the sizes alone, never on the clock.
+    A simplex up to dim + 1 classes, orthogonal simplices up to 2 dim, a regular polygon in dim 2. Beyond, the closed
+    form with the best guarantee (kerdock, codes, shells, layers), or the solver's result if that is affordable and
+    better. The choice depends on the sizes only, never on time.
     """
     return placed(num_classes, dim, generator=generator, dtype=dtype).centroids
 
@@ -45,7 +45,7 @@ def place(
 def placed(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Placement:
-    """What `place` returns, and the name of the generator it chose."""
+    """The result of `place`, with the name of the generator that it chose."""
     checked_sizes(num_classes, dim, dtype, generator)
     if num_classes <= dim + 1:
         return Placement(simplex(num_classes, dim, dtype=dtype), "simplex")
@@ -67,7 +67,7 @@ def placed(
 
 class _ClosedForm(NamedTuple):
     kind: str
-    cosine: float  # guaranteed: none is larger
+    cosine: float  # guaranteed maximum
     make: Callable[..., Tensor]
 
 
@@ -76,7 +76,7 @@ def _closed_forms(num_classes: int, dim: int) -> Iterator[_ClosedForm]:
         yield _ClosedForm("kerdock", largest_cosine(num_classes, dim), kerdock)
     if num_classes <= 1 << dim:
         yield _ClosedForm("codes", best_code(num_classes, dim).cosine, codes)
-    shell = best_shell(num_classes, dim) if 5 <= dim <= 32 else None  # with fewer layers are better, with more codes
+    shell = best_shell(num_classes, dim) if 5 <= dim <= 32 else None  # below, layers are better; above, codes
     if shell is not None:
         yield _ClosedForm("shells", shell.cosine, shells)
     if dim <= 8 or (shell is None and num_classes > 1 << dim):
@@ -84,6 +84,6 @@ def _closed_forms(num_classes: int, dim: int) -> Iterator[_ClosedForm]:
 
 
 def _affordable_steps(num_classes: int, dim: int) -> int:
-    """Steps that the solver may take: a step costs some 8 + 0.03 dim nanoseconds for every pair of classes."""
+    """The solver's budget of steps: a step costs about 8 + 0.03 dim nanoseconds per pair of classes."""
     seconds = num_classes**2 * (8 + 0.03 * dim) * 1e-9
     return min(default_steps(num_classes, dim), int(_SOLVER_SECONDS / seconds))

@@ -1,4 +1,4 @@
-"""How good a set of centroids is."""
+"""The quality of a set of centroids: their distances, compared with the upper bound."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tammes.geometry import pairwise
 
 @dataclass(frozen=True)
 class Quality:
-    """The distances between all pairs of centroids, and the most that the smallest could be."""
+    """Statistics of the pairwise distances, and the upper bound on the smallest."""
 
     min: float
     max: float
@@ -22,7 +22,7 @@ class Quality:
 
 
 def quality(centroids: Float[Tensor, "classes dim"]) -> Quality:
-    """Distances between all pairs in bounded memory; a `ratio` of 1 is proof that nothing is further apart."""
+    """Distances between all pairs, in bounded memory; a `ratio` of 1 proves that the centroids are optimal."""
     found = pairwise(centroids)
     bound = upper_bound(*centroids.shape)
     return Quality(found.min, found.max, found.mean, found.std, bound, found.min / bound)

@@ -14,7 +14,7 @@ def random(
     """Independent uniform points on the sphere, redrawn in the rare case that two coincide after rounding."""
     checked_sizes(num_classes, dim, dtype, generator)
     points = uniform(num_classes, dim, generator).to(dtype)
-    # In 4 or more dimensions two of a million float32 points coincide with a probability below 1e-10.
+    # In 4 or more dimensions, the probability that two of a million float32 points coincide is below 1e-10.
     while dim < 4 and len(repeated := _repeated(points)):
         points[repeated] = uniform(len(repeated), dim, generator).to(dtype)
     return points

@@ -1,4 +1,4 @@
-"""Shells of lattices: very many classes in a moderate number of dimensions."""
+"""Centroids from shells of lattices: very many classes in a moderate number of dimensions."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,18 +17,19 @@ from tammes.errors import UserError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_ENOUGH = 1e15  # counts are exact in float64 up to here, and of no interest above
+_ENOUGH = 1e15  # counts are exact in float64 up to here, and capped above
 
 
 def shells(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """Points of a lattice at one distance sqrt N from the origin: smallest distance sqrt(M/N), M the lattice's norm.
+    """Lattice points at distance sqrt N from the origin: smallest distance sqrt(M/N), with M the lattice's norm.
 
-    The lattices are the integer vectors, those of even sum, and those that are words of an extended Hamming code
-    modulo 2 (Construction A), or of a code of distance 8 and have a sum divisible by 4 (Construction B): D_n, E8 and
-    the Barnes-Wall lattice among them (Conway and Sloane, 1988). That with the largest M/N is taken.
-    The generator is not used: nothing here is random.
+    The lattices are the integer vectors; those with an even sum; those that are words of an extended Hamming code
+    modulo 2 (Construction A); and those that are words of a code of distance 8 with a sum divisible by 4
+    (Construction B). They include D_n, E8 and the Barnes-Wall lattice (Conway and Sloane, 1988). The lattice and shell
+    with the largest M/N are used.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)
@@ -45,23 +46,23 @@ def shells(
 
 @dataclass(frozen=True)
 class Shell:
-    """The vectors of one squared length in one lattice."""
+    """The vectors of one squared norm in one lattice."""
 
-    least: int  # M: the smallest squared length of the lattice, hence of a difference of two of its vectors
-    norm: int  # N: the squared length on this shell
+    least: int  # M: the smallest squared norm of the lattice, hence the smallest squared distance
+    norm: int  # N: the squared norm on this shell
 
     @property
     def cosine(self) -> float:
-        """The largest cosine of two of its vectors."""
+        """The largest cosine between two of its vectors."""
         return 1 - self.least / (2 * self.norm)
 
 
 @lru_cache(maxsize=64)
 def best_shell(num_classes: int, dim: int) -> Shell | None:
-    """The shell of at least num_classes vectors with the largest smallest distance, among squared lengths to 128."""
+    """The best shell with at least num_classes vectors, among squared norms up to 128; None if there is none."""
     found: list[Shell] = []
     for least in (1, 2, 4, 8):
-        if least == 8 and not 8 <= dim <= 16:  # needs words of weight 8; its table grows eightfold beyond 16
+        if least == 8 and not 8 <= dim <= 16:  # needs words of weight 8; beyond 16 the table grows eightfold
             continue
         for limit in (8, 16, 32, 64, 128):
             counts = _counts(least, dim, limit)[0][1:, 0]  # (limit,): vectors of each squared length from 1
@@ -73,7 +74,7 @@ def best_shell(num_classes: int, dim: int) -> Shell | None:
 
 
 def _checks(least: int, dim: int) -> Ints:
-    """For each coordinate, the bits that an odd entry flips: a vector belongs to the lattice if all end at zero."""
+    """For each coordinate, the check bits that an odd entry flips; in the lattice, all checks are zero."""
     if least == 1:
         return np.zeros(dim, dtype=np.int64)
     if least == 2:
@@ -106,7 +107,7 @@ def _moves(least: int, dim: int) -> Ints:
 
 @lru_cache(maxsize=16)
 def _counts(least: int, dim: int, limit: int) -> list[Floats]:
-    """In how many ways coordinates j, j+1, … complete a lattice vector, by squared length left and state."""
+    """The number of ways in which coordinates j, j+1, … complete a lattice vector, by remaining norm and state."""
     moves = _moves(least, dim)
     counts = [np.zeros((limit + 1, moves.shape[2]))]
     counts[0][0, 0] = 1

@@ -11,11 +11,11 @@ from tammes.errors import UserError
 def simplex(
     num_classes: int, dim: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "classes dim"]:
-    """Vertices of a regular simplex: every pair of classes equally far apart, as far as is possible at all.
+    """Vertices of a regular simplex: every pair of classes has the same distance, the largest possible.
 
     The cosine of every pair is -1/(C-1), its distance sqrt(2C/(C-1)), which is Rankin's bound (1955); the gap between
     the largest and the smallest distance, on which the bound on the triplet loss depends, is zero.
-    The generator is not used: nothing here is random.
+    Deterministic: the generator is not used.
     """
     del generator
     checked_sizes(num_classes, dim, dtype)

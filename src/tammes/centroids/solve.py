@@ -1,4 +1,4 @@
-"""The solver: centroids as far apart as descent on a soft maximum of the cosines can bring them."""
+"""The solver: centroids by gradient descent on a soft maximum of the pairwise cosines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ from tammes.centroids.validation import checked_sizes
 from tammes.errors import UserError
 from tammes.geometry import first_duplicate, normalise
 
-_PRECISE = 1e6  # C² D up to which L-BFGS, which takes thousands of evaluations, ends in seconds
-_HARD = 3e6  # a sharpness at which the soft maximum is the maximum to 1e-5 or better
-_HALF = 3e3  # a sharpness at which it is clear which arrangement this will be
-_TINY = 100  # C D up to which there are many arrangements to choose from, and starts cost nothing
+_PRECISE = 1e6  # C² D up to which L-BFGS, with thousands of evaluations, ends in seconds
+_HARD = 3e6  # a sharpness at which the soft maximum equals the maximum to 1e-5 or better
+_HALF = 3e3  # a sharpness at which the arrangement is determined
+_TINY = 100  # C D up to which there are many local optima, and restarts are cheap
 
 
 def solve(
@@ -35,17 +35,17 @@ def solve(
     starts: int | None = None,
     steps: int | None = None,
 ) -> Float[Tensor, "classes dim"]:
-    """Points with a locally largest smallest distance, found by descent; the best of several starts where cheap.
+    """Points whose smallest distance is locally maximal, found by descent; the best of several starts if cheap.
 
-    The energy is the soft maximum of all cosines, whose sharpness grows until it is the maximum itself. Small sets are
-    solved by L-BFGS to 1e-6, larger ones by Riemannian Adam in O(classes² dim) a step and bounded memory.
+    The energy is the soft maximum of all cosines, with a sharpness that grows until it is the maximum itself. Small
+    sets are solved by L-BFGS to 1e-6, larger ones by Riemannian Adam in O(classes² dim) per step and bounded memory.
 
     Args:
-        spread: from 0, the largest smallest distance, to 0.6, nearly equal distances: weight of the same energy of
-            the negated cosines, which shrinks the largest distance. At 1 all points could meet in one.
-        start: where to begin, for instance the mean of each class; its neighbourhoods are mostly kept.
-        starts: how many random starts; by default as many as a few seconds allow, 1 for large sets.
-        steps: of Riemannian Adam, by default 300, or 1000 where they take a second; L-BFGS ends by itself.
+        spread: from 0, the largest smallest distance, to 0.6, nearly equal distances: the weight of the same energy of
+            the negated cosines, which reduces the largest distance.
+        start: initial points, for instance the mean of each class; their neighbourhoods are mostly kept.
+        starts: number of random starts; by default as many as a few seconds allow, 1 for large sets.
+        steps: steps of Riemannian Adam, by default 300, or 1000 where they take a second; L-BFGS runs to convergence.
     """
     checked_sizes(num_classes, dim, dtype, generator)
     if not 0 <= spread <= 0.6:
@@ -62,7 +62,7 @@ def solve(
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads: operations of a millisecond are not faster on two, and on a busy machine ten times slower."""
+    """Limit torch's threads: for millisecond operations two gain nothing, and lose tenfold on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -83,7 +83,7 @@ def _solved(
     """The result in float64."""
     if start is not None:
         begin = _checked_start(start, num_classes, dim)
-        # A sharp energy from the first step moves a point only away from its neighbours, and few steps not too far.
+        # A sharp energy from the first step moves a point away from its neighbours only.
         points = _adam(begin, spread, steps or 300, sharpness=20.0, rate=0.03)
         return normalise(points.double())
     steps = steps or default_steps(num_classes, dim)
@@ -102,7 +102,7 @@ def _solved(
 def _best_of(
     starts: int, num_classes: int, dim: int, spread: float, generator: torch.Generator | None
 ) -> Float[Tensor, "classes dim"]:
-    """The best result of L-BFGS from several random starts; only those ahead at half sharpness are finished."""
+    """The best result of L-BFGS from several random starts; only those leading at half sharpness are finished."""
     best, lowest, ahead = torch.empty(0), inf, inf
     attainable = 1 - upper_bound(num_classes, dim) ** 2 / 2 if not spread else -inf
     for attempt in range(starts):
@@ -117,12 +117,12 @@ def _best_of(
         if value < lowest:
             best, lowest = points, value
         if lowest < attainable + log(num_classes**2) / _HARD:
-            break  # it meets the bound: nothing better exists
+            break  # it meets the upper bound, so it is optimal
     return best
 
 
 def default_steps(num_classes: int, dim: int) -> int:
-    """Steps of Riemannian Adam: the gain from 300 to 1000 is about 0.2 % of the distance."""
+    """Steps of Riemannian Adam. 1000 instead of 300 gains about 0.2 % of the distance."""
     return 1000 if num_classes**2 * dim < 1e7 else 300
 
 
@@ -136,7 +136,7 @@ def _checked_start(start: Float[Tensor, "rows columns"], num_classes: int, dim: 
     twins = first_duplicate(start)
     if twins is not None:
         raise UserError(
-            f"start has the same direction for classes {twins[0]} and {twins[1]}: nothing tells them apart."
+            f"start has the same direction for classes {twins[0]} and {twins[1]}, so they cannot be separated."
         )
     return start
 
@@ -151,9 +151,9 @@ def _automatic_starts(num_classes: int, dim: int) -> int:
 
 
 def _first_sharpness(size: int, attempt: int) -> float:
-    """Where the sharpness starts: it decides among the arrangements, and no single value finds all of the best.
+    """The initial sharpness, which decides the arrangement; no single value finds all the best ones.
 
-    From 5.7, doubling, the 240 minimal vectors of E8 are missed in every start, from 10 found in every start; the
+    Doubling from 5.7 misses the 240 minimal vectors of E8 in every start, from 10 finds them in every start; the
     24-cell is found from 2 only, 13 points in dim 3 from 100 or more.
     """
     return (10.0, 2.0, 1000.0, 100.0)[attempt % 4] if size <= _TINY else 10.0
@@ -162,9 +162,9 @@ def _first_sharpness(size: int, attempt: int) -> float:
 def _lbfgs(
     start: Float[Tensor, "points dim"], spread: float, sharpness: float, last: float
 ) -> Float[Tensor, "points dim"]:
-    """Stationary points of ever sharper energies, to float64 precision.
+    """Stationary points of increasingly sharp energies, to float64 precision.
 
-    The beginning is slow (300 iterations, then a growth of 1.3) because it decides which arrangement is found.
+    The first stages are slow (300 iterations, then a growth of 1.3) because they decide which arrangement is found.
     """
     shape = tuple(start.shape)
 
@@ -187,10 +187,10 @@ def _lbfgs(
 def _adam(
     start: Float[Tensor, "points dim"], spread: float, steps: int, *, sharpness: float, rate: float
 ) -> Float[Tensor, "points dim"]:
-    """Riemannian Adam in float32 with one second moment per point, the sharpness growing geometrically to 300.
+    """Riemannian Adam in float32 with one second moment per point; the sharpness grows geometrically to 300.
 
-    Sharpness and rate are relative to the spread of the cosines of random points, 1/sqrt D, and to the distance to
-    the neighbours where that is below a right angle.
+    Sharpness and rate are relative to the standard deviation of random cosines, 1/sqrt D, and to the distance between
+    neighbours if that is below a right angle.
     """
     points = start.float()
     closeness = min(1.0, upper_bound(*points.shape) ** 2 / 2)  # 1 - cos of neighbours
@@ -209,5 +209,5 @@ def _adam(
 
 
 def _tangent(vectors: Float[Tensor, "points dim"], points: Float[Tensor, "points dim"]) -> Float[Tensor, "points dim"]:
-    """The vectors without their parts along the points: directions on the sphere."""
+    """The tangential components of the vectors on the sphere."""
     return vectors - (vectors * points).sum(1, keepdim=True) * points

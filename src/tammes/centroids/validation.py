@@ -9,12 +9,12 @@ from tammes.io.machine import memory
 def checked_sizes(
     num_classes: int, dim: int, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None
 ) -> None:
-    """Refuse sizes for which no distinct unit points exist, and types in which they might not stay distinct."""
+    """Raise UserError for sizes without distinct unit points, and for dtypes other than float32 and float64."""
     check_whole("num_classes", num_classes)
     check_whole("dim", dim)
     if dtype not in (torch.float32, torch.float64):
         raise UserError(f"dtype must be torch.float32 or torch.float64, got {dtype}. Convert the result instead.")
-    # Before they are made: a system that promises memory which it has not kills the process later.
+    # Checked first: a system that overcommits memory would kill the process later.
     if num_classes * dim * dtype.itemsize > memory():
         raise UserError(
             f"{num_classes} centroids of {dim} numbers are more than this machine has memory for. Lower dim, or the"

@@ -33,15 +33,15 @@ _FILES = {name: import_module(f"tammes.cli.{name}") for group in help_pages.GROU
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     name: (getattr(file, name.capitalize()), getattr(file, name)) for name, file in _FILES.items()
 }
-# What a command ends with. 141 is how a shell calls a program that wrote to a closed pipe.
+# Exit codes. 141 is the shell's code for a program that wrote to a closed pipe.
 DONE, PROBLEMS_FOUND, WRONG_USE, BUG, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
-# What the system may refuse that a user can fix.
+# System errors that a user can fix.
 _REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EBUSY),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Of every command, before it or after.
+# Flags of every command, before or after it.
 QUIET, DEBUG, HELP, HELP_ALL = ("-q", "--quiet"), ("--debug",), ("-h", "--help"), ("--help-all",)
 
 

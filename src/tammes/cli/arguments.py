@@ -1,7 +1,7 @@
-"""The options of a command, read off the class that declares them; and what is wrong with words that do not fit them.
+"""Parse the options of a command, declared by a class, and explain mistakes.
 
-The class is a frozen dataclass or a TypedDict, with a text below each field; what several commands have is an annotated
-type with its text (`Doc`) in `cli/options.py`.
+The class is a frozen dataclass or a TypedDict with a docstring below each field; shared options are annotated types
+with a `Doc` in `cli/options.py`.
 """
 
 import ast
@@ -32,13 +32,13 @@ class Option:
     """One option of a command.
 
     Attributes:
-        flag: as help shows it, "--batch-size"; of a positional, what stands for it: "DATA".
-        spellings: all that it may be typed as; none of a positional.
-        kind: bool (takes no value), int, float, Path, str, or object for a value that may be of several kinds.
-        choices: the values that it may have; empty if any of its kind.
+        flag: as shown in help, "--batch-size"; for a positional argument its placeholder, "DATA".
+        spellings: all accepted flags; empty for a positional argument.
+        kind: bool (takes no value), int, float, Path, str, or object for several types.
+        choices: the allowed values; empty for any.
         many: whether it takes any number of values.
-        default: None for none.
-        metavar: what stands for its value.
+        default: its default; None for none.
+        metavar: the placeholder of its value.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Option:
 
     @property
     def typed(self) -> str:
-        """As a usage line has it."""
+        """Its form in a usage line."""
         if self.positional:
             return self.flag if self.required else f"[{self.flag}]"
         return self.flag if self.kind is bool else f"{self.flag} {self.metavar}"
 
     def mistake(self, value: str) -> str | None:
-        """What is wrong with a value, if anything."""
+        """An error message for an invalid value; None if it is valid."""
         if self.choices and value not in self.choices:
             near = get_close_matches(value, self.choices, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -75,7 +75,7 @@ class Option:
 
 
 def one_of(names: Sequence[str]) -> str:
-    """Names as a sentence lists what may be chosen.
+    """Names joined as "a, b or c".
 
     >>> one_of(["random", "pca", "whiten"])
     'random, pca or whiten'
@@ -85,7 +85,7 @@ def one_of(names: Sequence[str]) -> str:
 
 @cache
 def options_of(command: type) -> tuple[Option, ...]:
-    """The options that a class declares, in its order; those that are typed without a flag first."""
+    """The options that a class declares, in order, positional arguments first."""
     texts, hints = _texts_below(command), get_type_hints(command, include_extras=True)
     defaults = {each.name: each.default for each in fields(command)} if is_dataclass(command) else {}
     required = getattr(command, "__required_keys__", {name for name, value in defaults.items() if value is MISSING})
@@ -129,7 +129,7 @@ def options_of(command: type) -> tuple[Option, ...]:
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """The types that a value may have, without None."""
+    """The types of a value, without None."""
     hint = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return [part for part in parts if part is not NoneType]
@@ -140,7 +140,7 @@ def _last(marks: Sequence[Any], attribute: str) -> Any:
 
 
 def _texts_below(command: type) -> dict[str, str]:
-    """The text below each field of a class, and of those TypedDicts that it takes fields from."""
+    """The docstring below each field of a class and of its base TypedDicts."""
     tree = ast.parse(dedent(inspect.getsource(command))).body[0]
     assert isinstance(tree, ast.ClassDef)
     bases = [each for each in getattr(command, "__orig_bases__", ()) if isinstance(each, type)]
@@ -153,15 +153,15 @@ def _texts_below(command: type) -> dict[str, str]:
 
 
 def for_tyro(command: type) -> Any:
-    """The class as tyro should read it: --json without --no-json. In a TypedDict, without defaults, it needs both."""
+    """The class for tyro: --json without --no-json, except in a TypedDict, which has no defaults."""
     return tyro.conf.FlagCreatePairsOff[command] if is_dataclass(command) else command  # type: ignore[misc,valid-type]
 
 
 def parse(name: str, command: type, words: Sequence[str]) -> Any:
-    """The options that words give: an instance of a dataclass, or of a TypedDict a dict of those that were typed.
+    """Parse words into an instance of a dataclass, or for a TypedDict a dict of the given options.
 
     Raises:
-        UserError: says in a line what is wrong with the words.
+        UserError: a mistake, explained in one line.
     """
     flags = {each for option in options_of(command) if option.kind is bool for each in option.spellings}
     for flag, equals, value in (word.partition("=") for word in takewhile(lambda word: word != "--", words)):
@@ -177,7 +177,7 @@ def parse(name: str, command: type, words: Sequence[str]) -> Any:
 
 
 def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the words of a command, in their order."""
+    """The mistakes in the words of a command, in order."""
     flags = {spelling: option for option in options for spelling in option.spellings}
     plain: list[str] = []
     given: set[str] = set()
@@ -223,7 +223,7 @@ def mistakes(name: str, options: Sequence[Option], words: Sequence[str]) -> Iter
 
 
 def usage_of(name: str, options: Sequence[Option]) -> str:
-    """How a command is typed, in a line."""
+    """The usage line of a command."""
     positional = [option.typed for option in options if option.positional]
     required = [option.typed for option in options if option.required and not option.positional]
     optional = ["[options]"] if any(not option.required and not option.positional for option in options) else []
@@ -231,7 +231,7 @@ def usage_of(name: str, options: Sequence[Option]) -> str:
 
 
 def _nearest(word: str, flags: Collection[str]) -> str | None:
-    """The flag that may be meant; dashes do not count, for all flags share them."""
+    """The closest flag, ignoring dashes."""
     names = {flag.lstrip("-"): flag for flag in flags}
     near = get_close_matches(word.lstrip("-").replace("_", "-"), names, n=1)
     return names[near[0]] if near else None

@@ -1,4 +1,4 @@
-"""What the commands share for output: metavars of options, tables, percentages."""
+"""Output helpers of the commands: metavars of options, tables, percentages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from tammes.io.console import printable
 
 
 def optional(metavar: str) -> Any:
-    """How help shows an option that is absent by default: its kind of value, and no word about None."""
+    """The help of an option without a default: its metavar, without None."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def check_words(given: Sequence[str]) -> None:
-    """Refuse an empty word: as a path it would be the current folder, which is not meant by an unset variable."""
+    """Raise UserError for an empty argument, for example from an unset variable: as a path it is the current folder."""
     for before, word in zip(["", *given], given, strict=False):
         if not word and before != "--label":  # images without a class are found by it
             where = f" after {before}" if before else ""
@@ -27,12 +27,12 @@ def check_words(given: Sequence[str]) -> None:
 def print_table(
     title: str, names: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Sequence[str] = ("",), width: int | None
 ) -> None:
-    """Print a table, in which names may be untrusted.
+    """Print a table; names in it may be untrusted.
 
     Args:
-        names: of the columns.
-        texts: those that are not figures.
-        width: None: that of the terminal.
+        names: names of the columns.
+        texts: the columns that are text rather than numbers.
+        width: the width; None for that of the terminal.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -47,7 +47,7 @@ def print_table(
 
 
 def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
-    """Print measured rows side by side, in per cent, with their 95 % intervals below."""
+    """Print metrics side by side, in per cent, with 95 % intervals."""
     from tammes.metrics import TITLES
 
     shown = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
@@ -61,7 +61,7 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
 def percent(
     value: float | None, interval: Sequence[float] | None = None, form: str = ".2f", of_interval: str = ".1f"
 ) -> str:
-    """A share in per cent, its interval below it."""
+    """A share in per cent with its interval."""
     cell = "-" if value is None else f"{100 * value:{form}}"
     ends = "" if interval is None else f"\n[{100 * interval[0]:{of_interval}}, {100 * interval[1]:{of_interval}}]"
     return cell + ends

@@ -1,7 +1,7 @@
-"""Errors of the library in the words of the command line: its parameters as the flags that are typed.
+"""Translate parameters in messages of the library to flags of the command line.
 
-The library marks a parameter by backticks, alone or with a value: `batch_size`, `lr=0.1`, `mirror=False`. Nothing else
-is touched: words, paths and commands to type stay as they are.
+The library marks a parameter by backticks, alone or with a value: `batch_size`, `lr=0.1`, `mirror=False`. Other text,
+including paths and commands, is not changed.
 """
 
 import ast
@@ -15,7 +15,7 @@ _MARKED = re.compile(r"`([a-z]\w*)(?:=([^`]*))?`")
 
 
 def with_flags(text: str, options: Iterable[Option]) -> str:
-    """The text with `name` and `name=value` of these options as one would type them; other names stay marked."""
+    """The text with `name` and `name=value` of these options as flags; other names are unchanged."""
     known = {option.name.strip("_"): option for option in options}
 
     def flag(found: re.Match[str]) -> str:
@@ -37,7 +37,7 @@ def _typed(option: Option, value: str | None) -> str:
 
 
 def _as_words(value: str) -> str:
-    """A value of Python as the words of a shell; what only stands for one, such as FILE, as it is."""
+    """A Python value as words of a shell; placeholders such as FILE are unchanged."""
     try:
         given = ast.literal_eval(value)
     except (ValueError, SyntaxError):
@@ -48,6 +48,6 @@ def _as_words(value: str) -> str:
 
 
 def _quoted(value: object) -> str:
-    """As one word of a shell; a text with single quotes, such as a condition, in double ones."""
+    """A text quoted for a shell; in double quotes if it has single quotes, as filters do."""
     text = str(value)
     return f'"{text}"' if "'" in text and not set(text) & set('"\\$`!') else shlex.quote(text)

@@ -1,4 +1,4 @@
-"""The help pages: one screen for all commands, one page for a command."""
+"""The help pages: an overview of all commands, and a page for each."""
 
 import inspect
 import shutil
@@ -13,7 +13,7 @@ from tammes.io.environment import colours
 _WIDEST = 100
 _EXAMPLES = "For example:"
 
-# What the first screen shows, in this order.
+# The overview, in this order.
 GROUPS = {
     "Train and measure": ("train", "evaluate", "calibrate", "report", "runs"),
     "Search": ("index", "search", "label", "duplicates", "serve"),
@@ -21,7 +21,7 @@ GROUPS = {
     "Data": ("data", "doctor"),
     "More": ("models", "losses", "centroids", "benchmark", "cache", "completion"),
 }
-# What most people need of commands with many options; `--help-all` shows the others too.
+# The most important options of commands with many; `--help-all` shows all.
 COMMON = {
     "train": (
         *("data", "out", "backbone", "weights", "train", "epochs", "batch_size", "lr", "test_classes"),
@@ -31,7 +31,7 @@ COMMON = {
 
 
 def overview(commands: Mapping[str, tuple[type, Callable[[Any], None]]]) -> str:
-    """What `tammes --help` shows."""
+    """The output of `tammes --help`."""
     width, heading, name_of = _width(), _painter("1;36"), _painter("36")
     lines = ["usage: tammes COMMAND [options]"]
     lines += ["Deep metric learning in linear time: from a folder of images to an embedding that finds them.", ""]
@@ -54,7 +54,7 @@ def overview(commands: Mapping[str, tuple[type, Callable[[Any], None]]]) -> str:
 
 
 def page(name: str, command: type, *, everything: bool) -> str:
-    """What `tammes COMMAND --help`, or `--help-all`, shows."""
+    """The output of `tammes COMMAND --help`, or `--help-all`."""
     options = options_of(command)
     by_name = {option.name: option for option in options}
     common = [by_name[each] for each in COMMON.get(name, by_name) if each in by_name]

@@ -47,7 +47,7 @@ __all__ = [
     "vectors",
 ]
 
-# The named sets that are folders: how each is recognised, and what then reads it.
+# Published data sets in folders: (function that recognises it, reader).
 READERS = {
     "cub": (is_cub, cub),
     "cars196": (is_cars196, cars196),
@@ -58,35 +58,35 @@ READERS = {
 
 
 def check_place(data: str) -> None:
-    """Refuse what is not there at all, as `open_dataset` does, and look no further."""
+    """Raise UserError if the data does not exist, without reading it."""
     if data != "glyphs" and not Path(data).exists():
         open_dataset(data)
 
 
 def check_data(data: str | None) -> None:
-    """Refuse images that are not there at all; a file of vectors is looked at by whoever reads it."""
+    """Raise UserError if images do not exist; files of vectors are checked when they are read."""
     if data is not None and not is_vector_file(data):
         check_place(data)
 
 
 def open_dataset(data: str) -> Dataset:
-    """The data set of that name, in that folder or table (a CSV file, or COCO's JSON), recognised by what is in it.
+    """A data set by its name ("glyphs"), folder or table (a CSV file, or COCO's JSON), recognised by its content.
 
     Raises:
-        UserError: there is none, or something is wrong with it.
+        UserError: it does not exist or is invalid.
     """
     if data == "glyphs":
         return glyphs()
     if data.startswith(OBJECTS):
         raise UserError(
-            "the data of this run was given as Python objects, which no file contains. Open the run there, with the"
-            " data: tammes.load_run(folder, data=data)"
+            "the data of this run was passed as Python objects, which are not stored in a file. Open the run in Python"
+            " with the data: tammes.load_run(folder, data=data)"
         )
     path = Path(data)
     name = data.casefold()
     if name in READERS and not path.exists():
         raise UserError(
-            f"no such folder: {data}. Give the folder that {name} is in; `tammes data {name} --to FOLDER` gets it."
+            f"no such folder: {data}. Give the folder with {name}; `tammes data {name} --to FOLDER` downloads it."
         )
     if is_table(path):
         return table(path)

@@ -1,4 +1,4 @@
-"""Batches of decoded images, cropped for training or evaluation by a thread a little ahead of their use."""
+"""Batches of decoded images, cropped for training or evaluation, prefetched by a thread."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Unpack
@@ -28,7 +28,7 @@ from tammes.errors import UserError
 
 Batch = tuple[Shaped[Tensor, "batch ..."], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]
 
-_AHEAD = 2  # batches made before they are asked for
+_AHEAD = 2  # prefetched batches
 
 
 def batches(
@@ -45,33 +45,33 @@ def batches(
     workers: int = 0,
     **sampling: Unpack[Sampling],
 ) -> "Batches":
-    """One epoch of batches: iterable, any number of times, and with a length.
+    """One epoch of batches: an iterable with a length, which can be iterated any number of times.
 
-    For training, images come as the sampler has them, each with its own random crop, half of them mirrored. For
-    evaluation (train=False) they come in the order of `indices`, each with its centre crop, and the sampler and
-    `mirror` mean nothing. Everything follows from (seed, epoch).
+    For training, images are in the order of the sampler, each with a random crop, a random half of them mirrored. For
+    evaluation (train=False), they are in the order of `indices` with their centre crops; sampler and `mirror` have no
+    effect. The batches depend only on (seed, epoch).
 
     Args:
-        indices: which images.
-        labels: the label of each of them.
-        batch_size: images in a batch, of all processes together.
-        crop: height and width of what is cut out of an image; None for all of it.
-        sampler: "shuffled": each image once. "ordered": likewise, but in the order given. "balanced": each at least
-            once, those of smaller classes again, with other crops, until all classes are as large as the largest. "pk":
-            each once, in batches of batch_size / images_per_class classes with `images_per_class` images each, or fewer
-            where a class has no more left; no class twice in a batch unless it has more such groups than there are
-            batches.
-        mirror: mirror every other image, left to right; for writing, say, this is wrong.
-        padding: by how many pixels the border of an image is repeated outwards before it is cropped.
-        area: for training, below 1: a crop covers a random part of the image, from this share of its area to all of it,
-            and is scaled to the size of `crop`.
-        scaled_to: height and width that random crops are scaled to, whatever their own.
-        drop_last: leave out a last, smaller batch.
-        rank, world_size: this process and how many there are. For training each has a share of every batch, which may
-            be nothing of a small one; for evaluation each has whole batches.
-        order: positions in `indices` that the epoch is made of, triplet after triplet, instead of a sampler's.
-        transform: what takes the place of crops and mirrors.
-        workers: processes that transform; 0: the one that asks for the batches.
+        indices: the images.
+        labels: the labels of these images.
+        batch_size: images in a batch, over all processes.
+        crop: height and width of the crop; None for whole images.
+        sampler: "shuffled": each image once, in random order. "ordered": each once, in the given order. "balanced":
+            images of smaller classes are repeated, with other crops, until all classes are as large as the largest.
+            "pk": each once, in batches of batch_size / images_per_class classes with `images_per_class` images each, or
+            fewer if a class has no more left; a class is twice in a batch only if it has more such groups than there
+            are batches.
+        mirror: mirror a random half of the images; wrong for text, for example.
+        padding: pixels by which the border of an image is replicated before it is cropped.
+        area: for training, below 1: a crop covers a random area of the image, from this share to all of it, and is
+            scaled to the size of `crop`.
+        scaled_to: height and width to which random crops are scaled.
+        drop_last: leave out a smaller last batch.
+        rank, world_size: this process and the number of processes. For training each has a share of every batch, which
+            may be empty; for evaluation each has whole batches.
+        order: positions in `indices` for the epoch, triplet after triplet, instead of a sampler.
+        transform: replaces crops and mirroring.
+        workers: processes that run `transform`; 0 for the calling process.
     """
     turned = turns(labels, **sampling)
     train, seed, epoch = sampling["train"], sampling.get("seed", 0), sampling.get("epoch", 0)
@@ -82,13 +82,13 @@ def batches(
 
         def transformed(turn: Turn) -> Shaped[Tensor, "batch channels height width"]:
             chosen = indices[turn.positions]
-            if not len(chosen):  # this process has nothing of a small batch
+            if not len(chosen):  # this process has no share of a small batch
                 sides = (crop, crop) if isinstance(crop, int) else crop or (1, 1)
                 return torch.empty(0, decoded.channels, *sides, dtype=torch.uint8)
             pixels = [decoded[index] for index in chosen.tolist()]
             return transform_each(own, pixels, chosen, turn.repeats, seed=seed, epoch=epoch)
 
-        # Not by a thread: the random numbers of transforms are those of the process.
+        # Not in a thread, as transforms use the random state of the process.
         return Batches(turned, indices, labels, transformed, ahead=False, workers=workers)
     sizes = np.stack([decoded.heights[indices], decoded.widths[indices]], axis=1)  # (chosen, 2)
     window = _window(sizes, crop, padding)
@@ -118,11 +118,11 @@ def batches(
 
 
 class Batches:
-    """The batches of one epoch: (inputs, labels, indices), made by a thread a little ahead of their use.
+    """The batches of one epoch: (inputs, labels, indices), prefetched by a thread.
 
     Args:
-        ahead: False makes each when it is asked for: better where making one takes no longer than handing it over.
-        workers: processes that make them, instead of a thread.
+        ahead: False disables prefetching, for batches that are cheap to make.
+        workers: worker processes instead of a thread.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Batches:
                 batch_size=None,
                 num_workers=self._workers,
                 multiprocessing_context="fork",  # transforms may be functions that cannot be pickled
-                generator=torch.Generator(),  # nobody else's random numbers change
+                generator=torch.Generator(),  # does not change the global random state
             )
             return
         if self._ahead:
@@ -166,7 +166,7 @@ class Batches:
 
 
 class _Made(torch.utils.data.Dataset[Batch]):
-    """Batches by their numbers, for worker processes."""
+    """Batches by index, for worker processes."""
 
     def __init__(self, turns: Sequence[Turn], made: Callable[[Turn], Batch]) -> None:
         self._turns, self._made = turns, made

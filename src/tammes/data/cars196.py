@@ -1,7 +1,7 @@
 """Cars196 (Krause et al., 2013): 16,185 photos of 196 kinds of cars.
 
-The first 98 classes train and the other 98 test, as is usual in metric learning. The division into training and test
-images that comes with the data has every class on both sides and is not used.
+The first 98 classes are for training and the other 98 for testing, as usual in metric learning. The official split into
+training and test images has every class on both sides and is not used.
 """
 
 import zlib
@@ -23,14 +23,14 @@ _UNLABELLED = "cars_test_annos.mat"
 
 
 def cars196(root: Path) -> Dataset:
-    """The photos; a class is a kind of car, such as "AM General Hummer SUV 2000".
+    """Read Cars196; a class is a kind of car, such as "AM General Hummer SUV 2000".
 
-    Either of the two forms in which they are found: cars_annos.mat with car_ims/, or cars_train_annos.mat,
-    cars_test_annos_withlabels.mat and cars_meta.mat (these in the folder itself or in devkit/) with cars_train/ and
-    cars_test/, which are put together.
+    Both published layouts are accepted: cars_annos.mat with car_ims/, or cars_train_annos.mat,
+    cars_test_annos_withlabels.mat and cars_meta.mat (in the folder itself or in devkit/) with cars_train/ and
+    cars_test/, which are combined.
 
     Args:
-        root: the folder that holds them.
+        root: the folder with these files.
     """
     if _in_one(root):
         file = _found(root, _WHOLE)
@@ -67,7 +67,7 @@ def cars196(root: Path) -> Dataset:
 
 
 def is_cars196(root: Path) -> bool:
-    """Whether a folder holds Cars196 in one of its two forms."""
+    """Whether a folder contains Cars196 in one of its two layouts."""
     return _in_one(root) or any(_found(root, name).is_file() for name in (_TRAIN, _TEST))
 
 
@@ -95,7 +95,7 @@ def _in_two(root: Path) -> list[_Image]:
 
 
 def _found(root: Path, name: str) -> Path:
-    """Where a file of annotations is, or would be: copies differ in whether they keep it in devkit/."""
+    """The path of an annotation file, which some copies have in devkit/."""
     return root / name if (root / name).is_file() else root / "devkit" / name
 
 
@@ -119,7 +119,7 @@ def _class_names(file: Path) -> list[str]:
 
 
 def _variable(file: Path, name: str) -> ndarray:
-    """A struct array or a cell array of a MATLAB file, as an array of one dimension."""
+    """A struct array or a cell array of a MATLAB file, as a one-dimensional array."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -131,5 +131,5 @@ def _variable(file: Path, name: str) -> ndarray:
     except (MatReadError, NotImplementedError, OSError, LookupError, TypeError, ValueError, zlib.error) as error:
         raise UserError(f"cannot read {file}: not a complete MATLAB file ({error}). Download it again.") from error
     if name not in variables:
-        raise UserError(f"{file} has no variable `{name}`: it is another file than that of Cars196.")
+        raise UserError(f"{file} has no variable `{name}`: it is not the file of Cars196.")
     return np.atleast_1d(variables[name])

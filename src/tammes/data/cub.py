@@ -1,7 +1,7 @@
 """CUB-200-2011 (Wah et al., 2011): 11,788 photos of 200 kinds of birds.
 
-The first 100 classes train and the other 100 test, as is usual in metric learning. The division into training and test
-images that comes with the data has every class on both sides and is not used.
+The first 100 classes are for training and the other 100 for testing, as usual in metric learning. The official split
+into training and test images has every class on both sides and is not used.
 """
 
 from pathlib import Path
@@ -16,10 +16,10 @@ TRAIN_CLASSES = 100  # the numbers 1 to 100
 
 
 def cub(root: Path) -> Dataset:
-    """The photos in the order of images.txt; a class is a kind of bird, such as "001.Black_footed_Albatross".
+    """Read CUB-200-2011 in the order of images.txt; a class is a kind of bird, such as "001.Black_footed_Albatross".
 
     Args:
-        root: the folder with images.txt and images/, or the one that holds it as CUB_200_2011.
+        root: the folder with images.txt and images/, or its parent, if the folder is called CUB_200_2011.
     """
     place = _place(root)
     if place is None:
@@ -66,7 +66,7 @@ def cub(root: Path) -> Dataset:
 
 
 def is_cub(root: Path) -> bool:
-    """Whether a folder is CUB-200-2011, or holds it."""
+    """Whether a folder is CUB-200-2011, or contains it."""
     return _place(root) is not None
 
 
@@ -78,7 +78,7 @@ def _place(root: Path) -> Path | None:
 
 
 def _numbered(file: Path, expected: str) -> dict[int, tuple[int, str]]:
-    """What a list says of each number, and in which line."""
+    """The line and the value of each number in a list."""
     found: dict[int, tuple[int, str]] = {}
     for line, (number, value) in rows(file, 2, expected):
         key = whole_number(number, file, line)

@@ -1,4 +1,4 @@
-"""What a data set is: labelled images, wherever they are."""
+"""Dataset: labelled images from any source."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,37 +8,35 @@ from jaxtyping import Bool, Int64, UInt8
 from numpy import ndarray
 from PIL import Image
 
-# What an image is for, where the data itself says it: the values of Dataset.part.
+# The values of Dataset.part: the split that the data itself defines.
 TRAIN, VALIDATION, TEST = 0, 1, 2
-# How it is called: by a column `split`, by sub-folders, by the splits of Hugging Face.
+# Their names in a column `split`, in sub-folders, and in Hugging Face splits.
 PARTS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST}
 PARTS |= dict.fromkeys(("val", "valid", "validation"), VALIDATION)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Labelled images: what they are called, which class each belongs to, and how to read one.
+    """Labelled images: keys, labels, and a function that reads one image.
 
     Attributes:
-        name: what a person would call it: "glyphs", the folder's name, …
-        keys: what each image is called, unique: its path below the root, or a name made for it.
+        name: "glyphs", the folder's name, …
+        keys: a unique name for each image: its path below the root, or a generated name.
         labels: the class of each image, 0..classes-1.
-        class_names: the classes as text, in the order of the labels.
-        read: image number -> the image as it is stored, in any mode; may raise for a broken file.
-        fingerprint: a short text that changes whenever an image does; the key of the cache of decoded images.
-        train_classes: for a named set, how many of the first classes train; the others test. None: the user decides.
-        files: the file of each image, for what looks at more than its pixels; None where images are no files. Every
-            reader whose images are files sets it.
-        part: what each image is for, as the data itself says: TRAIN, VALIDATION or TEST. None: it does not say.
-        query: which images are searched for, and ...
-        gallery: ... which they are searched among; an image may be both. Masks that say something about test images
-            only; None: every test image is both.
-        sequence: the sequence that each image was taken in; a query does not find items of its own. None: there is
-            none.
-        changed: the first file that is no longer as it was when the set was opened, None if all are; None where images
-            are no files.
-        missing: the images whose files were not there when the set was opened.
-        remarks: what a person should see before trusting the data, such as a count that is not the published one.
+        class_names: the names of the classes.
+        read: index -> the stored image, in any mode; may raise for a broken file.
+        fingerprint: a short text that changes when an image changes; the key of the cache of decoded images.
+        train_classes: for a published set, the number of its first classes that are for training; None otherwise.
+        files: the file of each image; None if images are not files.
+        part: the split that the data itself defines: TRAIN, VALIDATION or TEST for each image; None if it does not.
+        query: mask of the queries among the test images; None if every test image is one.
+        gallery: mask of the gallery among the test images; None if every test image is in it.
+        sequence: the sequence of each image, such as a video; a query does not find items of its own sequence. None if
+            there are none.
+        changed: returns the first file that has changed since the set was opened, or None; None if images are not
+        files.
+        missing: the images whose files did not exist when the set was opened.
+        remarks: notes for the user, such as a count that differs from the published one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Checks of a data set before training: every image is read once, and none is kept in memory."""
+"""Check a data set before training: every image is read once, and none is kept in memory."""
 
 import os
 import warnings
@@ -25,12 +25,12 @@ from tammes.errors import UserError
 from tammes.io.files import opened
 from tammes.io.limits import IMAGE
 
-HUGE_PIXELS = 50_000_000  # slow to decode, and no better once it is scaled down
-CROPPED_UP_TO = 20_000  # images: of more, crops are not compared, which would take as long as all else
-TINY_SIDE = 32  # of the shorter side: what is smaller is mostly invented when it is scaled up
-EXTREME_RATIO = 4.0  # of the sides: the centre, which is all that a test sees, is then less than a quarter
+HUGE_PIXELS = 50_000_000  # images above are slow to decode, with no benefit once scaled down
+CROPPED_UP_TO = 20_000  # number of images above which crops are not compared, as that doubles the time
+TINY_SIDE = 32  # images with a shorter side below are mostly interpolated when scaled up
+EXTREME_RATIO = 4.0  # aspect ratio above which the centre crop is less than a quarter of the image
 
-# What images can be, in the order in which they are told of; each a line of the report.
+# Kinds of images, in the order of the report.
 KINDS = (
     "grey",
     "CMYK",
@@ -56,10 +56,10 @@ class Duplicates:
     """Images that are the same, or nearly.
 
     Attributes:
-        same: "bytes" if their files are, "pixels" if only what they show is, "nearly" if they look the same: scaled,
-            mirrored, lightly cropped, brighter or darker, or saved again.
+        same: "bytes" if the files are identical, "pixels" if only the pixels are, "nearly" if they look the same:
+            scaled, mirrored, lightly cropped, brighter or darker, or saved again.
         classes: the names of their classes.
-        leaks: whether some of them train and others test.
+        leaks: whether some are in the training classes and others in the test classes.
     """
 
     images: tuple[str, ...]
@@ -83,17 +83,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The findings.
 
     Attributes:
-        class_sizes: images a class.
-        train, test: by the default split; None if there is none.
-        kinds: the images of each of KINDS that has any.
-        misnamed: for each kind of file that has another kind's suffix, such as "WEBP named .jpg", the images.
-        other_files: files beside the images that are none, or lie in no class; only of a folder with a sub-folder per
-            class.
-        stops: what makes `tammes train` fail with its default options; empty if nothing does.
-        remarks: what the data set itself says.
+        class_sizes: images per class.
+        train, test: sizes of the default split; None if there is none.
+        kinds: the images of each of KINDS.
+        misnamed: images whose suffix is that of another format, by description, such as "WEBP named .jpg".
+        other_files: other files in the folder, if it has one sub-folder per class.
+        stops: reasons why `tammes train` would fail with its default options.
+        remarks: `Dataset.remarks`.
     """
 
     name: str
@@ -113,7 +112,7 @@ class Report:
 
     @property
     def leaks(self) -> tuple[Duplicates, ...]:
-        """The same image in training and in test: what is measured on it is not what it seems."""
+        """The same image in training and in test, which makes test results too good."""
         return tuple(group for group in self.duplicates if group.leaks)
 
 
@@ -124,16 +123,16 @@ def examine(
     threads: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Look at every image of a data set.
+    """Check every image of a data set.
 
     Args:
-        shorter_side: what training would scale images to; one that becomes too large by that cannot be used.
-        threads: that read images at the same time; by default one per core.
+        shorter_side: the length to which training scales the shorter side; images that get too large are unusable.
+        threads: number of threads that read images; by default one per core.
         on_progress: called with (images done, images in all).
     """
     seen: list[_Seen] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Pillow warns of is in the report, or harmless
+        warnings.simplefilter("ignore")  # Pillow's warnings are in the report, or harmless
         for look in _looks(dataset, shorter_side, threads or os.cpu_count() or 1):
             seen.append(look)
             if on_progress is not None:
@@ -167,9 +166,9 @@ def examine(
 
 
 class _Seen(NamedTuple):
-    """What is remembered of an image."""
+    """The findings about one image."""
 
-    bad: str = ""  # why it cannot be used
+    bad: str = ""  # the reason why it is unusable
     kinds: tuple[str, ...] = ()
     misnamed: str = ""
     of_bytes: bytes = b""
@@ -178,7 +177,7 @@ class _Seen(NamedTuple):
 
 
 def _looks(dataset: Dataset, shorter_side: int, threads: int) -> Iterator[_Seen]:
-    """What is seen of each image, in order."""
+    """The findings about each image, in order."""
     return in_order(lambda index: _look_in_turn(dataset, index, shorter_side), len(dataset), threads, 32 * threads)
 
 
@@ -191,7 +190,7 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
     kinds: list[str] = []
     misnamed, of_bytes = "", b""
     if dataset.files is not None:
-        with suppress(Exception):  # a broken file fails in many ways; below, it is told why it cannot be read
+        with suppress(Exception):  # a broken file fails in many ways; it is reported below
             of_bytes, of_file, misnamed = _look_at_file(dataset.files[index])
             kinds += of_file
     try:
@@ -210,7 +209,7 @@ def _look(dataset: Dataset, index: int, shorter_side: int) -> _Seen:
 
 
 def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
-    """The digest of its bytes, what only the file says of the image, and whether it has another kind's suffix."""
+    """The digest of its bytes, the kinds that only the file shows, and whether its suffix is wrong."""
     with opened(file, IMAGE) as source:
         digest = blake2b(digest_size=16)
         while block := source.read(1 << 20):
@@ -218,11 +217,11 @@ def _look_at_file(file: Path) -> tuple[bytes, list[str], str]:
         source.seek(0)
         with identified(source) as image:
             kinds = []
-            with suppress(Exception):  # a broken note about the image
+            with suppress(Exception):  # broken EXIF data
                 if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
                     kinds.append("turned by EXIF")
             with suppress(Exception):
-                if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # whose other frames are previews
+                if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # other frames of MPO are previews
                     kinds.append("animated")
             found = {"MPO": "JPEG"}.get(image.format or "", image.format or "")
             suffix = file.suffix.lower()
@@ -250,14 +249,14 @@ def _kinds(image: Image.Image, shorter_side: int) -> Iterator[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Why an image cannot be read, without its name, which stands before it."""
+    """The reason of an error, without the name of the file."""
     text = str(error)
     _, _, after = text.partition(": ") if text.startswith("cannot read") else ("", "", text)
     return after.rstrip(".") or type(error).__name__
 
 
 def _split(dataset: Dataset, unreadable: tuple[Unreadable, ...]) -> tuple[Split | None, tuple[str, ...]]:
-    """The default split, and what would stop training: what `tammes train` checks, in its order."""
+    """The default split, and the reasons why training would fail, in the order in which `tammes train` checks them."""
     stops = []
     try:
         parts = split(dataset)
@@ -269,7 +268,7 @@ def _split(dataset: Dataset, unreadable: tuple[Unreadable, ...]) -> tuple[Split 
     if parts is not None:
         for use, chosen in (("test", parts.test), ("validation", parts.val)):
             if chosen is not None and len(chosen) and np.bincount(dataset.labels[chosen]).max() < 2:
-                stops.append(f"every {use} class has one image only, so none could be found. Choose other classes.")
+                stops.append(f"every {use} class has only one image, so nothing can be found. Choose other classes.")
     return parts, tuple(stops)
 
 
@@ -299,7 +298,7 @@ def _duplicates(dataset: Dataset, seen: list[_Seen], parts: Split | None) -> tup
 
 
 def _near(seen: list[_Seen]) -> list[list[int]]:
-    """Groups of images that look the same, each by another of it, but have other pixels."""
+    """Groups of images that look nearly the same but differ in pixels."""
     firsts = {look.of_pixels: index for index, look in reversed(list(enumerate(seen))) if look.hashes is not None}
     numbers = sorted(firsts.values())
     if not numbers:
@@ -315,7 +314,7 @@ def _near(seen: list[_Seen]) -> list[list[int]]:
 
 
 def _other_files(dataset: Dataset) -> tuple[str, ...]:
-    """The visible files at or below the root that are not images of the set, if each class is a sub-folder of it."""
+    """The visible files below the root that are not images of the set, if each class is a sub-folder."""
     if dataset.files is None:
         return ()
     names = [dataset.class_names[label] for label in dataset.labels.tolist()]

@@ -1,4 +1,4 @@
-"""What `tammes doctor` prints: the findings as sentences."""
+"""The text that `tammes doctor` prints."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,25 +7,25 @@ from pathlib import PurePosixPath
 from tammes.data import doctor
 from tammes.data.doctor import Duplicates, Report
 
-SHOWN = 10  # of a list; --json has all
+SHOWN = 10  # entries of a list that are shown; --json has all
 
-# What becomes of such images.
+# How training treats each kind of image.
 _TREATED = {
-    "grey": "grey: converted to RGB where the network needs it",
+    "grey": "grey: converted to RGB if the network needs it",
     "CMYK": "in CMYK: converted to RGB",
-    "palette": "in a palette: converted to RGB",
+    "palette": "palette images: converted to RGB",
     "16-bit": "of more than 8 bits per channel: scaled to 8",
-    "transparent": "transparent: put on white",
+    "transparent": "transparent: composited on white",
     "turned by EXIF": "rotated by EXIF: turned upright",
-    "animated": "of more than one frame: the first is used",
+    "animated": "animated: the first frame is used",
 }
 
 
 def describe(report: Report, command: str) -> Iterator[str]:
-    """The report for people, line by line, the worst first.
+    """The report as text, line by line, the most serious findings first.
 
     Args:
-        command: that would train on the data.
+        command: the command that trains on the data.
     """
     if report.stops:
         yield "Training would fail:"
@@ -67,13 +67,13 @@ def _warnings(report: Report) -> Iterator[str]:
     single = report.single_image_classes
     if single:
         have = f"{_count(len(single), 'class', 'classes')} {'has' if len(single) == 1 else 'have'}"
-        yield f"{have} only one image, so a test cannot find it: {_names(single)}"
+        yield f"{have} only one image, which cannot be found: {_names(single)}"
     for kind, what in (
         ("huge", f"of more than {doctor.HUGE_PIXELS / 1e6:g} million pixels, slow to read and scaled down anyway"),
-        ("tiny", f"with a side below {doctor.TINY_SIDE} pixels, enlarged, which adds nothing"),
+        ("tiny", f"with a side below {doctor.TINY_SIDE} pixels, which will be enlarged"),
         (
             "extreme shape",
-            f"more than {doctor.EXTREME_RATIO:g} times as long as wide, of which a test sees only the middle",
+            f"more than {doctor.EXTREME_RATIO:g} times as long as wide, of which only the centre is used for testing",
         ),
     ):
         images = report.kinds.get(kind, ())
@@ -84,9 +84,9 @@ def _warnings(report: Report) -> Iterator[str]:
 
 def _facts(report: Report) -> Iterator[str]:
     sizes = report.class_sizes
-    each = f"{sizes.fewest:,} to {sizes.most:,} a class, the median {sizes.median:,g}"
+    each = f"{sizes.fewest:,} to {sizes.most:,} per class, median {sizes.median:,g}"
     if sizes.fewest == sizes.most:
-        each = f"{sizes.most:,} a class"
+        each = f"{sizes.most:,} per class"
     yield f"{report.name}: {_count(report.images, 'image')} of {_count(report.classes, 'class', 'classes')}, {each}"
     if report.train is not None and report.test is not None:
         for use, part in (("train", report.train), ("test", report.test)):
@@ -100,7 +100,7 @@ def _facts(report: Report) -> Iterator[str]:
     if report.other_files:
         suffixes = Counter(PurePosixPath(name).suffix.lower() or "without a suffix" for name in report.other_files)
         listed = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common(SHOWN))
-        yield f"{_count(len(report.other_files), 'other file')} left alone: {listed}"
+        yield f"{_count(len(report.other_files), 'other file')} ignored: {listed}"
 
 
 def _groups(groups: Sequence[Duplicates]) -> list[str]:
@@ -115,7 +115,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _some(lines: Sequence[str], indent: str = "") -> list[str]:
-    """The first of many, and how many more there are."""
+    """The first few lines, and the number of the others."""
     if len(lines) <= SHOWN:
         return list(lines)
     return [*lines[:SHOWN], f"{indent}and {len(lines) - SHOWN:,} more (`tammes doctor --json` lists all)"]

@@ -1,4 +1,4 @@
-"""Published data sets: downloaded or found, checked, unpacked. Existing files are left alone."""
+"""Download published data sets, check them and unpack them. Existing files are not changed."""
 
 import shutil
 from pathlib import Path
@@ -14,14 +14,14 @@ from tammes.io.files import folder_inside, open_inside, written_whole
 
 
 def download(name: str, folder: Path, source: str | None = None) -> Dataset:
-    """A published data set in a folder; only what is missing is downloaded.
+    """A published data set in a folder; only missing files are downloaded.
 
     Args:
         name: a key of `DATASETS`.
-        source: another place that has the published files under their own names: an address, or a folder.
+        source: another URL or folder that has the published files under their original names.
 
     Raises:
-        UserError: a file cannot be had, or is not the one that was published.
+        UserError: a file is not available, or has a wrong checksum.
     """
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
@@ -45,12 +45,12 @@ def download(name: str, folder: Path, source: str | None = None) -> Dataset:
                 unpack(place, into, on_progress=lambda done, total: on_progress(done, total or 0))
     dataset = open_dataset(str(folder))
     if dataset.name != name:
-        raise UserError(f"what was unpacked into {folder} is not {name}. Give {name} an empty folder.")
+        raise UserError(f"the files in {folder} are not {name}. Use an empty folder for {name}.")
     return dataset
 
 
 def describe_dataset(dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """How much there is of a data set in a folder, what a person should know of it, and what to remove."""
+    """The size of a data set in a folder, remarks on it, and archives that can be removed."""
     record: dict[str, Any] = {"data": dataset.name, "folder": str(folder)}
     record |= {"images": len(dataset), "classes": dataset.num_classes}
     if dataset.name in DATASETS:
@@ -63,7 +63,7 @@ def describe_dataset(dataset: Dataset, folder: Path) -> dict[str, Any]:
 
 
 def remarks_on(dataset: Dataset) -> list[str]:
-    """What a person should know of a data set that was downloaded: what is missing, above all."""
+    """Remarks on a downloaded data set, above all missing images."""
     known = DATASETS[dataset.name]
     if len(dataset) != known.images and not dataset.remarks:
         return [f"{dataset.name} has {known.images:,} images, this folder has {len(dataset):,}."]
@@ -71,13 +71,13 @@ def remarks_on(dataset: Dataset) -> list[str]:
 
 
 def leftover_archives(name: str, folder: Path) -> list[Path]:
-    """Archives of a data set that has been unpacked: they can be removed."""
+    """Archives of an unpacked data set, which can be removed."""
     found = (_find(file, folder) for way in DATASETS[name].ways for file in way if file.unpack)
     return [file for file in found if file is not None]
 
 
 def write_glyphs(folder: Path) -> Dataset:
-    """The characters that come with this package, as a folder of images for each: to look at, to index, to search."""
+    """Write the glyphs data set as a folder of images per class."""
     from tammes.data import glyphs
 
     dataset = glyphs()
@@ -95,12 +95,12 @@ def write_glyphs(folder: Path) -> Dataset:
 
 
 def is_address(source: str) -> bool:
-    """Whether files are downloaded from there; otherwise it is a folder."""
+    """Whether the source is a URL; otherwise it is a folder."""
     return source.startswith(("http://", "https://"))
 
 
 def _complete(name: str, folder: Path) -> Dataset | None:
-    """The data set if it is all there, whoever put it there."""
+    """The data set if it is complete, however it got there."""
     from tammes.data import open_dataset
 
     try:
@@ -112,7 +112,7 @@ def _complete(name: str, folder: Path) -> Dataset | None:
 
 
 def _files(known: Known, folder: Path, source: str | None) -> tuple[Published, ...]:
-    """The group of files of which the fewest are missing."""
+    """The alternative group of files with the fewest missing."""
 
     def missing(file: Published) -> bool:
         found = _find(file, folder) or _find_in_source(file, source)
@@ -131,7 +131,7 @@ def _find_in_source(file: Published, source: str | None) -> Path | None:
 
 
 def _bring(file: Published, folder: Path, source: str | None) -> Path | None:
-    """The file from the folder `source`; an archive stays there, another file is copied."""
+    """The file from the folder `source`; archives stay there, other files are copied."""
     place = _find_in_source(file, source)
     if place is None:
         return None
@@ -151,7 +151,7 @@ def _download(name: str, file: Published, folder: Path, source: str | None) -> P
         urls = (f"{source.rstrip('/')}/{file.name}",) if is_address(source) else ()
     if not urls:
         where = folder if source is None else f"{folder} or {source}"
-        advice = f"{by_hand} Then type the command again." if by_hand else "Leave out `source` to download it."
+        advice = f"{by_hand} Then repeat the command." if by_hand else "Leave out `source` to download it."
         raise UserError(f"{name} needs {file.name}, which is not in {where}. {advice}")
     failures = []
     for url in urls:
@@ -175,6 +175,6 @@ def _check(file: Published, place: Path, folder: Path) -> None:
     if got != file.checksum:
         trust = f", or unpack it into {folder} by hand if you trust it" if file.unpack else ""
         raise UserError(
-            f"{place} is not the file that was published: its checksum is {got}, not {file.checksum}. "
-            f"Remove it and type the command again{trust}."
+            f"{place} is not the published file: its checksum is {got}, not {file.checksum}. "
+            f"Remove it and repeat the command{trust}."
         )

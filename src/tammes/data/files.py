@@ -1,4 +1,4 @@
-"""A data set whose images are files, and what the readers of such sets share."""
+"""Data sets whose images are files, and helpers of their readers."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -30,13 +30,13 @@ def of_files(
     sequence: Int64[ndarray, " images"] | None = None,
     remarks: Sequence[str] = (),
 ) -> Dataset:
-    """The data set of these files.
+    """A Dataset of these files.
 
-    A file that is not there fails when it is read; `Dataset.missing` and a remark say so now. Test classes that are
-    also trained on are counted in another.
+    Missing files are listed in `Dataset.missing` and in a remark, and fail when read. Another remark counts test
+    classes that are also training classes.
 
     Raises:
-        UserError: a key comes twice, or none of the files is there.
+        UserError: a key is duplicated, or all files are missing.
     """
     digest, states = sha256(), [_state(file) for file in files]
     missing = [index for index, state in enumerate(states) if state is None]
@@ -50,7 +50,7 @@ def of_files(
     if times > 1:
         raise UserError(f"{key} appears {times} times in {name}; every image must appear once.")
     if missing and len(missing) == len(files):
-        raise UserError(f"none of the {len(files):,} images is there; {files[0]} is the first.")
+        raise UserError(f"all {len(files):,} images are missing; the first is {files[0]}.")
     return Dataset(
         name=name,
         keys=tuple(keys),
@@ -78,7 +78,7 @@ def of_files(
 
 
 def of_classes(dataset: Dataset, names: Collection[str]) -> Dataset:
-    """The images of these classes only; where they are files, the data set as if there had never been others."""
+    """The images of these classes only; if they are files, the same data set as without the other classes."""
     chosen = [number for number, name in enumerate(dataset.class_names) if name in names]
     kept = np.flatnonzero(np.isin(dataset.labels, chosen))
     class_names = tuple(dataset.class_names[number] for number in chosen)
@@ -114,15 +114,15 @@ def of_classes(dataset: Dataset, names: Collection[str]) -> Dataset:
         gallery=fewer.gallery,
         sequence=fewer.sequence,
     )
-    # What is kept in the cache under the fingerprint of before is found again.
+    # The fingerprint is that of a data set of these files, so that the cache is found.
     return replace(fewer, fingerprint=found.fingerprint, changed=found.changed)
 
 
 def unlike_published(called: str, counts: Sequence[tuple[str, int, int]]) -> list[str]:
-    """A remark for each count that is not the published one.
+    """A remark for each count that differs from the published one.
 
     Args:
-        counts: what is counted, how many were published, how many are here.
+        counts: (what is counted, published count, count here).
     """
     return [
         f"{called} has {published:,} {what}, this folder has {here:,}."
@@ -132,11 +132,11 @@ def unlike_published(called: str, counts: Sequence[tuple[str, int, int]]) -> lis
 
 
 def rows(file: Path, num_fields: int, expected: str, *, also: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a list with their numbers, each in as many fields as it must have; the last may hold blanks.
+    """The lines of a list with their line numbers, split into `num_fields` fields; the last may contain blanks.
 
     Args:
-        expected: what a line should look like, for an error.
-        also: another number of fields that a line may have.
+        expected: the format of a line, for the error.
+        also: another allowed number of fields.
     """
     for number, line in enumerate(text(file).split("\n"), start=1):
         fields = line.strip().split(maxsplit=num_fields - 1)
@@ -164,20 +164,20 @@ def whole_number(field: str, file: Path, line: int) -> int:
 
 
 def names_alike(class_names: Sequence[str]) -> list[str]:
-    """A remark on classes whose names a person may take for the same."""
+    """A remark on classes whose names are easily confused."""
     first: dict[str, str] = {}
     for name in class_names:
         other = first.setdefault(name.strip().casefold(), name)
         if other != name:
-            return [f"the classes {other!r} and {name!r} differ in case or blanks only; they are taken for two."]
+            return [f"the classes {other!r} and {name!r} differ only in case or blanks; they count as two classes."]
     return []
 
 
 def _state(file: Path) -> str | None:
-    """What changes when a file does; None for one that is not there, or a link to nothing."""
+    """Size and time of a file, to detect changes; None for a missing file or a dangling link."""
     try:
         status = file.stat()
-    except (OSError, ValueError):  # the latter: no file can have this name
+    except (OSError, ValueError):  # ValueError: an invalid file name
         return None
     return f"{status.st_size} {status.st_mtime_ns}"
 
@@ -186,11 +186,11 @@ def _missing(missing: Sequence[Path], total: int) -> list[str]:
     if not missing:
         return []
     are = "is" if len(missing) == 1 else "are"
-    return [f"{len(missing):,} of {total:,} images {are} not there, {missing[0]} first."]
+    return [f"{len(missing):,} of {total:,} images {are} missing, such as {missing[0]}."]
 
 
 def _trained_and_tested(labels: Int64[ndarray, " images"], part: UInt8[ndarray, " images"] | None) -> list[str]:
-    """A class that is tested and was seen in training makes a model look better than it is."""
+    """A remark on test classes that are also in training, which makes test results too good."""
     if part is None:
         return []
     tested = np.unique(labels[part == TEST])

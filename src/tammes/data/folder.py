@@ -12,7 +12,7 @@ from tammes.data.files import of_files
 from tammes.errors import UserError
 from tammes.io.files import opened
 
-# What is meant as an image; those that are not opened are named. A file with another suffix is judged by how it begins.
+# Suffixes of images; unreadable ones are reported. Files with other suffixes are recognised by their first bytes.
 SUFFIXES = frozenset(
     (
         ".avif",
@@ -42,23 +42,23 @@ _BEGINNINGS = (
     b"MM\x00*",
     b"\x00\x00\x00\x0cjP  \r\n\x87\n",
 )
-_BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # their sizes: a text may begin with BM too
+_BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # sizes of BMP headers, as a text may also begin with BM
 _MOST_DIGITS = 4000
 _EXPECTED = "Expected one sub-folder of images per class."
 
 
 def folder(root: Path) -> Dataset:
-    """The images below a folder: each sub-folder is a class, whatever is below it belongs to that class.
+    """The images below a folder: each sub-folder is a class, with everything below it.
 
-    Classes and images come in natural order (2 before 10). A file is an image by its suffix, or else by how it begins.
-    What is not an image is left alone, and so are images that lie in no sub-folder: remarks count both. Everything
-    whose name begins with a dot is left alone too. Links are followed.
+    Classes and images are in natural order (2 before 10). Images are recognised by their suffix or their first bytes.
+    Other files, and images in no sub-folder, are ignored with a remark. Names that begin with a dot are ignored. Links
+    are followed.
 
-    Where all sub-folders are called train, val (valid, validation) or test, the classes are the sub-folders of these,
-    and the images are used as they say. Without test, the validation images are those that are tested on.
+    If all sub-folders are called train, val (valid, validation) or test, they define the split and contain the classes.
+    Without test, the validation images are used for testing.
 
     Raises:
-        UserError: there is no such folder, or no two classes with images in it.
+        UserError: the folder does not exist, or has fewer than two classes with images.
     """
     _check(root, _EXPECTED)
     class_names = sorted((entry.name for entry in _visible(root) if _is_folder(entry)), key=natural)
@@ -79,7 +79,7 @@ def folder(root: Path) -> Dataset:
     for label, class_name in enumerate(class_names):
         images, others = _sorted_out(files_below(root / class_name))
         if not images:
-            such = f" {others[0].name!r} is none that can be read." if others else ""
+            such = f" {others[0].name!r} is not a readable image." if others else ""
             raise UserError(f"no images in {root / class_name}.{such} Add some or remove the folder.")
         files += images
         labels += [label] * len(images)
@@ -92,23 +92,23 @@ def folder(root: Path) -> Dataset:
         class_names,
         remarks=[
             *_left_alone(no_images, root, "is not an image", "are not images"),
-            *_left_alone(loose_images, root, "lies in no sub-folder", "lie in no sub-folder"),
+            *_left_alone(loose_images, root, "is in no sub-folder", "are in no sub-folder"),
         ],
     )
 
 
 def _in_parts(root: Path, names: list[str]) -> Dataset:
-    """A folder with one sub-folder for each use, and the classes in these."""
+    """A folder with sub-folders train, val or test, which contain the classes."""
     uses = {name: PARTS[name.casefold()] for name in names}
     if TRAIN not in uses.values() or len(set(uses.values())) < 2:
         raise UserError(
-            f"the sub-folders of {root} are parts of a data set ({', '.join(names)}), not classes. Expected train and"
-            f" test, perhaps validation; or give one of them, such as {root / names[0]}."
+            f"the sub-folders of {root} are splits ({', '.join(names)}), not classes. Expected train and test, and"
+            f" optionally validation; or use one of them, such as {root / names[0]}."
         )
     remarks = []
     if TEST not in uses.values():
         uses = {name: TEST if use == VALIDATION else use for name, use in uses.items()}
-        remarks.append(f"{root} has no folder test: its validation images are tested on.")
+        remarks.append(f"{root} has no folder test: its validation images are used for testing.")
     found = {name: folder(root / name) for name in names}
     class_names = sorted({each for part in found.values() for each in part.class_names}, key=natural)
     numbers = {name: number for number, name in enumerate(class_names)}
@@ -124,17 +124,17 @@ def _in_parts(root: Path, names: list[str]) -> Dataset:
 
 
 def flat(root: Path) -> Dataset:
-    """Every image at or below a folder, however it is arranged: to embed images that need no classes.
+    """Every image below a folder with any structure, to embed images that need no classes.
 
-    The class of an image is its first sub-folder, or "." if it lies in none; there may be one class only.
+    The class of an image is its first sub-folder, or "." without one; there may be a single class.
 
     Raises:
-        UserError: there is no such folder, or no image in it.
+        UserError: the folder does not exist, or has no images.
     """
     _check(root, "Expected a folder of images.")
     files, others = _sorted_out(files_below(root))
     if not files:
-        such = f": {others[0].name!r} is none that can be read" if others else ""
+        such = f": {others[0].name!r} is not a readable image" if others else ""
         raise UserError(f"no images in {root}{such}. Expected a folder of images.")
     keys = [file.relative_to(root).as_posix() for file in files]
     own = [key.split("/")[0] if "/" in key else "." for key in keys]
@@ -151,27 +151,27 @@ def flat(root: Path) -> Dataset:
 
 
 def images_below(place: Path) -> list[Path]:
-    """The images at or below a folder in natural order, found as `folder` finds them; it may have none.
+    """The images below a folder in natural order, recognised as by `folder`; may be empty.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
     """
     check_folder(place)
     return _sorted_out(files_below(place))[0]
 
 
 def check_folder(place: Path) -> None:
-    """Refuse what is not a folder, as `images_below` does, and look no further."""
+    """Raise UserError if the folder does not exist, without reading it."""
     _check(place, "Expected a folder of images.")
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A key to sort names as a person would: numbers by their value, letters without their case."""
+    """A sort key for natural order: numbers by value, letters ignoring case."""
     return [_value(part) if part.isdecimal() else part.casefold() for part in re.split(r"(\d+)", name)], name
 
 
 def _value(digits: str) -> int:
-    return int(digits) if len(digits) < _MOST_DIGITS else 10**_MOST_DIGITS  # Python refuses to read longer numbers
+    return int(digits) if len(digits) < _MOST_DIGITS else 10**_MOST_DIGITS  # Python refuses to parse longer numbers
 
 
 def _check(root: Path, expected: str) -> None:
@@ -190,12 +190,12 @@ def _left_alone(files: list[Path], root: Path, is_so: str, are_so: str) -> list[
         return []
     first = files[0].relative_to(root).as_posix()
     if len(files) == 1:
-        return [f"1 file {is_so} and is left alone: {first}."]
-    return [f"{len(files):,} files {are_so} and are left alone, {first} first."]
+        return [f"1 file {is_so} and is ignored: {first}."]
+    return [f"{len(files):,} files {are_so} and are ignored, such as {first}."]
 
 
 def _sorted_out(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """The images among the files, and the others."""
+    """The images and the other files."""
     images: list[Path] = []
     others: list[Path] = []
     for file in files:
@@ -204,8 +204,8 @@ def _sorted_out(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Every visible file at or below a place; a link back to a folder it lies in is not followed again."""
-    waiting: list[tuple[Path, frozenset[tuple[int, int]] | None]] = [(root, frozenset())]  # the next is the last
+    """Every visible file below a folder; circular links are not followed."""
+    waiting: list[tuple[Path, frozenset[tuple[int, int]] | None]] = [(root, frozenset())]  # a stack
     while waiting:
         place, above = waiting.pop()
         if above is None:
@@ -229,7 +229,7 @@ def _status(place: Path) -> os.stat_result:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, for one
+    except OSError:  # for example a link to itself
         return False
 
 

@@ -1,9 +1,9 @@
 """The embedded data set: characters of many scripts, drawn from the font files that come with matplotlib.
 
-A class is a character; its pictures are that character in several faces, each turned, slanted, stretched, moved, made
-bolder or thinner and strewn with noise. Latin, Greek and Cyrillic letters, digits and mathematical operators train;
-Armenian, Georgian, Hebrew, Arabic and Lao, scripts never seen in training, test. Nothing is downloaded: the set is
-drawn once, in seconds, and kept in the cache folder.
+A class is a character; its images show it in several faces, rotated, slanted, stretched, shifted, bolder or thinner and
+with noise. Latin, Greek and Cyrillic letters, digits and mathematical operators are for training; Armenian, Georgian,
+Hebrew, Arabic and Lao, scripts never seen in training, are for testing. Nothing is downloaded: the set is drawn once,
+in seconds, and cached.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from tammes.errors import UserError
 from tammes.io.environment import cache_folder
 from tammes.io.files import folder_inside, write_atomically
 
-DRAWING_VERSION = 1  # one more with every change to what is drawn
+DRAWING_VERSION = 1  # increased with every change to the drawing
 
 SIDE = 28  # of a picture, in pixels
 IMAGES_PER_CLASS = 20
@@ -71,13 +71,13 @@ class Chosen(NamedTuple):
 
 
 def glyphs(*, cache: Path | None = None) -> Dataset:
-    """The embedded data set, drawn on the first call and read from `cache` (or the cache folder) from then on.
+    """The embedded data set, drawn on the first call and then read from `cache` (or the cache folder).
 
-    Grey pictures of 28 x 28 in white on black, the size that the `conv4` backbone takes, 20 a class. Characters drawn
-    alike, such as A, Alpha and the Cyrillic A, are one class; one that resembles a training character does not test.
+    Grey images of 28 x 28, white on black, the input size of `conv4`, 20 per class. Characters that look the same, such
+    as A, Alpha and the Cyrillic A, are one class; those that resemble a training character are not used for testing.
 
     Raises:
-        UserError: the cache cannot be written, or matplotlib came without its fonts.
+        UserError: the cache is not writable, or matplotlib lacks its fonts.
     """
     folder = cache if cache is not None else cache_folder() / "glyphs"
     among = faces()
@@ -91,7 +91,7 @@ def glyphs(*, cache: Path | None = None) -> Dataset:
 
 
 def version_key(among: Sequence[Face]) -> str:
-    """Changes with whatever may change a picture: this file, the libraries that draw, the fonts."""
+    """The cache key: it depends on the drawing version, the libraries and the fonts."""
     digest = hashlib.sha256(f"{DRAWING_VERSION} {version('matplotlib')} {PIL.__version__}".encode())
     for face in among:
         digest.update(face.name.encode() + face.file.read_bytes())
@@ -99,7 +99,7 @@ def version_key(among: Sequence[Face]) -> str:
 
 
 def chosen(among: Sequence[Face]) -> Chosen:
-    """Which characters train and which test, look-alikes put together and left out as the module says."""
+    """The training and test characters, with look-alikes merged or left out."""
     train = _candidates(TRAIN_SCRIPTS, OPERATORS, among, TRAIN_FACES)
     test = _candidates(TEST_SCRIPTS, range(0), among, TEST_FACES)
     alike = likeness(train + test, among)  # (characters, characters)
@@ -132,7 +132,7 @@ def _candidates(scripts: Sequence[str], block: range, among: Sequence[Face], eno
 
 
 def picture(character: str, face: Face, draw: int) -> UInt8[ndarray, "28 28"]:
-    """One picture of a character; the same three always give the same one, whatever was drawn before."""
+    """One image of a character, determined by the three arguments alone."""
     ink = face.draw(character)
     if ink is None:
         raise ValueError(f"{face.name} cannot draw {character!r}")
@@ -164,7 +164,7 @@ def picture(character: str, face: Face, draw: int) -> UInt8[ndarray, "28 28"]:
 
 @dataclass(frozen=True)
 class _Index:
-    """What belongs to the pictures: everything of the data set that is text or a number."""
+    """The labels, keys and other metadata of the images."""
 
     keys: list[str]
     labels: list[int]
@@ -173,7 +173,7 @@ class _Index:
 
 
 def _drawn(among: Sequence[Face]) -> tuple[UInt8[ndarray, "images 28 28"], _Index]:
-    """All pictures, class by class, each face in turn until there are enough."""
+    """All images, class by class, cycling through the faces."""
     classes = chosen(among)
     index = _Index([], [], [], len(classes.train))
     pictures = []
@@ -198,7 +198,7 @@ def _drawn(among: Sequence[Face]) -> tuple[UInt8[ndarray, "images 28 28"], _Inde
 
 
 def _kept(folder: Path, key: str) -> Dataset | None:
-    """The data set as it was kept; None if it was not, or if a byte of it has changed since."""
+    """The cached data set; None if there is none, or if it is damaged."""
     file = folder / f"{key}.npy"
     try:
         kept = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ def _read(pictures: UInt8[ndarray, "images 28 28"], number: int) -> Image.Image:
 
 
 def _keep(folder: Path, key: str, pictures: UInt8[ndarray, "images 28 28"], index: _Index) -> None:
-    """Write the pictures, then what belongs to them. Two processes that do so at once write the same."""
+    """Write the images, then the metadata. Several processes may do so at once, as they write the same."""
     buffer = BytesIO()
     np.save(buffer, pictures)
     kept = {"sha256": _digest(buffer.getvalue(), index), "index": asdict(index)}

@@ -1,4 +1,4 @@
-"""Every image of a data set, decoded and resized once into a memory-mapped file of the cache."""
+"""The cache of decoded images: every image of a data set, decoded and resized once into a memory-mapped file."""
 
 import json
 import os
@@ -34,22 +34,22 @@ _HEADER = struct.Struct("<8sIQQQI")  # magic, version, images, bytes of pixels, 
 _PIXELS_START = 64
 DIGEST = 16  # bytes of the digest of an image
 _SUFFIX, _WHAT = ".pixels", "the decoded images"
-_BEGUN = ".begun"  # the suffix of a file with the first images only: Ctrl-C came before the others
+_BEGUN = ".begun"  # the suffix of an incomplete file, after Ctrl-C
 _SHOWN = 10  # broken images named in an error
-_WAITING = 1 << 28  # bytes of decoded images that may wait to be written
+_WAITING = 1 << 28  # largest number of decoded bytes that wait to be written
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Every image of a data set in one mode and size, in a memory-mapped file; numbered as in the data set.
+    """The decoded images of a data set, in a memory-mapped file, indexed as in the data set.
 
     Attributes:
-        pixels: all images one after another, each (channels, height, width).
-        heights, widths: of each image.
-        bad: the images that could not be read (left out by `skip_bad`); the numbers of the others are unchanged.
-        reasons: why, for each of the bad.
-        digest: of all pixels and sizes: the same images elsewhere have the same.
-        digests: of each image: what is computed from it depends on this alone.
+        pixels: the concatenated images, each (channels, height, width).
+        heights, widths: the size of each image.
+        bad: the images that could not be read (with `skip_bad`); the indices of the others are unchanged.
+        reasons: the reason for each bad image.
+        digest: a digest of all pixels and sizes.
+        digests: a digest of each image, the key of its features in the cache.
     """
 
     file: Path
@@ -70,12 +70,12 @@ class Decoded:
         return self.pixels[start : start + shape[0] * shape[1] * shape[2]].reshape(shape)
 
     def without_bad(self, indices: Int64[ndarray, " some"]) -> Int64[ndarray, " kept"]:
-        """The same images, less those that could not be read."""
+        """These indices without unreadable images."""
         return indices[~np.isin(indices, self.bad)]
 
     @cached_property
     def stack(self) -> UInt8[ndarray, "images channels height width"] | None:
-        """All images as one array, if they have one size."""
+        """All images as one array, if they have the same size."""
         if len(np.unique(self.heights)) > 1 or len(np.unique(self.widths)) > 1:
             return None
         return self.pixels.reshape(len(self), self.channels, int(self.heights[0]), int(self.widths[0]))
@@ -97,22 +97,21 @@ def decode(
     again: bool = False,
     threads: int | None = None,
 ) -> Decoded:
-    """Every image decoded and resized, from the cache or, the first time, into it.
+    """Decode and resize every image, or read the result from the cache.
 
-    Several processes may ask for the same images at once: each that finds none builds its own file, the first to
-    finish puts it in place, and all use that one. What Ctrl-C interrupts is continued the next time.
+    Several processes may decode the same images at once: each builds its own file, and all use that of the first to
+    finish. After Ctrl-C, decoding continues the next time.
 
     Args:
-        shorter_side: scale each image to this shorter side, its shape kept.
-        size: scale each image to this square or (height, width) instead. Neither: leave them as they are.
-        cache: the cache's folder; by default that of the program.
-        on_progress: called with (images done, images in all) as decoding goes on; not at all if the cache has them.
-        skip_bad: leave out images that cannot be read; `Decoded.bad` says which.
-        again: whatever the cache has: a file may have been replaced by another of the same size and time.
+        shorter_side: scale the shorter side of each image to this length.
+        size: scale each image to this square or (height, width) instead. With neither, images keep their size.
+        cache: the folder of the cache.
+        on_progress: called with (images done, images in all); not called if all are in the cache.
+        skip_bad: leave out unreadable images, listed in `Decoded.bad`.
+        again: ignore the cache, as a file may have been replaced by another of the same size and time.
 
     Raises:
-        UserError: images that are missing, before any is decoded; images that cannot be read, all named together, or
-            that change meanwhile; no room on the disk; a cache that cannot be written.
+        UserError: images are missing, unreadable or change meanwhile; the disk is full; the cache is not writable.
     """
     check_there(dataset, skip_bad=skip_bad)
     form = _Form(mode, shorter_side, (size, size) if isinstance(size, int) else size)
@@ -134,13 +133,13 @@ def decode(
 
 
 def check_there(dataset: Dataset, *, skip_bad: bool = False) -> None:
-    """Refuse images whose files are missing, as `decode` does: before any is decoded."""
+    """Raise UserError if files are missing, as `decode` does before it begins."""
     if dataset.missing and not skip_bad:
         raise _unusable([dataset.keys[index] for index in dataset.missing], len(dataset), "are missing")
 
 
 class _Form(NamedTuple):
-    """What decoding makes of an image."""
+    """The mode and size of decoded images."""
 
     mode: Mode
     shorter_side: int | None
@@ -152,7 +151,7 @@ class _Form(NamedTuple):
 
 
 def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
-    """One image as it will be cached, or why it cannot be."""
+    """One image in the form in which it is cached, or the reason why it cannot be."""
     try:
         stored = dataset.read(index)
         width, height = resized_size(stored.size, shorter_side=form.shorter_side, size=form.size)
@@ -167,7 +166,7 @@ def _one(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels 
 
 
 def _can_be_read_now(decoded: Decoded, dataset: Dataset, form: _Form) -> bool:
-    """Whether one of the images that could not be read then can be now."""
+    """Whether a formerly unreadable image is now readable."""
     return any(not isinstance(_one(dataset, int(index), form), str) for index in decoded.bad)
 
 
@@ -176,7 +175,7 @@ def _is_too_large(width: int, height: int) -> bool:
 
 
 def _in_turn(dataset: Dataset, index: int, form: _Form) -> UInt8[ndarray, "channels height width"] | str:
-    """The same, when there is room in memory for an image of its size."""
+    """Decode an image as soon as there is enough memory."""
     with ROOM.for_image(None if dataset.files is None else dataset.files[index]):
         return _one(dataset, index, form)
 
@@ -198,7 +197,7 @@ def _build(
                 _check_unchanged(dataset)
                 sink.flush()
                 fsync(sink.fileno())
-                # Another process may have finished first: what it made is in use, and the same.
+                # Another process may have finished first; its file is the same.
                 decoded = _opened(file, len(dataset))
                 if decoded is None:
                     Path(sink.name).replace(file)
@@ -219,14 +218,14 @@ def _build(
 
 
 def _check_unchanged(dataset: Dataset) -> None:
-    """Refuse what would be kept under a wrong fingerprint: some images are decoded as they were, some as they are."""
+    """Raise UserError if images changed while they were decoded, as the fingerprint would be wrong."""
     changed = None if dataset.changed is None else dataset.changed()
     if changed is not None:
         raise UserError(f"{changed} has changed while images were decoded. Do it again when nobody writes to them.")
 
 
 def _begun(file: Path, dataset: Dataset, form: _Form) -> Decoded | None:
-    """The images that were decoded before Ctrl-C came, if they are as they were then."""
+    """The images that were decoded before Ctrl-C, if they have not changed."""
     found = _opened(file.with_suffix(_BEGUN))
     if found is None or len(found) > len(dataset) or _can_be_read_now(found, dataset, form):
         return None
@@ -243,7 +242,7 @@ def _write(
     threads: int,
     begun: Decoded | None,
 ) -> None:
-    """All images, after those that were begun with; at Ctrl-C the file holds those that are done."""
+    """Write all images after those that exist; at Ctrl-C the file has the finished ones."""
     sizes = np.zeros((2, len(dataset)), dtype=np.int64)  # heights, widths
     digests: list[bytes] = []
     bad: list[tuple[int, str]] = []
@@ -294,7 +293,7 @@ def _write(
 
 
 def image_digest(image: UInt8[ndarray, "channels height width"]) -> bytes:
-    """A text that changes with an image as it was scaled."""
+    """A digest of a scaled image."""
     return blake2b(image.data, digest_size=DIGEST, salt=f"{image.shape[1]}x{image.shape[2]}".encode()[:16]).digest()
 
 
@@ -303,10 +302,10 @@ def _table(heights: ndarray, widths: ndarray) -> bytes:
 
 
 def _opened(file: Path, num_images: int | None = None) -> Decoded | None:
-    """What a cache file holds; None if it is missing, cut short, empty or damaged, and must be built.
+    """The content of a cache file; None if it is missing or damaged.
 
     Args:
-        num_images: how many it must hold; None: any number.
+        num_images: the expected number of images; None for any.
     """
     try:
         with file.open("rb") as source:
@@ -349,9 +348,9 @@ def _unusable(lines: Sequence[str], total: int, are_so: str) -> UserError:
 
 
 def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
-    """Refuse before the first image what would fail at the last: judged by a few images, unless all have one size.
+    """Raise UserError early if the disk is too small, estimated from a few images unless all have one size.
 
-    An image that cannot be used takes no room: that it cannot is what its user must read.
+    Unreadable images count as 0 bytes; they are reported later.
     """
     if form.size is not None:
         areas = [form.size[0] * form.size[1]]
@@ -363,7 +362,7 @@ def _check_room(dataset: Dataset, form: _Form, folder: Path) -> None:
 
 
 def _area(dataset: Dataset, index: int, form: _Form) -> int:
-    """How many pixels an image will have; none if it cannot be used."""
+    """The number of pixels of a scaled image; 0 if it is unreadable."""
     try:
         width, height = resized_size(dataset.read(index).size, shorter_side=form.shorter_side)
     except (OSError, SyntaxError, ValueError, EOFError):

@@ -1,4 +1,4 @@
-"""Reading one image by its content, whatever its name says, and bringing it to grey or RGB, and to size."""
+"""Read an image by its content, convert it to grey or RGB, and scale it."""
 
 import re
 import struct
@@ -22,7 +22,7 @@ from tammes.io.limits import IMAGE
 Mode = Literal["RGB", "L"]
 File = BytesIO | BufferedReader
 
-LONGEST = 50  # times as long as wide
+LONGEST = 50  # largest aspect ratio
 _BAND = 2**20  # pixels that are brought to a mode at a time: steps in between of a large image fill no memory
 _PROFILE = 4096  # bytes of a colour profile that goes with a small image; those of screens and cameras have less
 
@@ -65,9 +65,9 @@ _BROKEN = (
 
 
 class Room:
-    """Lets threads have images in memory at the same time only as long as these have so many pixels together.
+    """Limits the total number of pixels that threads decode at the same time.
 
-    A image of more than that has the room to itself.
+    A larger image is decoded alone.
     """
 
     def __init__(self, pixels: int) -> None:
@@ -76,7 +76,7 @@ class Room:
 
     @contextmanager
     def for_image(self, file: Path | File | None) -> Iterator[None]:
-        """Wait until there is room for the image in a file, by what its header says; None takes none."""
+        """Wait until there is enough room for an image, according to its header; None needs no room."""
         pixels = min(_pixels(file), self._all)
         with self._given_back:
             self._given_back.wait_for(lambda: self._left >= pixels)
@@ -93,7 +93,7 @@ ROOM = Room(_MOST_PIXELS)
 
 
 def most_pixels() -> int:
-    """How many pixels a image may have: ours, or Pillow's own limit where that is lower."""
+    """The largest allowed number of pixels: our limit, or Pillow's if that is lower."""
     return min(_MOST_PIXELS, Image.MAX_IMAGE_PIXELS or _MOST_PIXELS)
 
 
@@ -110,15 +110,15 @@ def _pixels(file: Path | File | None) -> int:
 
 
 def identified(source: File, formats: tuple[str, ...] = FORMATS) -> Image.Image:
-    """What Pillow takes a file for; its pixels are not read yet. Every image is opened here.
+    """Open an image with Pillow, without reading its pixels. All images are opened here.
 
-    Photos of phones that hold more than one image (MPO) are JPEG files, and are opened as such.
+    Photos of phones with more than one image (MPO) are opened as JPEG files.
 
     Args:
-        formats: the kinds of image that it may be, some of `FORMATS`.
+        formats: the allowed formats, some of `FORMATS`.
 
     Raises:
-        UserError: it is of no such kind, or a TIFF of so many parts that Pillow would list them for many seconds.
+        UserError: it has another format, or is a TIFF with so many parts that Pillow would take many seconds.
     """
     parts = _tiff_parts(source)
     if parts > _MOST_PARTS:
@@ -131,7 +131,7 @@ def identified(source: File, formats: tuple[str, ...] = FORMATS) -> Image.Image:
 
 
 def _tiff_parts(source: File) -> int:
-    """How many strips or tiles a TIFF says that it has; 0 of what is none."""
+    """The number of strips or tiles in the header of a TIFF; 0 for other files."""
     source.seek(0)
     head = source.read(16)
     order = {b"II": "<", b"MM": ">"}.get(head[:2])
@@ -151,14 +151,13 @@ def _tiff_parts(source: File) -> int:
 
 
 def open_image(file: Path | File, *, name: str | None = None) -> Image.Image:
-    """The image in a file, upright and in memory, in the mode it is stored in; the first frame of an animation.
+    """Read an image into memory, upright, in its stored mode; of an animation the first frame.
 
     Args:
-        name: what to call it in an error, where the file has no name of its own.
+        name: its name in errors, if the file has none.
 
     Raises:
-        UserError: the file is missing, broken, truncated, of no kind in `FORMATS`, or has too many pixels to open
-            safely.
+        UserError: the file is missing, broken, truncated, of another format than `FORMATS`, or has too many pixels.
     """
     called = name or str(file if isinstance(file, Path) else getattr(file, "name", "the image"))
     if isinstance(file, Path) and file.is_dir():
@@ -188,13 +187,13 @@ def open_image(file: Path | File, *, name: str | None = None) -> Image.Image:
 
 
 def to_mode(image: Image.Image, mode: Mode) -> UInt8[ndarray, "height width channels"]:
-    """The image's pixels, grey (one channel) or RGB (three), 0..255; what is transparent becomes white."""
+    """The pixels as grey (one channel) or RGB (three), 0..255; transparency becomes white."""
     pixels = np.asarray(in_mode(image, mode))  # (height, width) or (height, width, 3)
     return pixels[:, :, None] if mode == "L" else pixels
 
 
 def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
-    """The same image, grey or RGB. 16 bits are scaled by their full range; what is transparent becomes white."""
+    """Convert to grey or RGB. 16 bits are scaled by their full range; transparency becomes white."""
     if image.mode == mode and "transparency" not in image.info:
         return image
     if image.width * image.height <= _BAND:
@@ -207,14 +206,14 @@ def in_mode(image: Image.Image, mode: Mode) -> Image.Image:
 
 
 def bands_in_mode(image: Image.Image, mode: Mode) -> Iterator[Image.Image]:
-    """The same a band of rows at a time, from above: for a image that is not wanted twice in memory."""
+    """The same a band of rows at a time, from above: for an image that is not wanted twice in memory."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         yield _band_in_mode(image.crop((0, top, image.width, min(top + rows, image.height))), mode)
 
 
 def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[int, int] | None = None) -> Image.Image:
-    """The image with its shorter side that long, its shape kept; or of exactly (height, width); or as it is."""
+    """Scale to a shorter side, keeping the aspect ratio, or to exactly (height, width); with neither, unchanged."""
     new_size = resized_size(image.size, shorter_side=shorter_side, size=size)
     return image if new_size == image.size else image.resize(new_size, Image.Resampling.LANCZOS)
 
@@ -222,7 +221,7 @@ def resized(image: Image.Image, *, shorter_side: int | None = None, size: tuple[
 def resized_size(
     old: tuple[int, int], *, shorter_side: int | None = None, size: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """(width, height), as Pillow has them, of a image of the old (width, height) when it is resized."""
+    """The (width, height) after resizing."""
     if size is not None and shorter_side is not None:
         raise ValueError("give shorter_side or size, not both")
     if size is not None:
@@ -236,27 +235,27 @@ def resized_size(
 def scaled(
     image: Image.Image, mode: Mode, *, shorter_side: int | None = None, size: tuple[int, int] | None = None
 ) -> UInt8[ndarray, "channels height width"]:
-    """The image in its mode and size. All images are scaled here, so that all commands share their features."""
+    """The image converted and scaled. All images are scaled here, so that all commands share cached features."""
     pixels = np.asarray(resized(in_mode(image, mode), shorter_side=shorter_side, size=size))
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
 def centre(image: Image.Image, mode: Mode, *, shorter_side: int, size: int) -> UInt8[ndarray, "channels height width"]:
-    """The image as a network sees it: in its mode, scaled, the square in the middle of it."""
+    """The image preprocessed for a network: converted, scaled, centre crop."""
     return middle(scaled(image, mode, shorter_side=shorter_side), size)
 
 
 def middle(pixels: UInt8[ndarray, "channels height width"], size: int) -> UInt8[ndarray, "channels size size"]:
-    """The square in the middle of a image."""
+    """The centre crop of an image."""
     top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
     return np.ascontiguousarray(pixels[:, top : top + size, left : left + size])
 
 
 def small(image: Image.Image, longer_side: int, *, effort: int = 2) -> bytes:
-    """A small image of it to look at, as a WebP file.
+    """A thumbnail as a WebP file.
 
     Args:
-        effort: 0 to 6: with more of it the file gets smaller; 2 takes two thirds of the time of 4, for 4 % more bytes.
+        effort: 0 to 6: more effort gives a smaller file; 2 takes two thirds of the time of 4, with 4 % more bytes.
     """
     shown = in_mode(image, "RGB")
     shown = shown.copy() if shown is image else shown
@@ -269,10 +268,7 @@ def small(image: Image.Image, longer_side: int, *, effort: int = 2) -> bytes:
 
 
 def open_small(content: bytes, longer_side: int) -> Image.Image | None:
-    """The image in a file that `small` made; None for what is no such file, or holds a larger one.
-
-    Only the header is read: whoever takes the pixels knows that they are few.
-    """
+    """Open a thumbnail by `small`; None for another file, or a larger image. Only the header is read."""
     try:
         image = identified(BytesIO(content), formats=("WEBP",))
     except (OSError, *_BROKEN, Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -281,7 +277,7 @@ def open_small(content: bytes, longer_side: int) -> Image.Image | None:
 
 
 def check_shape(image: Image.Image) -> None:
-    """An error for a image that is so long that it would not fit into memory when its shorter side is scaled up."""
+    """Raise UserError for an aspect ratio so extreme that the scaled image would not fit into memory."""
     if max(image.size) > LONGEST * min(image.size):
         raise UserError(f"it is {max(image.size) // min(image.size)} times as long as wide.")
 
@@ -301,7 +297,7 @@ def _band_in_mode(image: Image.Image, mode: Mode) -> Image.Image:
 
 
 def _in_eight_bits(image: Image.Image) -> Image.Image:
-    """Pixels of 16 bits, 32 bits or floating point as 8 bits: by the full range of the type, never clipped."""
+    """Convert 16-bit, 32-bit or floating-point pixels to 8 bits by the full range of the type, without clipping."""
     if not image.mode.startswith(("I", "F")):
         return image
     pixels = np.asarray(image)
@@ -325,12 +321,12 @@ def _upright(image: Image.Image) -> Image.Image:
     except (OSError, *_BROKEN):  # a broken note about the image does not make the image unreadable
         orientation = 1
     turn = _UPRIGHT.get(orientation)
-    # Without the file that it came from, but not another copy of what is in memory: a image may be large.
+    # Without the file that it came from, but not another copy of what is in memory: an image may be large.
     return image._new(image.im) if turn is None else image.transpose(turn)
 
 
 def _check_passes(image: Image.Image, source: File) -> None:
-    """Refuse a JPEG that goes over its pixels thousands of times: small in a file, it would be decoded for hours."""
+    """Raise UserError for a progressive JPEG with thousands of passes, which would take hours to decode."""
     place = source.tell()
     source.seek(0)
     passes, before = 0, b""
@@ -343,7 +339,7 @@ def _check_passes(image: Image.Image, source: File) -> None:
 
 
 def _unidentified(source: File) -> str:
-    """What a file is, if it is not an image of a kind that is opened."""
+    """A description of a file that is not an image of a supported format."""
     source.seek(0)
     beginning = source.read(512)
     if not beginning:

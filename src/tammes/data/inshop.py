@@ -14,10 +14,9 @@ _STATUSES = ("train", "query", "gallery")
 
 
 def inshop(root: Path) -> Dataset:
-    """The photos; a class is a garment, such as "id_00000002".
+    """Read In-Shop Clothes; a class is a garment, such as "id_00000002".
 
-    Garments that train come first; of the others some photos are queries, and the rest the gallery they are
-    searched in.
+    Training garments come first; the photos of the others are queries or gallery.
 
     Args:
         root: the folder with list_eval_partition.txt, there or in Eval/, and the images in img/ or Img/img/.
@@ -60,7 +59,7 @@ def inshop(root: Path) -> Dataset:
 
 
 def is_inshop(root: Path) -> bool:
-    """Whether a folder holds In-Shop Clothes Retrieval; other sets have a list of the same name, but other columns."""
+    """Whether a folder contains In-Shop Clothes; other sets have a list of the same name with other columns."""
     return _list(root) is not None
 
 

@@ -1,4 +1,4 @@
-"""The characters that matplotlib's font files can draw, and which of them look the same."""
+"""The characters of matplotlib's fonts, and which of them look the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from tammes.errors import UserError
 
-TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in a image of 28 x 28
+TYPE_SIZE = 72  # pixels: a capital is some 52 high, two and a half times what is left of it in an image of 28 x 28
 GRID = 40  # side of the image in which two characters are compared
 REACH = 36  # longer side of a character in it
 TOLERANCE = 1  # pixels of that image by which two strokes may lie apart and still be the same stroke
@@ -30,7 +30,7 @@ FACES = (
 
 @dataclass(frozen=True)
 class Face:
-    """One font file: the characters that it has, and their ink."""
+    """One font file: its characters and their ink."""
 
     name: str
     _drawn: dict[str, Image.Image | None] = field(default_factory=dict, repr=False, compare=False)
@@ -56,11 +56,11 @@ class Face:
 
     @cached_property
     def missing(self) -> Image.Image | None:
-        """What the file draws for a character that it lacks: mostly a box. U+FFFF is never a character."""
+        """The drawing of a missing character, mostly a box. U+FFFF is never a character."""
         return self._ink("\uffff")
 
     def draw(self, character: str) -> Image.Image | None:
-        """The character in white on black, cut to its ink; None where this face has nothing of its own to show."""
+        """The character in white on black, cropped to its ink; None if this face does not have it."""
         if character not in self._drawn:
             ink = self._ink(character) if character in self.characters else None
             self._drawn[character] = None if ink == self.missing else ink
@@ -77,7 +77,7 @@ class Face:
 
 
 def faces() -> tuple[Face, ...]:
-    """The faces that are drawn from; a matplotlib that came without its font files is refused."""
+    """The faces that are used. Raises UserError if matplotlib lacks its font files."""
     found = tuple(Face(name) for name in FACES)
     lacking = [face.file.name for face in found if not face.file.is_file()]
     if lacking:
@@ -111,7 +111,7 @@ def likeness(characters: Sequence[str], among: Sequence[Face]) -> Float32[ndarra
 
 
 def _compared(ink: Image.Image) -> tuple[Bool[ndarray, " pixels"], Bool[ndarray, " pixels"]]:
-    """The pixels of a character brought to size, and those no farther than the tolerance from one of them."""
+    """The pixels of a scaled character, and those within the tolerance of them."""
     shrink = REACH / max(ink.size)
     width, height = (max(1, round(side * shrink)) for side in ink.size)
     image = Image.new("L", (GRID, GRID))
@@ -121,7 +121,7 @@ def _compared(ink: Image.Image) -> tuple[Bool[ndarray, " pixels"], Bool[ndarray,
 
 
 def groups(alike: Bool[ndarray, "characters characters"]) -> list[list[int]]:
-    """Who is alike, or alike to one who is alike, and so on; the groups in the order of their first members."""
+    """Connected components of the relation, in the order of their first members."""
     parents = list(range(len(alike)))
 
     def root(number: int) -> int:

@@ -1,4 +1,4 @@
-"""A .npz or .npy file whose largest array need not fit in memory."""
+"""Read a .npz or .npy file whose largest array need not fit into memory."""
 
 import struct
 import zlib
@@ -78,7 +78,7 @@ def _array(file: Path, archive: ZipFile, entry: ZipInfo, name: str) -> ndarray:
 
 
 def _check_length(source: ZipExtFile, entry: ZipInfo) -> None:
-    """Refuse an array of another length than its header says, before memory is asked for."""
+    """Raise ValueError if an array's length differs from its header, before memory is allocated."""
     version = np.lib.format.read_magic(source)
     if version in _HEADERS:
         shape, _, dtype = _HEADERS[version](source)
@@ -90,10 +90,10 @@ def _check_length(source: ZipExtFile, entry: ZipInfo) -> None:
 
 
 def _mapped(file: Path, entry: ZipInfo) -> ndarray | None:
-    """An array that lies uncompressed in a zip file, mapped into memory; None if it has to be read in another way.
+    """Memory-map an array that is stored uncompressed in a zip file; None if that is not possible.
 
-    np.load has this for .npy files only. The array begins behind the entry's own header, whose length is not that of
-    the same header in the list at the end of the file, so it is read here.
+    np.load can do so for .npy files only. The array begins after the local header of its entry, whose length may differ
+    from that in the central directory, so the local header is read here.
     """
     if entry.compress_type != ZIP_STORED or entry.flag_bits & 1:  # compressed or encrypted
         return None

@@ -1,4 +1,4 @@
-"""Data sets of Python objects: a Dataset, pairs of image and label, a data set of Hugging Face or of torchvision."""
+"""Data sets from Python objects: a Dataset, pairs of image and label, Hugging Face or torchvision datasets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,18 +25,18 @@ _EXPECTED = (
 
 
 def dataset_of(data: Any, name: str = "data") -> Dataset:
-    """The data set of Python objects.
+    """A Dataset from Python objects.
 
     Args:
-        data: a Dataset, which stays as it is; a `datasets.Dataset` with an image column and a label column, or a
-            `datasets.DatasetDict` with splits train, test and perhaps validation, which are then used as such; or
-            any sequence of (image, label), such as a list or a data set of torchvision. An image is a path, a Pillow
-            image, or pixels in uint8: an array (height, width) or (height, width, 3), a tensor (channels, height,
-            width). A label is a number or a text.
-        name: what it is to be called.
+        data: a Dataset, returned unchanged; a `datasets.Dataset` with an image column and a label column, or a
+            `datasets.DatasetDict` with splits train, test and optionally validation, which define the split; or any
+            sequence of (image, label), such as a list or a torchvision dataset. An image is a path, a Pillow image, or
+            pixels in uint8: an array (height, width) or (height, width, 3), or a tensor (channels, height, width). A
+            label is a number or a text.
+        name: its name.
 
     Raises:
-        UserError: it is something else, or something is wrong with it.
+        UserError: it is anything else, or invalid.
     """
     if isinstance(data, Dataset):
         return data
@@ -98,7 +98,7 @@ def _hugging_face(splits: Mapping[Any, Any], name: str) -> Dataset:
 
 
 def _columns(data: Any) -> tuple[str, str]:
-    """The columns of a data set of Hugging Face that hold the images and the labels."""
+    """The image column and the label column of a Hugging Face dataset."""
     kinds = {column: type(kind).__name__ for column, kind in data.features.items()}
     images = [column for column, kind in kinds.items() if kind == "Image"] or [
         each for each in kinds if each == "image"
@@ -155,7 +155,7 @@ def _pair(data: Any, index: int) -> tuple[Any, Any]:
 
 
 def _plain(label: Any) -> Any:
-    """A label as Python has it; NaN and what is neither number nor text is refused."""
+    """A label as a Python number or text. Raises UserError for anything else, including NaN."""
     label = label.item() if (hasattr(label, "item") and getattr(label, "size", 1) == 1) or _is_tensor(label) else label
     if isinstance(label, float) and label.is_integer():
         label = int(label)
@@ -165,12 +165,12 @@ def _plain(label: Any) -> Any:
 
 
 def _is_tensor(given: Any) -> bool:
-    """Whether it is one of PyTorch, which need not be loaded for data that has none."""
+    """Whether it is a PyTorch tensor, without importing torch."""
     return type(given).__module__.partition(".")[0] == "torch"
 
 
 def _image(given: Any, index: int) -> Image.Image:
-    """An image as Pillow has it."""
+    """An image as a Pillow image."""
     if isinstance(given, Image.Image):
         return given
     if isinstance(given, str | Path):

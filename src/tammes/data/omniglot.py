@@ -32,13 +32,13 @@ _DRAWING = re.compile(r"(?:^|/)([^/.][^/]*/character\d+)/([^/.][^/]*\.png)$")  #
 
 
 def omniglot(root: Path) -> Dataset:
-    """The drawings, black on white; a class is a character, such as "Greek/character01".
+    """Read Omniglot, black on white; a class is a character, such as "Greek/character01".
 
-    The background set trains and the evaluation set tests. The two small background sets are used where the whole one
-    is not there; the drawings that they share count once.
+    The background set is for training, the evaluation set for testing. The two small background sets are used if the
+    full one is missing; drawings that are in both count once.
 
     Args:
-        root: the folder that holds the zip files or what they unpack to, or one of these.
+        root: the folder with the zip files or the unpacked folders, or one of these.
     """
     parts = _find_parts(root)
     if not parts:
@@ -73,7 +73,7 @@ def omniglot(root: Path) -> Dataset:
 
 
 def is_omniglot(root: Path) -> bool:
-    """Whether a path is one of Omniglot's zip files or folders, or holds one."""
+    """Whether a path is one of Omniglot's zip files or folders, or contains one."""
     return bool(_find_parts(root))
 
 
@@ -87,7 +87,7 @@ class _Drawing(NamedTuple):
 
 
 def _find_parts(root: Path) -> dict[str, Path]:
-    """Where each part of the data set is: a folder if there is one, or else a zip file."""
+    """The folder, or else the zip file, of each part of the data set."""
     found: dict[str, Path] = {}
     folders = (root, root / "python", root / "omniglot-py")  # its own repository and torchvision keep it one deeper
     for place in [root, *(folder / f"{part}{end}" for folder in folders for part in _PARTS for end in ("", ".zip"))]:
@@ -140,7 +140,7 @@ def _unpacked(part: str, place: Path) -> list[_Drawing]:
 
 
 def _once(drawings: list[_Drawing]) -> list[_Drawing]:
-    """Each drawing once, however many parts hold it."""
+    """Each drawing once, even if several parts contain it."""
     first: dict[tuple[str, str], _Drawing] = {}
     for drawing in drawings:
         same = first.setdefault((drawing.class_name, drawing.name), drawing)

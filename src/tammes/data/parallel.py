@@ -1,8 +1,8 @@
-"""Work done by several threads, its results taken in order: never far ahead, and what waits takes little memory.
+"""Ordered parallel map by threads, with bounded memory for results that wait.
 
-Ctrl-C may interrupt whoever takes the results at any point. `threading.Condition`, and with it `Queue`, `Event` and
-`Future`, may then stay locked for good, and the threads that need it would never end. So the two sides share numbers
-that only one of them writes, and queues that C code locks (`SimpleQueue`).
+Ctrl-C may interrupt the consumer at any point. A `threading.Condition`, and with it `Queue`, `Event` and `Future`,
+could then stay locked for ever, so that threads would never end. The two sides therefore share only counters with a
+single writer, and `SimpleQueue`, which is locked in C.
 """
 
 from collections import deque
@@ -20,10 +20,10 @@ _CHUNK = 8  # pieces of work that a thread takes at once: handing over costs mor
 def in_order(
     work: Callable[[int], Result], count: int, threads: int, most: int, size: Callable[[Result], int] = lambda _: 1
 ) -> Generator[Result, None, None]:
-    """work(0), work(1), … by several threads. Closing it early waits for the work under way, and ends them.
+    """Yield work(0), work(1), … computed by several threads. Closing it early waits for running work and ends them.
 
-    Once the results that wait have the size `most` together, only the one that is taken next is worked on: a few
-    results of any size never fill the memory, and the one that everything waits for is never held up.
+    While the waiting results have a total size of `most`, only the next result is computed: large results do not fill
+    the memory, and the next one is never blocked.
     """
     made, taken, at, stopped = 0, 0, 0, False  # sizes; the number of the one that is taken next
     writing_made = Lock()  # of the threads alone

@@ -101,7 +101,7 @@ def _wide(file: Path, schema: "pyarrow.Schema") -> list[str]:
 def _check_types(
     schema: "pyarrow.Schema", columns: list[str], others: dict[str, str], file: Path, *, lists: bool
 ) -> None:
-    """Refuse columns that are not what they should be, before they are read: a list of texts could be of any size."""
+    """Raise UserError for columns of a wrong type, before they are read, as texts could have any size."""
     from pyarrow import types
 
     kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
@@ -119,7 +119,7 @@ def _check_types(
 
 
 def _check_sizes(schema: "pyarrow.parquet.ParquetSchema", names: set[str], file: Path) -> dict[str, int]:
-    """Refuse columns that would take too much memory; the bytes of the largest page of each."""
+    """Raise UserError for columns that would take too much memory. Returns the size of the largest page of each."""
     places: dict[int, str] = {}
     sizes: dict[int, int] = {}
     for place in range(len(schema)):
@@ -140,7 +140,7 @@ def _check_sizes(schema: "pyarrow.parquet.ParquetSchema", names: set[str], file:
 def _stacked(
     source: "pyarrow.parquet.ParquetFile", columns: list[str], num_rows: int, file: Path, *, lists: bool
 ) -> ndarray:
-    """The vectors, some hundred rows at a time: no more than they themselves are in memory."""
+    """Read the vectors a few hundred rows at a time, to save memory."""
     out: ndarray | None = None
     done = 0
     for batch in source.iter_batches(batch_size=_ROWS, columns=columns):
@@ -160,7 +160,7 @@ def _stacked(
 
 
 def _numbers(column: "pyarrow.Array", name: str, file: Path, first: int, *, lists: bool) -> ndarray:
-    """The numbers of a column: (rows,) if it holds numbers, (rows, dim) if it holds lists of them."""
+    """The numbers of a column: (rows,) for numbers, (rows, dim) for lists."""
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise UserError(f"`{name}` of {file} is empty in row {first + row}.")

@@ -1,9 +1,8 @@
-"""How much memory the pages of a .parquet file take once decoded, read from the headers of these pages.
+"""The memory that the pages of a .parquet file take once decoded, read from the headers of the pages.
 
-pyarrow decodes as many values as the header of a page says, and a few bytes can stand for two billion of them, all in
-one row. The sizes at the end of the file need not agree with that, and pyarrow ends the process where they are damaged:
-so both are read here, with the little that is needed of the compact protocol of Thrift
-(https://parquet.apache.org/docs/file-format/metadata).
+pyarrow trusts the number of values in the header of a page, and a few bytes can stand for two billion values in one
+row. The sizes in the footer may disagree, and pyarrow crashes if they are damaged. So both are checked here first, with
+a minimal reader of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata).
 """
 
 from collections.abc import Mapping
@@ -28,10 +27,10 @@ class Unpacked(NamedTuple):
 
 
 def unpacked_sizes(file: Path, columns: Mapping[int, int]) -> dict[int, Unpacked]:
-    """What some columns of a file become in memory, by their places.
+    """The memory that some columns of a file will take, by column index.
 
     Args:
-        columns: bytes that a value takes, by the place of its column among those of the file.
+        columns: bytes per value, by column index.
 
     Raises:
         UserError: the file is damaged.
@@ -51,7 +50,7 @@ def unpacked_sizes(file: Path, columns: Mapping[int, int]) -> dict[int, Unpacked
 
 
 def _of_column(content: mmap, chunk: dict[int, Any]) -> tuple[int, int]:
-    """How many values the pages of a part of a column have, and how large the largest is."""
+    """The number of values in the pages of a column chunk, and the size of the largest page."""
     first, dictionary = chunk[9], chunk.get(11, 0)
     reader = _Thrift(content, dictionary if 0 < dictionary < first else first)
     values = largest = 0
@@ -67,7 +66,7 @@ def _of_column(content: mmap, chunk: dict[int, Any]) -> tuple[int, int]:
 
 
 class _Thrift:
-    """Reads structs of the compact protocol: values by the numbers of their fields, without texts."""
+    """A reader of structs of the compact protocol: values by field number, without texts."""
 
     def __init__(self, content: mmap, at: int) -> None:
         if at < 0:

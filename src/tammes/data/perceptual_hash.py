@@ -1,8 +1,8 @@
-"""A perceptual hash: images that look the same have nearly the same one, whatever their size, format or brightness.
+"""A perceptual hash: images that look the same have similar hashes, regardless of size, format and brightness.
 
-It is the low frequencies of the grey image (discrete cosine transform), each weighted by its frequency, so that the
-coarse light and shade, which many photos share, counts no more than the rest; of length 1. Two images are alike if the
-cosine of their hashes is high. One is also hashed mirrored and lightly cropped, so that such copies are found too.
+The hash consists of the low frequencies of the grey image (discrete cosine transform), each weighted by its frequency,
+so that coarse light and shade, which many photos share, does not dominate; normalised. Two images are near duplicates
+if the cosine of their hashes is high. An image is also hashed mirrored and lightly cropped, to find such copies.
 """
 
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ _ROWS = 1024
 
 
 def hashes(image: Image.Image, crops: int = len(CROPS)) -> Float32[ndarray, "crops hash"]:
-    """The hash of an image and of light crops of it; zeros, like nothing, where the image is small or one colour.
+    """The hashes of an image and of light crops of it; zeros for a small or single-coloured image.
 
     Args:
-        crops: how many of CROPS; the first is the whole image.
+        crops: the number of CROPS; the first is the whole image.
     """
     from scipy.fft import dctn
 
@@ -57,12 +57,12 @@ def hashes(image: Image.Image, crops: int = len(CROPS)) -> Float32[ndarray, "cro
 def likeness(
     of: Float32[ndarray, "crops hash"], others: Float32[ndarray, "others hash"]
 ) -> Float32[ndarray, " others"]:
-    """How alike an image is to others, by its crops, mirrored or not, and the whole of the others: up to 1."""
+    """The highest cosine between an image's crops, mirrored or not, and each of the other whole images."""
     return np.asarray(np.maximum(of @ others.T, (of * _MIRROR) @ others.T).max(axis=0))
 
 
 def alike_pairs(every: Float32[ndarray, "images crops hash"]) -> Iterator[tuple[int, int]]:
-    """The pairs of images that are alike, the smaller number first; some more than once."""
+    """The pairs of near duplicates, smaller index first; some more than once."""
     whole = every[:, 0]
     for crop in range(every.shape[1]):
         for sign in (np.ones_like(_MIRROR), _MIRROR):

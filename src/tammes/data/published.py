@@ -1,4 +1,4 @@
-"""The data sets that papers are measured on: their files, addresses and checksums."""
+"""Published data sets: their files, URLs and checksums."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ class Published:
     """One file of a data set as its authors published it.
 
     Attributes:
-        urls: where it can be downloaded, the best first; empty if a person has to download it.
-        checksum: None where none is known for sure.
-        unpack: whether it is an archive that has to be unpacked.
-        also: where in the folder a copy of the data set may have it, if not in the folder itself.
+        urls: where it can be downloaded, the best first; empty if it must be downloaded by hand.
+        checksum: None if unknown.
+        unpack: whether it is an archive to unpack.
+        also: another path in the folder where copies of the data set have it.
     """
 
     name: str
@@ -23,10 +23,10 @@ class Published:
 
 @dataclass(frozen=True)
 class Known:
-    """A data set: how many images it has, and the groups of files that it can be made from.
+    """A data set: its number of images, and alternative groups of files that contain it.
 
     Attributes:
-        by_hand: what a person has to do where the program cannot.
+        by_hand: instructions, if it cannot be downloaded automatically.
     """
 
     images: int

@@ -1,4 +1,4 @@
-"""Which images make up each batch of an epoch."""
+"""Samplers: the images of each batch of an epoch."""
 
 from collections import deque
 from typing import Literal, NamedTuple, Required, TypedDict, get_args
@@ -13,14 +13,14 @@ Sampler = Literal["shuffled", "ordered", "balanced", "pk"]
 
 
 class Turn(NamedTuple):
-    """One batch to come: positions in `indices`, and how often this epoch has had each of them before."""
+    """One batch: positions in `indices`, and how often the epoch has used each of them before."""
 
     positions: Int64[ndarray, " batch"]
     repeats: Int64[ndarray, " batch"]
 
 
 class Sampling(TypedDict, total=False):
-    """What `turns` takes, for functions that hand it on."""
+    """The keyword arguments of `turns`, for functions that pass them on."""
 
     batch_size: Required[int]
     train: Required[bool]
@@ -48,14 +48,14 @@ def turns(
     world_size: int = 1,
     order: Int64[ndarray, " shown"] | None = None,
 ) -> list[Turn]:
-    """The batches of one epoch, in turn; for evaluation (train=False) everything in order.
+    """The batches of one epoch; for evaluation (train=False) all images in order.
 
-    Of several processes each has a share of every batch, so that what is trained does not depend on their number; where
-    the last batch is small it may be nothing. For evaluation each has whole batches, as few as none: a network may give
-    other last digits for a part of a batch.
+    With several processes, each gets a share of every training batch, so that the training does not depend on their
+    number; the share of a small last batch may be empty. For evaluation each gets whole batches, possibly none, because
+    a network may give different last digits for a part of a batch.
 
     Args:
-        order: the positions that the epoch is made of, triplet after triplet, where a method has chosen them.
+        order: the positions of the epoch, triplet after triplet, for a loss that mines.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size} processes")
@@ -84,7 +84,7 @@ def turns(
 
 
 def check_sampler(batch_size: int, sampler: str, images_per_class: int = 1) -> None:
-    """Refuse a size of batches that a sampler, or whole triplets, cannot have."""
+    """Raise UserError for a batch size that the sampler, or whole triplets, do not allow."""
     if sampler == "triplets" and batch_size < 3:
         raise UserError(f"a batch of {batch_size} cannot hold a triplet. Use `batch_size=3` or more.")
     if sampler == "pk" and (not 1 <= images_per_class <= batch_size or batch_size % images_per_class):
@@ -95,7 +95,7 @@ def check_sampler(batch_size: int, sampler: str, images_per_class: int = 1) -> N
 
 
 def share(turn: Turn, rank: int, world_size: int) -> Turn:
-    """What one process has of a batch: the shares are as large as each other, or one image larger, the first first."""
+    """The share of one process in a batch; sizes differ by at most one image, the larger ones first."""
     each, more = divmod(len(turn.positions), world_size)
     start = rank * each + min(rank, more)
     own = slice(start, start + each + (rank < more))
@@ -105,7 +105,7 @@ def share(turn: Turn, rank: int, world_size: int) -> Turn:
 def balanced(
     labels: Int64[ndarray, " chosen"], random: np.random.Generator
 ) -> tuple[Int64[ndarray, " repeated"], Int64[ndarray, " repeated"]]:
-    """Positions, each class as often as the largest, and how often each position came before."""
+    """Positions with each class as often as the largest, and how often each position came before."""
     members = _members(labels, random)
     most = max(len(own) for own in members)
     positions = np.concatenate([np.resize(own, most) for own in members])
@@ -117,7 +117,7 @@ def balanced(
 def by_class(
     labels: Int64[ndarray, " chosen"], batch_size: int, images_per_class: int, random: np.random.Generator
 ) -> list[Turn]:
-    """Groups of a class, dealt out like cards: a new shuffle of all batches each time all have got one more."""
+    """Groups of a class, distributed over the batches in rounds, with a new shuffle of the batches in each round."""
     check_sampler(batch_size, "pk", images_per_class)
     classes = [
         [own[start : start + images_per_class] for start in range(0, len(own), images_per_class)]
@@ -148,7 +148,7 @@ def by_class(
 
 
 def of_triplets(order: Int64[ndarray, " shown"], batch_size: int) -> list[Turn]:
-    """A given order cut into batches of whole triplets."""
+    """A given order split into batches of whole triplets."""
     check_sampler(batch_size, "triplets")
     triplets = cut(np.arange(len(order) // 3), None, batch_size // 3, drop_last=False)
     nth = _times_before(order)
@@ -176,7 +176,7 @@ def _members(labels: Int64[ndarray, " chosen"], random: np.random.Generator) -> 
 def cut(
     positions: Int64[ndarray, " shown"], repeats: Int64[ndarray, " shown"] | None, batch_size: int, drop_last: bool
 ) -> list[Turn]:
-    """Positions cut into batches, of which the last may be smaller."""
+    """Positions split into batches; the last may be smaller."""
     if repeats is None:
         repeats = np.zeros(len(positions), dtype=np.int64)
     full = len(positions) // batch_size

@@ -12,10 +12,10 @@ _LISTS = (("Ebay_train.txt", TRAIN), ("Ebay_test.txt", TEST))
 
 
 def sop(root: Path) -> Dataset:
-    """The photos; a class is a product, called by its number. Ebay_train.txt trains, Ebay_test.txt tests.
+    """Read Stanford Online Products; a class is a product. Ebay_train.txt and Ebay_test.txt define the split.
 
     Args:
-        root: the folder with these two lists, or the one that holds it as Stanford_Online_Products.
+        root: the folder with these two lists, or its parent, if the folder is called Stanford_Online_Products.
     """
     place = _place(root)
     if place is None:
@@ -55,7 +55,7 @@ def sop(root: Path) -> Dataset:
 
 
 def is_sop(root: Path) -> bool:
-    """Whether a folder is Stanford Online Products, or holds it."""
+    """Whether a folder is Stanford Online Products, or contains it."""
     return _place(root) is not None
 
 

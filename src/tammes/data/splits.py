@@ -1,7 +1,6 @@
-"""Which classes train, which validate, which test.
+"""Splits: the training, validation and test classes.
 
-The sets share no class, so that what is tested was never seen; but where the data itself says which images train and
-which test, it is believed.
+They share no class, so that test classes are unseen; a split that the data itself defines is used as it is.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from tammes.io.files import read_text
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a data set by their use, and the classes they belong to; both as numbers in the data set."""
+    """The images and classes of each split, as indices of the data set."""
 
     train: Int64[ndarray, " train"]
     val: Int64[ndarray, " val"] | None
@@ -37,18 +36,17 @@ def split(
     val_classes: float | int | None = None,
     seed: int = 0,
 ) -> Split:
-    """Classes to train, to validate and to test.
+    """Split a data set into training, validation and test classes.
 
-    By default as published for a named set, or as the data itself says image by image; for a folder the first half of
-    the classes trains and the second tests, which is the usual rule. Validation classes come out of the training
-    classes and never out of the others.
+    By default the published split, or the one that the data itself defines; for a folder the first half of the classes
+    is for training and the second for testing, as usual. Validation classes are taken from the training classes.
+        test_classes: how many of the last classes are for testing: a share (below 1) or a number, 0 for none; or a file
 
     Args:
-        test_classes: how many of the last classes test: a share of all (below 1) or a number, 0 for none;
-            or a file with the name of one test class a line. Whatever the data says is then left aside.
-        val_classes: how many classes validate: a share of the training classes or a number. None: there are none, but
-            for those that the data itself has; these train where others are asked for.
-        seed: decides which classes validate.
+            with one class name per line. The split of the data is then ignored.
+        val_classes: how many training classes are for validation: a share or a number. None for none, except those that
+            the data itself defines; these are for training if a number is given.
+        seed: chooses the validation classes.
     """
     if test_classes is None and dataset.part is not None:
         return _as_the_data_says(dataset, dataset.part, val_classes, seed)
@@ -84,7 +82,7 @@ def split(
 def relabel(
     labels: Int64[ndarray, " images"], indices: Int64[ndarray, " chosen"]
 ) -> tuple[Int64[ndarray, " chosen"], Int64[ndarray, " classes"]]:
-    """The labels of the chosen images, counted 0, 1, … without gaps, and which label of the data set each stands for.
+    """The labels of the chosen images, renumbered 0, 1, … without gaps, and the original label of each.
 
     >>> relabel(np.array([4, 4, 7, 9, 7]), np.array([4, 3, 2]))
     (array([0, 1, 0]), array([7, 9]))
@@ -127,7 +125,7 @@ def _images_of(classes: Int64[ndarray, " classes"], dataset: Dataset) -> Int64[n
 
 
 def _number(given: float | int, total: int, option: str) -> int:
-    """How many classes an option asks for: a number, or a share of them rounded to at least one."""
+    """The number of classes of an option: a number, or a share rounded to at least one."""
     if isinstance(given, int):
         if not 0 <= given <= total:
             raise UserError(f"`{option}={given}` is not a number of classes from 0 to {total}.")

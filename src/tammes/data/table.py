@@ -1,4 +1,4 @@
-"""Tables of images: a CSV file with a line per image, as open-metric-learning has it too, or COCO's JSON."""
+"""Tables of images: a CSV file with one line per image, as in open-metric-learning, or COCO's JSON."""
 
 import csv
 import os
@@ -35,9 +35,9 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?")  #
 
 
 def table(file: Path) -> Dataset:
-    """The images that a CSV file names in its column `path`, of the class in its column `label`.
+    """The images of a CSV file with columns `path` and `label`.
 
-    Further columns, none of which must be there:
+    Optional columns:
 
         split                   train, val (or validation), test: what the image is for. Where no line says test, the
                                 validation images are those that are tested on, as in open-metric-learning.
@@ -94,7 +94,7 @@ def table(file: Path) -> Dataset:
 
 @dataclass(frozen=True)
 class Line:
-    """An image of a table; `fields` are its columns that mean nothing here."""
+    """An image of a table; `fields` are its other columns."""
 
     key: str
     file: Path
@@ -108,16 +108,16 @@ class Line:
 
 
 def is_table(data: str | Path) -> bool:
-    """Whether it is a table of images by its name."""
+    """Whether the name is that of a table of images."""
     return Path(data).suffix.lower() in (".csv", ".json") and not Path(data).is_dir()
 
 
 def cropped(image: Image.Image, box: Box | None, name: str, file: Path | str = "the image") -> Image.Image:
-    """What is in the box; all of it without one.
+    """Crop an image to a box; unchanged without one.
 
     Args:
-        name: of the part, for the error.
-        file: of the image, for the error.
+        name: the name of the crop, for errors.
+        file: the file of the image, for errors.
     """
     if box is None:
         return image
@@ -130,7 +130,7 @@ def cropped(image: Image.Image, box: Box | None, name: str, file: Path | str = "
 
 
 def name_in(box: Box | None, name: str) -> str:
-    """What a part of an image is called."""
+    """The name of a crop of an image."""
     return name if box is None else f"{name} {','.join(str(edge) for edge in box)}"
 
 
@@ -140,10 +140,10 @@ def _read(lines: Sequence[Line], index: int) -> Image.Image:
 
 
 def table_lines(file: Path, *, labelled: bool = True) -> list[Line]:
-    """The images of a table, in its order.
+    """The images of a table, in order.
 
     Args:
-        labelled: whether each must have a class.
+        labelled: whether each must have a label.
     """
     lines: list[Line] = []
     seen: dict[tuple[str, Box | None], int] = {}
@@ -178,7 +178,7 @@ def table_lines(file: Path, *, labelled: bool = True) -> list[Line]:
 
 
 def _fields(entries: Sequence[Mapping[str, str]]) -> list[dict[str, str | float]]:
-    """The columns without a meaning: numbers where all entries are, else texts; empty entries are none."""
+    """The other columns: numbers if all entries are numbers, otherwise texts; None for empty entries."""
     names = [name for name in (entries[0] if entries else ()) if name and name not in _KNOWN]
     numbers = {
         name for name in names if all(_NUMBER.fullmatch(entry[name]) for entry in entries if entry.get(name, ""))
@@ -228,7 +228,7 @@ def _annotations(file: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _entries(file: Path, labelled: bool) -> list[tuple[int, dict[str, str]]]:
-    """The lines below the header with their numbers, by column, without blanks around what they hold."""
+    """The lines below the header with their line numbers, by column, stripped."""
     entries = []
     try:
         with StringIO(read_text(file), newline="") as source:
@@ -298,7 +298,7 @@ def _box(entry: dict[str, str], where: str) -> Box | None:
 
 
 def _all(values: Sequence[Value | None]) -> list[Value] | None:
-    """The entries of a column, or None if there is no such column: a line has all columns or the file has not."""
+    """The entries of a column, or None if there is no such column."""
     present = [value for value in values if value is not None]
     return present or None
 

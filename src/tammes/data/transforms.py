@@ -1,7 +1,7 @@
-"""What is done to a decoded image before the network: cropped and mirrored for each batch, or what the caller likes.
+"""Transforms of decoded images before the network: crops, mirroring, and custom transforms.
 
-What is random is decided by (seed, epoch, image, repeat) alone, so it is the same whatever the batch size, the order
-of the images or the number of processes.
+Randomness depends only on (seed, epoch, image, repeat), not on the batch size, the order of the images or the number of
+processes.
 """
 
 import random
@@ -22,7 +22,7 @@ from tammes.errors import UserError
 
 
 class Crops(NamedTuple):
-    """Where each image of a batch is cropped, counted from the corner of the padded image; which are mirrored."""
+    """The crop of each image in a batch, relative to the padded image, and whether it is mirrored."""
 
     tops: Int64[ndarray, " batch"]
     lefts: Int64[ndarray, " batch"]
@@ -38,11 +38,11 @@ def random_crops(
     epoch: int,
     mirror: bool,
 ) -> Crops:
-    """A crop for each image, anywhere with equal chance, and mirrored or not with equal chance.
+    """A uniformly random crop for each image, mirrored with probability 1/2.
 
     Args:
-        rooms: by how much (height, width) of an image, with its padding, exceeds the crop.
-        repeats: how many times this epoch has shown the image before: each time has its own crop.
+        rooms: (height, width) of each padded image minus that of the crop.
+        repeats: how often the epoch has used the image before; each time has its own crop.
     """
     state = _states(indices, repeats, seed=seed, epoch=epoch)
     draws = [_mixed(state + np.uint64(number)) for number in (1, 2, 3)]
@@ -61,10 +61,10 @@ def random_areas(
     epoch: int,
     mirror: bool,
 ) -> tuple[Crops, Int64[ndarray, "batch 2"]]:
-    """A crop of random area and shape for each image, as RandomResizedCrop of torchvision has it, and its size.
+    """A crop of random area and aspect ratio for each image, like torchvision's RandomResizedCrop.
 
-    Its area is a share of the image's between `least` and 1, its sides are in proportions between 3:4 and 4:3; a side
-    that is longer than the image's is shortened to it.
+    The area is a share of the image between `least` and 1, the aspect ratio between 3:4 and 4:3; sides are limited to
+    those of the image.
     """
     state = _states(indices, repeats, seed=seed, epoch=epoch)
     share, slope = (_fraction(_mixed(state + np.uint64(number))) for number in (4, 5))
@@ -76,7 +76,7 @@ def random_areas(
 
 
 def centre_crops(rooms: Int64[ndarray, "batch 2"]) -> Crops:
-    """The crop in the middle of each image, not mirrored."""
+    """The centre crop of each image, not mirrored."""
     tops, lefts = (rooms // 2).T
     return Crops(tops, lefts, np.zeros(len(rooms), dtype=bool))
 
@@ -88,7 +88,7 @@ def crop_stack(
     crop: tuple[int, int],
     padding: int = 0,
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
-    """Crops of images that all have one size: a few calls for the whole batch."""
+    """Crop images of the same size: a few calls for the whole batch."""
     chosen = indices
     if padding:
         stack = _padded(stack[indices], padding)
@@ -106,7 +106,7 @@ def crop_stack(
 def crop_each(
     images: Sequence[UInt8[ndarray, "channels _height _width"]], crops: Crops, crop: tuple[int, int], padding: int = 0
 ) -> UInt8[Tensor, "batch channels cropped_height cropped_width"]:
-    """Crops of images of different sizes, one by one into one batch."""
+    """Crop images of different sizes, one by one."""
     height, width = crop
     batch = torch.empty(len(images), images[0].shape[0], height, width, dtype=torch.uint8)
     rows = batch.numpy()
@@ -123,7 +123,7 @@ def crop_and_scale(
     sides: Int64[ndarray, "batch 2"],
     size: tuple[int, int],
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Crops of images, each with a height and width of its own, scaled to one size."""
+    """Crop images to different sizes and scale them to one size."""
     rows = []
     for image, top, left, (height, width) in zip(images, crops.tops, crops.lefts, sides, strict=True):
         crop = torch.from_numpy(np.ascontiguousarray(image[:, top : top + height, left : left + width]))
@@ -144,7 +144,7 @@ def _mirror(batch: UInt8[Tensor, "batch channels height width"], crops: Crops) -
 
 
 def _padded(images: UInt8[ndarray, "*some height width"], padding: int) -> UInt8[ndarray, "*some higher wider"]:
-    """Images with their border repeated outwards, which suits dark ink on white as well as the reverse."""
+    """Pad images by replicating their border, which works for dark ink on white and the reverse."""
     height, width = images.shape[-2:]
     wide = np.empty((*images.shape[:-2], height + 2 * padding, width + 2 * padding), dtype=np.uint8)
     rows = slice(padding, padding + height)
@@ -157,15 +157,15 @@ def _padded(images: UInt8[ndarray, "*some height width"], padding: int) -> UInt8
 
 
 class Transform:
-    """A transform of the caller's own, on Pillow images or on tensors, held to what a network can take.
+    """A custom transform of Pillow images or tensors, with a validated result.
 
-    It is given an image whose shorter side is scaled already: a Pillow image, or if it cannot take one a tensor
-    (channels, height, width) in uint8. It gives one of these, or a tensor of floats in 0..1. Mean and spread are taken
-    out later, by the network.
+    Its input is an image whose shorter side is already scaled: a Pillow image, or a tensor (channels, height, width) in
+    uint8 if it does not accept Pillow images. It returns one of these, or a tensor of floats in 0..1. The network
+    normalises by mean and standard deviation.
 
     Attributes:
-        parameter: what it was given as, for errors.
-        name: what it calls itself.
+        parameter: the name of the argument, for errors.
+        name: the name of the function.
     """
 
     def __init__(self, parameter: str, function: Callable[[Any], Any]) -> None:
@@ -176,7 +176,7 @@ class Transform:
         self._takes_tensors: bool | None = None  # found out with the first image
 
     def __call__(self, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
-        """What it makes of an image, in 0..255."""
+        """Apply it to an image; the result is in 0..255."""
         found = self._of(image)
         if isinstance(found, Image.Image):
             found = _tensor(found)
@@ -224,7 +224,7 @@ def transform_each(
     seed: int,
     epoch: int,
 ) -> Shaped[Tensor, "batch channels height width"]:
-    """What a transform makes of images, one by one into one batch; what it draws at random is its own for each."""
+    """Apply a transform to each image, with its own random state, and stack the results."""
     rows = []
     for image, state in zip(images, _states(indices, repeats, seed=seed, epoch=epoch).tolist(), strict=True):
         with _seeded(state):
@@ -237,7 +237,7 @@ def transform_each(
 
 @contextmanager
 def _seeded(state: int) -> Iterator[None]:
-    """Random numbers of torch, NumPy and Python that follow from a number, and afterwards go on as before."""
+    """Seed torch, NumPy and Python, and restore their random state afterwards."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(state)
     np.random.seed(state % 2**32)
@@ -256,7 +256,7 @@ def _tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
 
 
 def _states(indices: ndarray, repeats: ndarray, *, seed: int, epoch: int) -> ndarray:
-    """64 bits for each image, by which all that is random about it is decided."""
+    """64 random bits for each image."""
     state = np.full(len(indices), seed % 2**64, dtype=np.uint64)
     for value in (np.uint64(epoch), indices.astype(np.uint64), repeats.astype(np.uint64)):
         state = _mixed(state) ^ value

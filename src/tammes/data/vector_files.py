@@ -1,4 +1,4 @@
-"""Vectors written to a file, a block at a time, whole or not at all: .npz, .parquet or .npy."""
+"""Write vectors to a .npz, .parquet or .npy file, block by block and atomically."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ WRITTEN = (".npz", ".parquet", ".npy")
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a kind of file that cannot be written here, before there is anything to write."""
+    """Raise UserError early for a kind of file that cannot be written."""
     if file.suffix.lower() == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -27,12 +27,12 @@ def check_writable(file: Path) -> None:
 def write_vectors(
     file: Path, blocks: Iterable[ndarray], shape: tuple[int, int], dtype: Any, others: Mapping[str, ndarray | None]
 ) -> None:
-    """Write vectors, and beside them labels, paths and the like, as the suffix of the file says.
+    """Write vectors with labels, paths and the like, in the format of the file's suffix.
 
     Args:
-        blocks: the vectors, some rows at a time.
-        shape: of all of them.
-        others: one for each vector; None for what there is not. A .npy file has no room for them, and a note says so.
+        blocks: the vectors in blocks of rows.
+        shape: the shape of all vectors.
+        others: further columns; None for missing ones. A .npy file cannot store them, which a note says.
     """
     given = {name: array for name, array in others.items() if array is not None}
     with written_whole(file) as sink:

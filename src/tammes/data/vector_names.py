@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-# Ours first; then what scikit-learn, pandas and vector stores call the same.
+# Our names first, then those of scikit-learn, pandas and vector stores.
 NAMES = {
     "vectors": ("vectors", "vector", "embeddings", "embedding", "X"),
     "labels": ("labels", "label", "y"),
@@ -14,7 +14,7 @@ NAMES = {
 
 
 def known_names(stored: Collection[str]) -> dict[str, str]:
-    """What of a file is used, by our names: of several that mean the same the first.
+    """The columns of a file that are used, by our names; of several synonyms the first.
 
     >>> known_names(["X", "y", "age"])
     {'vectors': 'X', 'labels': 'y'}

@@ -1,4 +1,4 @@
-"""Vectors and their labels from a file, for what needs no images: .npz, .parquet, or .npy without labels."""
+"""Read vectors and labels from a .npz or .parquet file, or vectors alone from a .npy file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,14 @@ _READ = (".npz", ".parquet", ".npy")
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors, the class of each, and what else a file says of them.
+    """Vectors with labels and other columns of a file.
 
     Attributes:
-        vectors: as they are stored, in their own precision; left in the file until needed, where it can be mapped.
-        labels: whole numbers or text; all empty where there are none.
-        query, gallery: which are searched for and which they are searched among; None: all of them.
-        sequence: numbers or text; a query does not find items with its own. None: there are none.
-        paths: what each is the vector of, as text; None: the file does not say.
+        vectors: in their stored precision; memory-mapped if possible.
+        labels: integers or text; all empty if there are none.
+        query, gallery: masks of the queries and of the gallery; None for all.
+        sequence: numbers or text; a query does not find items of its own sequence. None if there are none.
+        paths: the path of each vector's item; None if the file has none.
         labelled: whether the file has labels.
     """
 
@@ -46,12 +46,12 @@ class Vectors:
 
 
 def vectors(file: Path, *, labelled: bool = True) -> Vectors:
-    """What is in a file of vectors.
+    """Read a file of vectors.
 
-    A .npz file has the arrays `vectors` and `labels` (or `X` and `y`), and if need be `query`, `gallery` (a mask, or
-    positions), `sequence` and `paths`. One that is not compressed, which is how `numpy.savez` writes it, is mapped into
-    memory and may be larger than that. A .parquet file has columns of the same names, `vectors` being lists of numbers,
-    or else a column for each number: 0, 1, 2, … or dim_0, dim_1, … A .npy file has vectors alone.
+    A .npz file has the arrays `vectors` and `labels` (or `X` and `y`), and optionally `query`, `gallery` (masks or
+    positions), `sequence` and `paths`. An uncompressed one, as written by `numpy.savez`, is memory-mapped and may be
+    larger than memory. A .parquet file has columns of the same names, `vectors` as lists of numbers, or one column per
+    number: 0, 1, 2, … or dim_0, dim_1, … A .npy file has vectors alone.
 
     Args:
         labelled: whether labels are needed.

@@ -1,4 +1,4 @@
-"""Galleries: images that can be searched, in a vector store. A gallery is named by where it is.
+"""Galleries: searchable images or vectors in a vector store. A gallery is named by its address:
 
 gallery/, s3://bucket/gallery        LanceDB, in a folder or in object storage; no server
 postgresql://host/database/name      PostgreSQL with pgvector
@@ -38,38 +38,38 @@ _REGISTERED: dict[str, _Kind] = {}
 def register(
     scheme: str, open_store: Callable[[str, About | None], Store], rebuild_store: Callable[[str, About], Store]
 ) -> None:
-    """Make a store of your own known: galleries at scheme://… are then opened by it.
+    """Register a custom store for galleries at scheme://….
 
     Args:
-        open_store: the gallery at an address; where there is none, an empty one of which this is said, or, for None,
-            `items.no_gallery`.
-        rebuild_store: an empty gallery beside the one at an address, which takes its place by `swap`.
+        open_store: opens the gallery at an address; if there is none, creates an empty one with the given `About`, or
+            raises `items.no_gallery` for None.
+        rebuild_store: creates an empty gallery that replaces the one at an address by `swap`.
     """
     _REGISTERED[scheme] = _Kind(open_store, rebuild_store)
 
 
 def open_gallery(uri: str, *, create: About | None = None) -> Store:
-    """The gallery that is there.
+    """Open the gallery at an address.
 
     Args:
-        create: make an empty one if there is none, of which this is said.
+        create: the `About` of an empty gallery to create if there is none.
 
     Raises:
-        UserError: there is none; or there is something else, which is left alone.
+        UserError: there is no gallery, or something else.
     """
     return _kind(uri).open(without_password(uri), create)
 
 
 def rebuild(uri: str, about: About) -> Store:
-    """An empty gallery to fill, which then takes the place of the one that is there by `swap`.
+    """An empty gallery that replaces the existing one by `swap` once it is filled.
 
-    Should the program end before, the old one is as it was, and what was begun is removed by a later `optimise`.
+    If the program ends before, the old gallery is unchanged, and a later `optimise` removes the incomplete one.
     """
     return _kind(uri).rebuild(without_password(uri), about)
 
 
 def is_gallery(place: str) -> bool:
-    """Whether a gallery may be there: an address, or a folder that has one; a run is none."""
+    """Whether this may be a gallery: an address, or the folder of one; a run is not."""
     return "://" in place or ((Path(place) / "about.lance").exists() and not is_run(Path(place)))
 
 

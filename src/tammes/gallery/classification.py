@@ -1,4 +1,4 @@
-"""A class for an image from its neighbours in a gallery, and whether the image is near enough to be of it."""
+"""Classify images by their neighbours in a gallery, with a threshold for unknown classes."""
 
 import csv
 import re
@@ -21,14 +21,15 @@ _BATCH = 256  # queries of one pass over the gallery
 
 @dataclass(frozen=True)
 class Classification:
-    """What an image may be.
+    """The classification of an image.
 
     Attributes:
-        best_guess: the class with most votes; "" if no image of the gallery has a class.
-        distance: to the nearest image with a class; None if there is none.
-        probability: how likely the best guess is right; None if the threshold was not calibrated on a gallery.
+        best_guess: the class with the most votes; "" if no image of the gallery has a class.
+        distance: the distance to the nearest image with a class; None if there is none.
+        probability: the probability that the best guess is right; None if the threshold was not calibrated on a
+        gallery.
         accepted: whether the distance is within the threshold; otherwise the image is of an unknown class.
-        threshold: the distance up to which it is.
+        threshold: the threshold of the distance.
         nearest: the path of the nearest image with a class.
         runner_up: the class with the second most votes, or "".
     """
@@ -44,9 +45,9 @@ class Classification:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What is near an image, and what the image may be; None where the gallery has no threshold.
+    """The neighbours of an image and its classification (None if the gallery has no threshold).
 
-    It is a sequence of its hits, the nearest first, and prints as a table.
+    A sequence of hits, nearest first, that prints as a table.
     """
 
     hits: list[Hit]
@@ -69,7 +70,7 @@ class SearchResult:
 
     @property
     def threshold(self) -> float | None:
-        """The distance up to which an item is within the threshold."""
+        """The same-class threshold; None without one."""
         return None if self.classification is None else self.classification.threshold
 
     def within(self, hit: Hit) -> bool | None:
@@ -77,14 +78,14 @@ class SearchResult:
         return None if self.threshold is None else hit.distance <= self.threshold
 
     def record(self) -> dict[str, Any]:
-        """For a program: the threshold, and the path, class and distance of what was found."""
+        """The threshold, and the path, class and distance of each hit, as a dictionary."""
         found = [asdict(hit) | {"within_threshold": self.within(hit)} for hit in self.hits]
         return {"threshold": self.threshold, "found": found}
 
 
 @dataclass(frozen=True)
 class FolderClassification:
-    """What the images of a folder may be, by this threshold; `broken`: which cannot be read, and why."""
+    """The classifications of the images of a folder, the threshold, and unreadable images with reasons."""
 
     files: list[Path]
     classifications: list[Classification]
@@ -101,10 +102,10 @@ def classify(
     leave_out: Sequence[str | None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Classification]:
-    """A class for each image: its k nearest items with a label vote, the nearer the more.
+    """Classify vectors: the k nearest items with a label vote, weighted by distance.
 
     Args:
-        leave_out: the path of each image itself, if it is in the gallery.
+        leave_out: the path of each query itself, if it is in the gallery.
     """
     found, total = [], store.count()
     for start in range(0, len(vectors), _BATCH):
@@ -119,7 +120,7 @@ def classify(
 
 
 def classify_hits(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> Classification:
-    """What an image may be by its neighbours (`neighbourhoods`): here it is decided whether it is accepted."""
+    """Classify by neighbours (`neighbourhoods`): the class, and whether it is accepted."""
     hits = with_class(hits)
     limit, guesses = threshold.limit(hits), [*votes(hits, k), "", ""]
     return Classification(
@@ -134,13 +135,13 @@ def classify_hits(hits: Sequence[Hit], threshold: Threshold, k: int = VOTES) -> 
 
 
 def _cell(text: str) -> str:
-    """A name as a spreadsheet and a terminal may show it: it is neither a formula nor moves the cursor."""
+    """A name that is safe for spreadsheets and terminals: no formula, no control characters."""
     text = re.sub("[\x00-\x1f\x7f-\x9f]", lambda sign: ascii(sign[0])[1:-1], text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def to_csv(paths: Sequence[Path], classifications: Sequence[Classification]) -> bytes:
-    """A table of images and what they may be."""
+    """The classifications as a CSV file."""
     content = StringIO()
     writer = csv.writer(content)
     writer.writerow(["file", "best_guess", "distance", "probability", "accepted"])

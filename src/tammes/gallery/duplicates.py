@@ -21,11 +21,11 @@ _MOST = 256  # ... so many: what is as near beyond them is joined through these
 
 @dataclass(frozen=True)
 class Group:
-    """Images each of which is near another of the group, or looks the same.
+    """Images that are near another of the group, or look the same.
 
     Attributes:
-        paths: in their order.
-        farthest: the largest distance between two that were found near each other, or alike.
+        paths: the sorted paths.
+        farthest: the largest distance between two that were joined.
         identical: whether all files have the same content.
     """
 
@@ -35,7 +35,7 @@ class Group:
 
 
 def _hashes(row: Row, crops: int = len(CROPS)) -> Float32[ndarray, "crops hash"]:
-    """The perceptual hashes of an image by its thumbnail; those of nothing where it has none that can be used."""
+    """The perceptual hashes of an image's thumbnail; zeros without a usable one."""
     shown = open_small(row.thumbnail, THUMBNAIL) if min(row.width, row.height) >= SMALLEST else None
     try:
         return hashes(Image.new("L", (1, 1)) if shown is None else shown, crops)
@@ -44,7 +44,7 @@ def _hashes(row: Row, crops: int = len(CROPS)) -> Float32[ndarray, "crops hash"]
 
 
 def duplicates(store: Store, threshold: float, *, on_progress: Callable[[int, int], None] | None = None) -> list[Group]:
-    """All groups of images no farther apart than the threshold, or of nearly the same pixels, the largest first.
+    """All groups of images within the threshold, or of nearly the same pixels, the largest first.
 
     The pixels of each image, also mirrored and lightly cropped, are compared with those of its nearest neighbours.
     """

@@ -1,15 +1,14 @@
-"""Which items a search looks at: a condition on their columns, parsed into a tree.
+"""Filters: conditions on the columns of items, parsed into a tree.
 
     colour = 'red' and price < 20
     not (maker in ('Zeiss', 'Leica') or "list price" >= 1e3)
 
-A name is that of a column, or of what every item has: path, label, width, height. Names that are not words stand in
-double quotes; a quote inside is doubled. Texts in single quotes are compared by =, != and in, as they are written;
-numbers also by <, <=, > and >=. A text equals no number, and an item without the column fits none of these but !=
-and `not in`.
+A name is that of a column, or one that every item has: path, label, width, height. Names that are not words are in
+double quotes; quotes inside are doubled. Texts, in single quotes, are compared by =, != and in; numbers also by <, <=,
+> and >=. A text never equals a number, and an item without the column matches only != and `not in`.
+A store translates the tree (`translated`) to parametrised queries, so that no user text becomes part of a statement.
 
-A store translates the tree (`translated`) with what its database has for values: no text of a user becomes a part of
-a statement. `fits` is what all translations must agree with.
+`fits` is the reference for all translations.
 """
 
 import operator
@@ -48,7 +47,7 @@ _TOKEN = re.compile(
 
 
 class ColumnError(UserError):
-    """A filter asks for a column that no item has, or for texts in one of numbers, or the other way round."""
+    """A filter names a column that no item has, or compares texts with numbers."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class In:
 
 @dataclass(frozen=True)
 class Order:
-    """The column is a number in this order to a value: one of `OPERATORS`."""
+    """The column is a number that compares to a value by one of `OPERATORS`."""
 
     name: str
     sign: str
@@ -87,13 +86,13 @@ Filter = In | Order | Not | And | Or
 
 
 def parsed(text: str) -> Filter:
-    """The tree of a condition.
+    """Parse a condition.
 
     >>> parsed("colour = 'red' and price < 20")
     And(parts=(In(name='colour', values=('red',)), Order(name='price', sign='<', value=20.0)))
 
     Raises:
-        UserError: it is not a condition; the error says where.
+        UserError: a syntax error, with its position.
     """
     if len(text) > _LONGEST:
         raise UserError(f"`where` has {len(text):,} characters; {_LONGEST:,} are allowed.")
@@ -101,7 +100,7 @@ def parsed(text: str) -> Filter:
 
 
 def both(*parts: Filter | None) -> Filter | None:
-    """All of these that are given; None if none is."""
+    """The conjunction of these conditions; None if there are none."""
     given = tuple(part for part in parts if part is not None)
     return And(given) if len(given) > 1 else next(iter(given), None)
 
@@ -114,7 +113,7 @@ def translated(
     some: Callable[[Sequence[T]], T],
     inverse: Callable[[T], T],
 ) -> T:
-    """The tree in another language, from its leaves up."""
+    """Translate the tree, from its leaves up."""
 
     def of(part: Filter) -> T:
         match part:
@@ -130,7 +129,7 @@ def translated(
 
 
 def mapped(condition: Filter, text: Callable[[str], str]) -> Filter:
-    """The same with other names and texts."""
+    """The tree with translated names and texts."""
 
     def leaf(part: In | Order) -> Filter:
         if isinstance(part, Order):
@@ -143,7 +142,7 @@ def mapped(condition: Filter, text: Callable[[str], str]) -> Filter:
 
 
 def kinds_in(condition: Filter) -> set[tuple[str, type]]:
-    """The columns that it asks for, each with what it is compared with: texts (str), numbers (float), or both."""
+    """The columns of the tree with the types that they are compared with: str, float, or both."""
 
     def leaf(part: In | Order) -> set[tuple[str, type]]:
         values = part.values if isinstance(part, In) else (part.value,)
@@ -156,10 +155,10 @@ def kinds_in(condition: Filter) -> set[tuple[str, type]]:
 
 
 def check_columns(condition: Filter, kinds: Mapping[str, set[type]]) -> None:
-    """Refuse what no item can fit or fail to: a column that is not there, or values of another kind than it has.
+    """Raise ColumnError for a missing column, or a comparison with a value of another type.
 
     Args:
-        kinds: what stands in each column.
+        kinds: the types of each column.
     """
     for name, kind in sorted(kinds_in(condition), key=str):
         if name not in kinds:
@@ -174,7 +173,7 @@ def check_columns(condition: Filter, kinds: Mapping[str, set[type]]) -> None:
 
 
 def fits(condition: Filter, values: Mapping[str, Value]) -> bool:
-    """Whether an item with these values is meant."""
+    """Whether an item with these values matches."""
 
     def leaf(part: In | Order) -> bool:
         value = values.get(part.name)
@@ -186,7 +185,7 @@ def fits(condition: Filter, values: Mapping[str, Value]) -> bool:
 
 
 def sql(condition: Filter, leaf: Callable[[In | Order], str]) -> str:
-    """The tree in SQL, around leaves that are never NULL."""
+    """The tree in SQL; its leaves are never NULL."""
     return translated(
         condition,
         leaf,
@@ -197,7 +196,7 @@ def sql(condition: Filter, leaf: Callable[[In | Order], str]) -> str:
 
 
 class _Parser:
-    """By recursive descent: or, and, not, comparison."""
+    """A recursive descent parser: or, and, not, comparison."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place, self.depth = text, 0, 0

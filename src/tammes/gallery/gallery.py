@@ -1,4 +1,4 @@
-"""A gallery: items that can be searched, together with the model that made their vectors."""
+"""`tammes.Gallery`: searchable items together with the model of their vectors."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ ImageLike = str | Path | Image.Image
 
 
 class SearchOptions(TypedDict, total=False):
-    """Of `Store.search`."""
+    """The keyword arguments of `Store.search`."""
 
     label: str | None
     where: Filter | None
@@ -46,24 +46,24 @@ class SearchOptions(TypedDict, total=False):
 
 
 class Gallery:
-    """Images, or vectors of any model, that can be searched; kept in a folder, object storage, PostgreSQL or Qdrant.
+    """Searchable images, or vectors of any model, in a folder, object storage, PostgreSQL or Qdrant.
 
         gallery = tammes.Gallery("gallery", tammes.load("runs/photos"))
         gallery.add("photos/")
         gallery.search("query.jpg", k=10)
 
-    `tammes search`, `serve`, `label`, `duplicates` and `report` work on the same gallery, and on those that
-    `tammes index` made. It is opened if it is there, otherwise an empty one is made.
+    `tammes search`, `serve`, `label`, `duplicates` and `report` use the same galleries, and those of `tammes index`. An
+    existing gallery is opened, otherwise an empty one is created.
 
     Args:
         path: a folder, or s3://bucket/name, gs://…, az://…, postgresql://host/database/name, qdrant://host:port/name.
-        embedder: what embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or its folder.
-            None: what the gallery says it was made by, with its whitening.
-        device: where a model that is loaded here runs; auto takes a GPU if there is one.
-        create: make an empty gallery where there is none, for which an embedder is needed.
+        embedder: the model that embeds images: an Embedder (of `tammes.load`, `tammes.pretrained` or a run), a Run or
+            its folder. None for the model that the gallery records, with its whitening.
+        device: the device of a model that is loaded here; "auto" uses a GPU if there is one.
+        create: create an empty gallery if there is none, which needs an embedder.
 
     Raises:
-        UserError: there is none; or another model made it, so that vectors cannot be compared.
+        UserError: there is no gallery, or it was made by another model.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class Gallery:
         labels: Iterable[Any] | None = None,
         overwrite: bool = False,
     ) -> "Gallery":
-        """A gallery of vectors of any model; no network is needed.
+        """Create a gallery of vectors of any model, without a network.
 
-        It is searched by vectors and by its items. Vectors are normalised: they are compared by their cosine.
+        It is searched by vectors and by its items. Vectors are normalised.
 
         Args:
             vectors: (items, dim), an array or a tensor.
-            keys: what each is called, such as the path of its file; by default its number.
-            labels: the class of each; None or an empty text for none.
-            overwrite: replace the gallery that is there.
+            keys: a name for each vector, such as the path of its file; by default its number.
+            labels: the class of each vector; None or "" for none.
+            overwrite: replace an existing gallery.
         """
         array, uri = _array(vectors), without_password(str(path))
         names = _texts(range(len(array)) if keys is None else keys)
@@ -139,12 +139,12 @@ class Gallery:
 
     @property
     def run(self) -> RunFolder | None:
-        """The run whose model made it, if it was one."""
+        """The run of its model, if there is one."""
         return self.model.run
 
     @cached_property
     def embedder(self) -> Embedder:
-        """Loaded when it is first needed: a search by vector does without. One that was given stays where it is."""
+        """The Embedder, loaded when it is first needed; one that was passed stays on its device."""
         built = self.model.build()
         return built if self._device is None else built.to(device_of(self._device))
 
@@ -156,16 +156,16 @@ class Gallery:
         labels: Iterable[Any] | None = None,
         empty_folders: bool = False,
     ) -> dict[str, Any]:
-        """Add images, or bring folders up to date, or add vectors of the gallery's model; what was done, in numbers.
+        """Add images or vectors, or update folders. Returns counts of what was done.
 
         Args:
-            items: a folder of images or several, one sub-folder per class: what is new or changed is embedded, what is
-                gone is taken out. Or a table of images, a CSV file or COCO's JSON, whose further columns `search` can
-                ask for. Or a list of image files. Or vectors, (items, dim).
-            keys: of vectors: what each is called; one that is there already is replaced.
-            labels: of image files or vectors: the class of each. By default files have the class of their folder if it
-                was indexed before, vectors have none.
-            empty_folders: take images out also where a folder has none left.
+            items: one or several folders of images, one sub-folder per class: new and changed images are embedded,
+                missing ones removed. Or a table of images, a CSV file or COCO's JSON, whose columns `search` can filter
+                by. Or a list of image files. Or vectors, (items, dim).
+            keys: a name for each vector; existing ones are replaced.
+            labels: the class of each image file or vector. By default files have the class of their folder if it was
+                indexed before, vectors have none.
+            empty_folders: also remove images if a folder has none left.
         """
         model = replace(self.model, build=lambda: self.embedder)
         classes = None if labels is None else _texts(labels)
@@ -210,16 +210,16 @@ class Gallery:
         where: str | None = None,
         exact: bool = False,
     ) -> Any:
-        """The k nearest items, nearest first, and what the query may be by them.
+        """The k nearest items, nearest first, and the classification of the query by them.
 
         Args:
-            query: an image (a file or a Pillow image) or a vector; or several of one kind, in a list or an array of
+            query: an image (a file or a Pillow image) or a vector; or several of one kind, in a list or an array
                 (queries, dim).
-            item: instead of a query, the key of an item of the gallery: more like this one. It does not find itself.
-            label: look only at items of this class.
-            where: look only at items whose columns fit, such as "colour = 'red' and price < 20"; see
+            item: search with an item of the gallery, by its key, instead of a query. It does not find itself.
+            label: search only items of this class.
+            where: search only items whose columns match, such as "colour = 'red' and price < 20"; see
                 `tammes.gallery.filters`.
-            exact: compare with every item, also where there is an approximate index.
+            exact: compare with every item, even if there is an approximate index.
 
         Returns:
             A SearchResult, whose `hits` have `path`, `label` and `distance`; for several queries a list of them.
@@ -244,7 +244,7 @@ class Gallery:
     def classify(self, query: Any, *, k: int = VOTES) -> Any: ...
 
     def classify(self, query: Any, *, k: int = VOTES) -> Any:
-        """The class of an image or a vector by its k nearest items, and whether it is near enough to be of it.
+        """Classify an image or a vector by its k nearest items; unknown if none is within the threshold.
 
         Args:
             query: as in `search`. An image of the gallery does not find itself.
@@ -258,15 +258,15 @@ class Gallery:
         return found[0] if alone else found
 
     def duplicates(self, threshold: float = 0.1) -> list[Group]:
-        """Groups of items that are no farther apart than the threshold, or of nearly the same pixels."""
+        """Groups of items within the threshold of each other, or with nearly the same pixels."""
         check_distance("threshold", threshold)
         return duplicates(self.store, threshold)
 
     def to_pandas(self, *, vectors: bool = False) -> Any:
-        """A DataFrame with the path, the class and the size of each item, in the order of the paths.
+        """A DataFrame with the path, class and size of each item, sorted by path.
 
         Args:
-            vectors: with a column of their vectors too.
+            vectors: include a column of vectors.
         """
         try:
             from pandas import DataFrame
@@ -278,7 +278,7 @@ class Gallery:
         return table.sort_values("path", ignore_index=True)
 
     def _vectors(self, query: Any) -> tuple[Float32[ndarray, "queries dim"], bool, list[str | None]]:
-        """The vectors of what was asked for, whether it was one, and the paths of files."""
+        """The vectors of the queries, whether there was a single one, and the paths of files."""
         images = _images_in(query)
         if images is not None:
             files = [each for each in images if not isinstance(each, Image.Image)]
@@ -297,10 +297,10 @@ class Gallery:
 
     @cached_property
     def threshold(self) -> Threshold | None:
-        """Up to which distance a neighbour is near enough to be of the same class.
+        """The same-class threshold.
 
-        It is stored when the gallery is indexed; a gallery of an older version is calibrated here. Without classes to
-        calibrate on it is that of the run, if there is one.
+        It is stored when the gallery is indexed; a gallery of an older version is calibrated here. Without enough
+        classes it is that of the run, if there is one.
         """
         found = stored_threshold(self.store)
         if found is None and self._calibrated is None:
@@ -311,7 +311,7 @@ class Gallery:
         return found or self._calibrated
 
     def threshold_note(self) -> str:
-        """For who reads distances: what the threshold means, or how to get one."""
+        """An explanation of the threshold, or of how to get one."""
         if self.threshold is None and self.run is None:
             return "There is no threshold, which tells known classes from unknown: that needs two or more classes."
         if self.threshold is None:
@@ -323,7 +323,7 @@ class Gallery:
         return f"An image is of a known class if its nearest neighbour is within the threshold.{moved}"
 
     def forget_threshold(self) -> None:
-        """Have it read again."""
+        """Discard the cached threshold."""
         self.__dict__.pop("threshold", None)
 
     def nearest(
@@ -335,13 +335,13 @@ class Gallery:
     def neighbours(
         self, vectors: Float32[ndarray, "queries dim"], k: int, **how: Unpack[SearchOptions]
     ) -> list[SearchResult]:
-        """The k nearest items of each vector, and what it may be.
+        """The k nearest items of each vector, and its classification.
 
-        One search of the store answers both. Only among some of the items there are two: what the query may be is
-        decided by its neighbours of all.
+        A single search of the store answers both, except with a filter: the classification uses the neighbours among
+        all items.
 
         Args:
-            how: as in `Store.search`.
+            how: see `Store.search`.
         """
         where, leave_out = how.get("where"), how.get("leave_out")
         threshold, some_only = self.threshold, how.get("label") is not None or where is not None
@@ -364,7 +364,7 @@ class Gallery:
         return [SearchResult(hits, classify_hits(those, threshold)) for hits, those in zip(near, around, strict=True)]
 
     def _check_columns(self, where: Filter) -> None:
-        """Refuse columns that no item has, and values of another kind than they have: their items would be missing."""
+        """Raise ColumnError for a filter on missing columns, or with values of another type."""
         if not (asked := kinds_in(where) - self._known_kinds):
             return
         found = self.store.field_kinds(asked)
@@ -377,10 +377,10 @@ class Gallery:
     def classify_folder(
         self, folder: Path, threshold: Threshold | None = None, *, k: int = VOTES, unknown_rate: float | None = None
     ) -> FolderClassification:
-        """A class for each image of a folder; see `classify`. An image that is in the gallery does not find itself.
+        """Classify each image of a folder; see `classify`. An image that is in the gallery does not find itself.
 
         Args:
-            threshold: which images are unknown; None: that of the gallery, at the unknown rate if one is given.
+            threshold: the threshold to use; None for that of the gallery, at the unknown rate if given.
         """
         files = images_below(whole_path(folder))
         if not files:
@@ -399,7 +399,7 @@ class Gallery:
         return FolderClassification(read, found, threshold, broken)
 
     def _calibrated_threshold(self, unknown_rate: float | None) -> Threshold:
-        """The threshold of the gallery, at the unknown rate if one is given; an error says why there is none."""
+        """The threshold of the gallery, at the unknown rate if given. Raises UserError if there is none."""
         threshold = self.threshold if unknown_rate is None else None
         if threshold is None or threshold.accepted is None:  # that of a run: says why it cannot be calibrated
             threshold = calibrated(self.store, self.trained_on, unknown_rate=unknown_rate)
@@ -407,12 +407,12 @@ class Gallery:
 
     @property
     def trained_on(self) -> list[str]:
-        """The names of the classes that the model was trained on."""
+        """The names of the model's training classes."""
         return self.model.trained_on
 
 
 def _images_in(given: Any) -> list[ImageLike] | None:
-    """Images, if that is what is given: one, or several."""
+    """The given images, one or several; None for anything else."""
     if isinstance(given, str | Path | Image.Image):
         return [given]
     several = (
@@ -422,7 +422,7 @@ def _images_in(given: Any) -> list[ImageLike] | None:
 
 
 def _paths(given: Any) -> list[Path] | None:
-    """Paths, if that is what is given: one, or several."""
+    """The given paths, one or several; None for anything else."""
     found = _images_in(given)
     if found is None:
         return None
@@ -432,7 +432,7 @@ def _paths(given: Any) -> list[Path] | None:
 
 
 def _array(given: Any) -> ndarray:
-    """Numbers as an array: also a tensor, on any device."""
+    """Numbers or a tensor as an array."""
     if hasattr(given, "detach"):
         given = given.detach().cpu()
     try:
@@ -442,6 +442,6 @@ def _array(given: Any) -> ndarray:
 
 
 def _texts(given: Iterable[Any]) -> list[str]:
-    """Keys or labels, which may be numbers, as text; None is no label."""
+    """Keys or labels as text; None means no label."""
     given = given.tolist() if isinstance(given, ndarray) else given
     return ["" if each is None else str(each) for each in given]

@@ -1,4 +1,4 @@
-"""From folders and tables of images to a gallery: new and changed images are embedded, missing ones are removed."""
+"""Index folders and tables of images: new and changed images are embedded, missing ones are removed."""
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from tammes.io.machine import kept_memory
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import ImageFeatures
 
-_BATCH = 256  # images that are stored together, and lost together if the program is killed
+_BATCH = 256  # images that are stored together
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Source:
     """An image to index.
 
     Attributes:
-        path: its key in the gallery: that of the file, with the box if it is a part of the image.
+        path: its key in the gallery: the path of the file, with the box of a crop.
         label: its class, or empty.
-        fields: further columns of the table that names it.
+        fields: the other columns of its table.
     """
 
     path: str
@@ -50,11 +50,11 @@ class Source:
     fields: Mapping[str, Value] = field(default_factory=dict)
 
     def read(self) -> Image.Image:
-        """The image, or the part of it that the box has."""
+        """The image, or its crop."""
         return cropped(open_image(self.file), self.box, self.path, self.file)
 
     def state(self) -> str:
-        """What changes when the file is written, or its columns are; empty for a file that is not there any more."""
+        """A fingerprint of the file's size and time and of its columns; empty for a missing file."""
         try:
             status = self.file.stat()
         except OSError:
@@ -66,13 +66,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a gallery and the folders do not have in common.
+    """The difference between a gallery and the folders.
 
     Attributes:
-        fresh: images that the gallery does not have, or has otherwise; they are embedded if their content differs.
-        gone: paths that the gallery has and the folders have no more.
-        same: how many need nothing.
-        emptied: folders of which the gallery has images and that have none any more.
+        fresh: new or changed images; they are embedded if their content differs.
+        gone: paths in the gallery that no longer exist in the folders.
+        same: the number of unchanged images.
+        emptied: folders that have no images left but have some in the gallery.
     """
 
     fresh: list[Source]
@@ -83,13 +83,13 @@ class Difference:
 
 @dataclass
 class Indexed:
-    """What was done so far.
+    """The progress so far.
 
     Attributes:
-        added: images that the gallery did not have; `changed`: those that it had otherwise.
-        touched: files that were written again with the same content, or have another class: nothing to embed.
-        relabelled: those of them that have another class.
-        broken: what cannot be read, and why.
+        added: new images; `changed`: changed ones.
+        touched: rewritten files with the same content, or another class: nothing to embed.
+        relabelled: those of them with another class.
+        broken: unreadable images with reasons.
     """
 
     total: int = 0
@@ -114,17 +114,17 @@ def difference(
     labelled: bool = True,
     verify: bool = False,
 ) -> Difference:
-    """What has to be done for a gallery to hold what is in the folders and tables. Other images are left alone.
+    """The work that brings a gallery up to date with folders and tables. Other images are not changed.
 
     Args:
         known: the fingerprint of each path in the gallery.
-        places: folders, and tables: what these name no more stays.
-        roots: the folders that the gallery was filled from before: see `label_of`.
-        labelled: whether the folders' names, or the labels of a table, are classes.
-        verify: read every file: one may have been replaced by another of the same size and time.
+        places: folders and tables; images that a table no longer lists stay.
+        roots: the folders that were indexed before; see `label_of`.
+        labelled: whether folder names, or the labels of a table, are classes.
+        verify: read every file, as one may have been replaced by another of the same size and time.
 
     Raises:
-        UserError: a folder is not there: a disk that is not mounted is no reason to forget its images.
+        UserError: a folder does not exist, for example because a disk is not mounted.
     """
     given = [whole_path(place) for place in places]
     folders = [place for place in given if not is_table(place)]
@@ -154,9 +154,9 @@ def difference(
 
 
 def share(what: Difference, rank: int, number: int) -> Difference:
-    """What one of several processes has to do of it.
+    """The share of one of several processes.
 
-    An image is in the same share whatever else is to be done, as others may have stored some already.
+    An image is always in the same share, as other processes may have stored some already.
     """
     if number == 1:
         return what
@@ -174,15 +174,15 @@ def _of_table(file: Path, labelled: bool) -> list[Source]:
 
 
 def whole_path(folder: Path) -> Path:
-    """From the root and without `..`: the path of an image is its key, the same from wherever it is seen."""
+    """The absolute, normalised path of an image, its key."""
     return folder.resolve()
 
 
 def label_of(file: Path, folders: Sequence[Path]) -> str:
-    """The class of an image: the first folder on the way to it; empty for one that lies in no folder of its own.
+    """The class of an image: the first folder on its path below a root; "" without one.
 
-    The way begins at the first of the folders that has the image. The outermost of all that a gallery was filled from
-    must come first: who adds photos/cats to a gallery of photos/ does not mean that cats have no class.
+    The first root that contains the image is used. The outermost roots must come first: adding photos/cats to a gallery
+    of photos/ must not remove the class of cats.
 
     >>> photos = Path("/photos")
     >>> label_of(photos / "cats" / "young" / "1.jpg", [photos]), label_of(photos / "1.jpg", [photos])
@@ -200,7 +200,7 @@ def _outermost_first(folders: Sequence[Path], roots: Sequence[str]) -> list[Path
 
 
 def sources_of(files: Sequence[Path], roots: Sequence[str], labels: Sequence[str] | None) -> list[Source]:
-    """Single files, with these classes or, without, those of the folders that were indexed before; each once."""
+    """Single files with these classes, or by default those of the folders that were indexed before; each once."""
     names = [label_of(file, _outermost_first([], roots)) for file in files] if labels is None else labels
     every = (Source(fspath(file), file, label) for file, label in zip(files, names, strict=True))
     return list({each.path: each for each in every}.values())
@@ -214,15 +214,15 @@ def index(
     threads: int = 2,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Indexed]:
-    """Embed and store what is new or changed, some hundred images at a time, then take out what is gone.
+    """Embed and store new and changed images in batches, then remove missing ones.
 
-    Each yield comes after a batch is safe in the store, so that a program that is killed loses no more than the next
-    one; run again, it continues. Two at once do the same work twice and leave the same gallery.
+    Yields after each batch is stored, so that a killed program loses at most one batch; run again, it continues. Two
+    programs at once do the same work twice, with the same result.
 
     Args:
-        what: from `difference`.
-        threads: that read and shrink images while the network works.
-        stop: asked after each batch; what is gone is then left for the next time.
+        what: the result of `difference`.
+        threads: threads that read and scale images while the network runs.
+        stop: called after each batch; if True, missing images are removed the next time.
     """
     known = store.fingerprints()
     so_far = Indexed(total=len(what.fresh), same=what.same)
@@ -246,7 +246,7 @@ def vectors_of(
     threads: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Path], Float32[ndarray, "images dim"], list[str]]:
-    """The vectors of images that stay outside the gallery: which could be read, their vectors, and why others not."""
+    """Embed images without storing them: the readable ones, their vectors, and the reasons for the others."""
     read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
     sources = [Source(fspath(file), file) for file in files]
     with kept_memory(), closing(_read_ahead(sources, embedder, {}, threads)) as reading:
@@ -279,7 +279,7 @@ class _Image:
 def _read_ahead(
     sources: Sequence[Source], embedder: Embedder, known: Mapping[str, str], threads: int
 ) -> Generator[_Image, None, None]:
-    """What is read of the images, in their order, while the network works: never many in memory."""
+    """Read images ahead in threads, in order and with bounded memory."""
     return in_order(
         lambda index: _read(sources[index], embedder, known), len(sources), threads, 2 * embedder.at_once + threads
     )
@@ -313,7 +313,7 @@ def _read(source: Source, embedder: Embedder, known: Mapping[str, str]) -> _Imag
 def _store(
     store: Store, features: ImageFeatures, batch: Sequence[_Image], known: Mapping[str, str], so_far: Indexed
 ) -> None:
-    """Embed and write a batch; the counts are set when it is safe."""
+    """Embed and store a batch, then update the counts."""
     fresh = [each for each in batch if each.pixels is not None]
     touched = {each.source.path: each for each in batch if each.pixels is None and each.broken is None}
     rows = [

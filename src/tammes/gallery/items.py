@@ -1,4 +1,4 @@
-"""The items of a gallery as plain data, and checks of what may be stored."""
+"""The items of a gallery as plain data, and their validation."""
 
 import json
 import os
@@ -75,18 +75,18 @@ class Hit:
 
 @dataclass(frozen=True)
 class About:
-    """What made a gallery.
+    """The metadata of a gallery.
 
     Attributes:
-        model: a digest of the model; vectors of another cannot be compared with these.
-        run: the folder of the run it comes from; empty if it comes from none.
+        model: a digest of the model; vectors of another model cannot be compared.
+        run: the folder of the model's run; empty if there is none.
         roots: the folders that were indexed.
-        created: when, as ISO text.
-        threshold: what `gallery.threshold` calibrated, as JSON text; empty if it did not.
-        kind: what the model is: a run; a pretrained network; a module that only its own program has; or unknown, as
-            the gallery was made of vectors. Galleries of older versions are of runs.
-        network: the pretrained network, or the module.
-        precision: in which its backbone runs, of images and of queries; float32 in galleries of older versions.
+        created: the time of creation, in ISO format.
+        threshold: the result of `gallery.threshold`, as JSON; empty without one.
+        kind: the kind of model: a run, a pretrained network, a custom module, or unknown for a gallery of vectors.
+            Galleries of older versions are of runs.
+        network: the pretrained network, or the custom module.
+        precision: the precision of its backbone, for images and queries; float32 in galleries of older versions.
     """
 
     model: str
@@ -142,13 +142,13 @@ class _Version(TypedDict):
 
 @dataclass(frozen=True)
 class OptimiseResult:
-    """What a gallery is like after it was put in order.
+    """The result of `Store.optimise`.
 
     Attributes:
-        rows: how many it has.
-        indexed: whether searches go through an approximate index.
-        recall: of that index: the share of the true ten nearest that it finds, on rows drawn at random.
-        removed: what was left of rebuilds, replaced or abandoned, and is gone now.
+        rows: the number of rows.
+        indexed: whether searches use an approximate index.
+        recall: recall at 10 of the index, on random rows.
+        removed: the removed remains of earlier rebuilds.
     """
 
     rows: int
@@ -158,9 +158,9 @@ class OptimiseResult:
 
 
 def item_id(path: str) -> str:
-    """The id of the item at a path: the one name of an item in searches, the JSON API and the pages of a server.
+    """The id of the item at a path, which names it in searches, in the JSON API and in the pages of a server.
 
-    It follows from the path alone, so it stays when the gallery is rebuilt, and says nothing about where the file is.
+    It is a hash of the path, so it stays the same when the gallery is rebuilt and does not reveal the path.
 
     >>> item_id("/photos/cats/1.jpg")
     '9df559bc55b80447'
@@ -190,10 +190,10 @@ def missing_paths(where: str, missing: Sequence[str]) -> UserError:
 
 
 def check_keys(paths: Collection[str], rows: int, where: str) -> None:
-    """Refuse a gallery in which several rows have the same path: the key of one row.
+    """Raise UserError if several rows have the same path.
 
     Args:
-        paths: those of all rows, each once.
+        paths: the distinct paths of all rows.
     """
     if len(paths) < rows:
         raise UserError(
@@ -235,12 +235,12 @@ def as_it_was(stored: str, where: str) -> str:
 
 
 def content_of(fingerprint: str) -> str | None:
-    """What a fingerprint tells of a file's content, the same for the same content; None where it tells nothing."""
+    """The part of a fingerprint that depends on the content; None if it has none."""
     return fingerprint.split(":")[1] if ":" in fingerprint else None
 
 
 def check_rows(rows: Sequence[Row], dim: int) -> Float32[ndarray, "rows dim"]:
-    """The vectors of rows that may be stored together, or an error that says what is wrong with one."""
+    """The vectors of rows after validation. Raises UserError."""
     twice = {row.path for row in rows}
     if len(twice) < len(rows):
         seen: set[str] = set()
@@ -271,8 +271,7 @@ def _check_fields(row: Row) -> None:
 
 
 def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[ndarray, "rows dim"]:
-    """Vectors as a store returns them, or an error: nothing of ours writes others, so they are untrusted or
-    damaged."""
+    """Validate vectors that a store returns, which may be untrusted or damaged."""
     if vectors.size and not max(-vectors.min(), vectors.max()) < _LARGEST:  # nor is NaN
         raise UserError(
             f"the gallery {where} holds vectors that are not finite numbers below {_LARGEST:g}. {how_to_remake(where)}"
@@ -283,7 +282,7 @@ def check_stored(vectors: Float32[ndarray, "rows dim"], where: str) -> Float32[n
 def check_queries(
     vectors: ndarray, dim: int, k: int, leave_out: Sequence[str | None] | None
 ) -> Float32[ndarray, "queries dim"]:
-    """The vectors to ask with, or an error that says what is wrong with them."""
+    """Validate query vectors."""
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}.")
     if leave_out is not None and len(leave_out) != len(vectors):

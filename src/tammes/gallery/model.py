@@ -1,5 +1,5 @@
-"""What makes the vectors of a gallery: a run, a pretrained network, a module that only its own program has, or nothing
-that is known. It is given by the caller, or found by what the gallery says of itself."""
+"""The model of a gallery: a run, a pretrained network, a custom module, or unknown for a gallery of vectors. It is
+given by the caller, or found from the gallery's metadata."""
 
 import json
 from collections.abc import Callable
@@ -40,15 +40,15 @@ class RunLike(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """What makes vectors, and how it is built when it is needed.
+    """A model, which is built when it is first needed.
 
     Attributes:
-        digest: a string that changes with the model.
+        digest: a digest of the model.
         run: the folder of its run, if it has one.
-        network: of a pretrained network or a module.
-        build: the embedder; an error says why there is none.
-        embeds: whether it can be built, so that images can be searched with.
-        precision: in which its backbone runs.
+        network: the record of a pretrained network or custom module.
+        build: builds the Embedder; raises UserError if that is impossible.
+        embeds: whether it can be built, so that images can be embedded.
+        precision: the precision of its backbone.
     """
 
     digest: str
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def trained_on(self) -> list[str]:
-        """The names of the classes that it was trained on, or whitened within."""
+        """The names of the classes used for its training or whitening."""
         if self.run is not None:
             return trained_on(self.run)
         return [] if self.network is None else self.network.classes()
@@ -71,7 +71,7 @@ class Model:
         return describe_model(self.kind, run, self.network, self.precision)
 
     def about(self, dim: int, roots: tuple[str, ...] = ()) -> About:
-        """What is said of a new gallery."""
+        """The metadata of a new gallery."""
         return About(
             model=self.digest,
             run="" if self.run is None else str(self.run.folder.absolute()),
@@ -85,7 +85,7 @@ class Model:
 
 
 def describe_model(kind: Kind, run: str, network: Network | None, precision: Precision = "no") -> str:
-    """What made a gallery, in words."""
+    """A description of the model of a gallery."""
     bfloat16 = ", in bfloat16" if precision == "bf16" else ""
     if kind == "run":
         return f"the model of {run}{bfloat16}"
@@ -99,11 +99,11 @@ def describe_model(kind: Kind, run: str, network: Network | None, precision: Pre
 
 
 def model_of(given: Any, *, precision: Precision = "no", **how: Any) -> Model:
-    """The model that a caller means: an embedder, a run or the folder of one, or the name of a pretrained network.
+    """The Model of an Embedder, a run or its folder, or the name of a pretrained network.
 
     Args:
-        precision: of a model that is named; an embedder has its own.
-        how: of a pretrained network, as `tammes.pretrained` takes it; None: as if not given.
+        precision: the precision of a model that is given by name.
+        how: options of `tammes.pretrained`; None means not given.
 
     Raises:
         UserError: it is none of these, or a run that is not finished.
@@ -124,13 +124,13 @@ def model_of(given: Any, *, precision: Precision = "no", **how: Any) -> Model:
 
 
 def recorded_model(about: About, uri: str, given: str | Path | None = None) -> Model:
-    """The model that a gallery says it was made by.
+    """The model in a gallery's metadata.
 
     Args:
-        given: where it is now, if it was moved: a run folder, or a file of weights.
+        given: its current path, if it was moved: a run folder, or a file of weights.
 
     Raises:
-        UserError: it is not there any more, or is another.
+        UserError: it no longer exists, or has changed.
     """
     if given is not None and not (about.kind == "pretrained" and Path(given).is_file()):
         return with_its_whitening(model_of(given, precision=about.precision), about)
@@ -157,7 +157,7 @@ def recorded_model(about: About, uri: str, given: str | Path | None = None) -> M
 
 
 def with_its_whitening(model: Model, about: About) -> Model:
-    """A pretrained network with the whitening that a gallery was made with, if that is of this network."""
+    """A pretrained network with the whitening of a gallery, if it belongs to this network."""
     kept, own = about.network, model.network
     if kept is None or own is None or not kept.whitening:
         return model
@@ -166,12 +166,12 @@ def with_its_whitening(model: Model, about: About) -> Model:
 
 
 def model_of_vectors() -> Model:
-    """Of a new gallery of vectors: each is taken for vectors of a model of its own."""
+    """The Model of a new gallery of vectors, whose model is unknown."""
     return Model(f"vectors-{token_hex(8)}", "vectors", None, None, _no_model, embeds=False)
 
 
 def check_model(model: Model, about: About, uri: str) -> None:
-    """Refuse to compare vectors of one model with those of another. Whoever gives vectors their model is believed."""
+    """Raise UserError if a gallery was made by another model."""
     if about.kind == "vectors" or model.digest == about.model:
         return
     made_by = describe_model(about.kind, about.run, about.network, about.precision)
@@ -188,13 +188,13 @@ def check_model(model: Model, about: About, uri: str) -> None:
 
 
 def dim_of(embedder: Embedder) -> int:
-    """How many numbers its vectors have."""
+    """The dimension of its embeddings."""
     config = embedder.config
     return int((config.class_dim if config.embedding == "last" else None) or config.dim)
 
 
 def model_digest(run: RunFolder, precision: Precision = "no") -> str:
-    """A text that changes with the model of a run."""
+    """A digest of the model of a run."""
     names = _OF_HUB if _is_of_hub(run.folder) else _OF_RUN
     found = sha256(b"" if precision == "no" else precision.encode())
     for name in names:
@@ -213,19 +213,19 @@ def model_digest(run: RunFolder, precision: Precision = "no") -> str:
 
 
 def trained_on(run: RunFolder) -> list[str]:
-    """The names of the classes that the model of a run was trained on."""
+    """The names of the training classes of a run."""
     return list((run.read("classes") or {}).get("train", ()))
 
 
 def recorded_classes(about: About) -> list[str]:
-    """The names of the classes that the model of a gallery was trained on, if its run is still there."""
+    """The names of the training classes of a gallery's model, if its run still exists."""
     if about.network is not None:
         return about.network.classes()
     return trained_on(RunFolder(Path(about.run))) if about.run and is_run(Path(about.run)) else []
 
 
 def _is_of_hub(folder: Path) -> bool:
-    """Whether a folder is one for the hub, which is not a run but has a model."""
+    """Whether a folder is a hub folder, which has a model but is not a run."""
     return not is_run(folder) and not (folder / _OF_RUN[0]).exists() and (folder / _OF_HUB[1]).exists()
 
 
@@ -237,13 +237,13 @@ def _of_folder(folder: Path, build: Callable[[], Embedder] | None = None, *, pre
 
 
 def _needs_objects(run: RunFolder) -> bool:
-    """Whether the model of a run needs a module or a transform that only its own program has."""
+    """Whether the model of a run needs Python objects (a custom module or transform)."""
     config = run.read("embedder") or {}
     return str(config.get("backbone", "")).startswith(OWN) or config.get("eval_transform") is not None
 
 
 def _of_embedder(embedder: Embedder) -> Model:
-    """By where it comes from, if it is still as it was there; otherwise only the program that gives it can build it."""
+    """The Model of an Embedder: by its origin if it is unchanged, otherwise a custom one."""
     origin = embedder.origin
     if isinstance(origin, Path) and _is_as_saved(embedder, origin):
         return _of_folder(origin, lambda: embedder, precision=embedder.precision)
@@ -256,7 +256,7 @@ def _of_embedder(embedder: Embedder) -> Model:
 
 
 def _is_as_saved(embedder: Embedder, folder: Path) -> bool:
-    """Whether nobody has changed an embedder since it was loaded."""
+    """Whether an Embedder is unchanged since it was loaded."""
     try:
         config, theirs = saved_embedder(folder)
     except UserError:  # its folder is gone
@@ -270,7 +270,7 @@ def _is_as_saved(embedder: Embedder, folder: Path) -> bool:
 
 
 def _weights_digest(embedder: Embedder) -> str:
-    """A text that changes with a model that has no folder: its description and its weights."""
+    """A digest of the config and weights of a model without a folder."""
     usual = EmbedderConfig("")  # what is as usual is left out: later versions may have more of it
     config = {name: value for name, value in asdict(embedder.config).items() if value != getattr(usual, name)}
     said = [config, embedder.size, embedder.shorter_side]

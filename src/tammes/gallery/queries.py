@@ -18,7 +18,7 @@ from tammes.io.limits import IMAGE, check_limit
 
 
 def check_files(names: Sequence[str]) -> None:
-    """Refuse what cannot be read, before a network is loaded; - is standard input."""
+    """Raise UserError for unreadable queries before a network is loaded; - is standard input."""
     if names.count("-") > 1:
         raise UserError("standard input holds one image: give - once.")
     for name in names:
@@ -29,7 +29,7 @@ def check_files(names: Sequence[str]) -> None:
 
 
 def check_image_files(files: Sequence[Path]) -> Sequence[Path]:
-    """The files, or an error that names the first that is not there or is a folder."""
+    """The files. Raises UserError for the first that is missing or a folder."""
     for file in files:
         if not file.exists():
             raise UserError(f"no such file: {file}.")
@@ -39,10 +39,10 @@ def check_image_files(files: Sequence[Path]) -> Sequence[Path]:
 
 
 def query_images(names: Sequence[str], box: Box | None = None) -> list[Path | Image.Image]:
-    """The files of these names, to be read when they are needed; - is the image on standard input, read at once.
+    """Functions that read these images; - is the image on standard input, which is read at once.
 
     Args:
-        box: the part of each that is meant.
+        box: a crop of each image.
     """
     found: list[Path | Image.Image] = [
         open_image(_standard_input(), name="standard input") if name == "-" else Path(name) for name in names
@@ -54,7 +54,7 @@ def query_images(names: Sequence[str], box: Box | None = None) -> list[Path | Im
 
 
 def query_box(text: str) -> Box:
-    """A box of x, y, width, height, as it is typed."""
+    """Parse a box given as x,y,width,height."""
     try:
         x, y, width, height = (round(float(each)) for each in text.split(","))
         if x < 0 or y < 0 or width < 1 or height < 1:
@@ -77,14 +77,14 @@ def _standard_input() -> BytesIO:
 
 
 def reduced(image: Path | Image.Image, side: int = 512) -> Image.Image:
-    """A query as it is shown: no side longer than this, in RGB."""
+    """A query image reduced for display, in RGB."""
     found = in_mode(open_image(image) if isinstance(image, Path) else image, "RGB").copy()
     found.thumbnail((side, side))
     return found
 
 
 def query_vectors(file: Path, dim: int) -> tuple[Float32[ndarray, "queries dim"], list[str]]:
-    """The vectors of a .npy, .npz or .parquet file, normalised, and what each is called."""
+    """The normalised vectors of a .npy, .npz or .parquet file, with their names."""
     found = vectors(file, labelled=False)
     if found.vectors.shape[1] != dim:
         raise UserError(
@@ -95,10 +95,10 @@ def query_vectors(file: Path, dim: int) -> tuple[Float32[ndarray, "queries dim"]
 
 
 def unit_rows(given: Shaped[ndarray, "rows dim"], names: Sequence[str] | None = None) -> Float32[ndarray, "rows dim"]:
-    """Vectors of norm 1, which are compared by their direction alone.
+    """Normalise vectors.
 
     Args:
-        names: what each is called, for the error.
+        names: the names of the vectors, for errors.
 
     Raises:
         UserError: one is zero or not finite.

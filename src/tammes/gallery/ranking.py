@@ -1,4 +1,4 @@
-"""Exact ranking of search results: stores compare in float32, the order is that of `tammes.search.neighbours`."""
+"""Exact ranking of search results of stores, which compute in float32; the order is that of `search.neighbours`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -22,11 +22,11 @@ class Block(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What a store thinks nearest."""
+    """The candidates that a store returns."""
 
     block: Block
     reach: float
-    """The largest distance among them, as the store computes it: what it did not return is as far in its eyes."""
+    """The largest distance among them as computed by the store; other rows are at least as far."""
 
 
 def nearest(
@@ -35,7 +35,7 @@ def nearest(
     k: int,
     leave_out: Sequence[str | None] | None = None,
 ) -> list[list[Hit]]:
-    """The k nearest rows of each query, in one pass over the rows; equally near ones by path."""
+    """The k nearest rows of each query, in one pass over the rows; ties are sorted by path."""
     best: list[list[tuple[float, str, str]]] = [[] for _ in vectors]
     wanted = k + (leave_out is not None)
     for block in blocks:
@@ -67,11 +67,11 @@ def ranked(
     *,
     complete: bool,
 ) -> list[Hit]:
-    """The k nearest rows of a query among those that the store finds.
+    """The k nearest rows of a query among the candidates of a store.
 
     Args:
-        fetch: asks the store for so many.
-        complete: the store compares with every row: ask for more until rounding cannot have kept a nearer one away.
+        fetch: asks the store for a number of candidates.
+        complete: the store compares with every row, so ask for more until rounding errors cannot hide a nearer row.
     """
     wanted = k + (leave_out is not None)
     asked = wanted + 8 + wanted // 8
@@ -86,7 +86,7 @@ def ranked(
 
 
 def recall_at_10(approximate: Sequence[Sequence[Hit]], exact: Sequence[Sequence[Hit]]) -> float:
-    """The share of the ten nearest that are found; one that is as near as the tenth is as good as it."""
+    """The share of the ten nearest that are found; ties with the tenth count as found."""
     shares = [
         sum(hit.distance <= true[-1].distance for hit in found[: len(true)]) / len(true)
         for found, true in zip(approximate, exact, strict=True)

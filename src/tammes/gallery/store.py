@@ -1,7 +1,7 @@
-"""What can be asked of a gallery, and the six methods that a store must have for it.
+"""The store protocol: the operations of a gallery, and the six methods that a store must implement.
 
-A store keeps rows (`items.Row`) by their path, which is the one identity of an item; where a database wants a number
-instead, it is that of `item_id`. To write another store, inherit from `Store` and give it
+A store keeps rows (`items.Row`) by their path, the identity of an item; a database that needs a number uses that of
+`item_id`. To write another store, inherit from `Store` and implement
 
     write(rows)          add rows, or put them in the place of those with the same path
     remove(paths)        take rows out
@@ -63,11 +63,10 @@ T = TypeVar("T")
 
 
 class Store(ABC):
-    """A gallery that is open. Who writes and who reads may be several, in several processes.
+    """An open gallery. Several processes may read and write at the same time.
 
-    An open gallery sees what others write to it from its next call on. Where another gallery takes its place (`swap`),
-    it continues with the one that it opened, whose vectors its model can be compared with, for an hour at least;
-    `replaced` says so.
+    Writes of other processes are visible from the next call on. If another gallery takes its place (`swap`), an open
+    gallery keeps using the old one, for at least an hour; see `replaced`.
     """
 
     def __init__(self, uri: str, about: About) -> None:
@@ -130,11 +129,11 @@ class Store(ABC):
         raise UserError(f"the gallery {self.uri} cannot be rebuilt beside the old one: choose another `gallery`.")
 
     def replaced(self) -> bool:
-        """Whether another gallery has taken the place of this one since it was opened."""
+        """Whether another gallery has replaced this one since it was opened."""
         return False
 
     def indexed(self) -> bool:
-        """Whether searches go through an approximate index."""
+        """Whether searches use an approximate index."""
         return False
 
     def tidy(self, exact_up_to: int, rest: timedelta) -> tuple[str, ...]:  # noqa: ARG002
@@ -142,11 +141,11 @@ class Store(ABC):
         return ()
 
     def version(self) -> str:
-        """A text that changes when rows do; it may change now and then without."""
+        """A text that changes when rows change; it may also change otherwise."""
         return f"{self.count()} {int(time()) // 30}"
 
     def whole(self, read: Callable[[], T]) -> T:
-        """What is read, again from the start where others have moved it meanwhile."""
+        """Read everything, restarting if other processes have moved files meanwhile."""
         return read()
 
     # What follows.

@@ -1,1 +1,1 @@
-"""Files, downloads, the disk cache, the hub, and what is known of the machine."""
+"""Files, downloads, the disk cache, the hub, and the machine."""

@@ -1,6 +1,6 @@
-"""Addresses with a password in them: it is taken out as soon as one is given, and known to this process only.
+"""Addresses with a password, which is removed as soon as an address is given and kept in this process only.
 
-What is printed, logged or stored is the address without it. `with_password` is for who connects.
+Only the address without the password is printed, logged or stored. `with_password` restores it to connect.
 """
 
 import re
@@ -14,7 +14,7 @@ _whole: dict[str, str] = {}
 
 
 def without_password(address: str) -> str:
-    """The address as it may be shown.
+    """The address with its password masked.
 
     >>> without_password("postgresql://me:secret@host/photos")
     'postgresql://me:***@host/photos'
@@ -31,5 +31,5 @@ def without_password(address: str) -> str:
 
 
 def with_password(address: str) -> str:
-    """The address that `without_password` was given."""
+    """The original address of one that `without_password` returned."""
     return _whole.get(address, address)

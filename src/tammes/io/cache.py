@@ -1,5 +1,4 @@
-"""The cache: what takes long to make and can be made again: decoded images, activations, the drawn glyphs, maps of
-galleries."""
+"""The disk cache: decoded images, activations, the glyphs data set, maps of galleries."""
 
 import errno
 import shutil
@@ -15,7 +14,7 @@ from tammes.io.environment import cache_folder
 from tammes.io.files import PARTIAL
 
 KINDS = ("images", "activations", "glyphs", "maps")  # the folders of the cache
-_STALE_SECONDS = 3600  # nobody is still writing a partial file that has not grown for an hour
+_STALE_SECONDS = 3600  # a partial file that has not grown for an hour is abandoned
 
 
 class Cached(NamedTuple):
@@ -29,7 +28,7 @@ class Cached(NamedTuple):
 
 
 def cached(cache: Path | None = None) -> list[Cached]:
-    """What the cache holds, by kind and name."""
+    """The files of the cache, by kind and name."""
     entries = []
     for kind, folder in _folders(cache):
         for file in sorted(folder.glob("*")):
@@ -41,9 +40,9 @@ def cached(cache: Path | None = None) -> list[Cached]:
 
 
 def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> int:
-    """Remove what is in the cache, all or what is named as `cached` names it; returns how many bytes that freed.
+    """Remove all files of the cache, or those with these names. Returns the number of freed bytes.
 
-    What a process that was stopped left half written goes too, unless only some are named.
+    Partial files of stopped processes are removed too, unless names are given.
     """
     entries = {entry.name: entry.file for entry in cached(cache)}
     for name in names or ():
@@ -60,20 +59,20 @@ def clear(names: Sequence[str] | None = None, *, cache: Path | None = None) -> i
 
 
 def _folders(cache: Path | None) -> list[tuple[str, Path]]:
-    """The folders of the cache by kind, but for links: what they lead to was not put there by us."""
+    """The folders of the cache by kind, without links, whose targets are not ours."""
     folders = [(kind, (cache or cache_folder()) / kind) for kind in KINDS]
     return [(kind, folder) for kind, folder in folders if not folder.is_symlink()]
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
-    """Refuse before the work begins what would fail when the disk is full."""
+    """Raise UserError early if the disk has too little space."""
     if shutil.disk_usage(folder).free < needed:
         raise no_room(folder, needed, what)
 
 
 @contextmanager
 def writing(folder: Path, what: str) -> Iterator[None]:
-    """Turn a failure to write into the cache into an error that says what to do."""
+    """Turn a failure to write to the cache into a UserError with advice."""
     try:
         yield
     except OSError as error:
@@ -85,7 +84,7 @@ def writing(folder: Path, what: str) -> Iterator[None]:
 
 
 def no_room(folder: Path, needed: int | None, what: str) -> UserError:
-    """The error for a disk that is full, or will be."""
+    """The error for a full disk."""
     free = shutil.disk_usage(folder).free
     wanted = "more" if needed is None else f"about {format_bytes(needed)}"
     return UserError(
@@ -95,7 +94,7 @@ def no_room(folder: Path, needed: int | None, what: str) -> UserError:
 
 
 def format_bytes(num_bytes: int | float) -> str:
-    """A size as a person says it.
+    """A size for people.
 
     >>> format_bytes(1_930_000_000)
     '1.93 GB'

@@ -18,38 +18,38 @@ KEPT = f"Decoded images are kept in the cache. {CONTINUE}"
 
 
 _quiet = [False]
-_wording: list[Callable[[str], str]] = [str]  # how the command line says what the library says
-_silent = [False]  # this is not the first of several processes
+_wording: list[Callable[[str], str]] = [str]  # translates parameters to flags, if set by the command line
+_silent = [False]  # True in all processes but the first
 
 
 def be_quiet(quiet: bool) -> None:
-    """Whether what is said beside results and errors is left out."""
+    """Turn messages other than results and errors on or off."""
     _quiet[0] = quiet
 
 
 def reword(wording: Callable[[str], str]) -> None:
-    """Have lines worded by this: the command line has flags where the library has parameters."""
+    """Set the translation of messages: the command line replaces parameters by flags."""
     _wording[0] = wording
 
 
 def worded(text: str) -> str:
-    """A text of the library as lines are worded now."""
+    """A message with the current translation."""
     return _wording[0](text)
 
 
 def be_silent(silent: bool) -> None:
-    """Whether nothing is said and logged at all: of several processes only the first speaks."""
+    """Turn all messages and logs off, in all processes but the first."""
     _silent[0] = silent
 
 
 def watched() -> bool:
-    """Whether a person may be watching who wants to see what goes on; of several processes the first speaks."""
+    """Whether to show progress bars: stderr is a terminal, and this is the first process."""
     return not _silent[0] and sys.stderr.isatty() and not _quiet[0]
 
 
 @contextmanager
 def if_stopped(*, doing: str | None = None, then: str | None = None) -> Iterator[None]:
-    """Have Ctrl-C in here say what was under way and what to type next; of several around each other the innermost."""
+    """On Ctrl-C within the block, report what was running and how to continue; the innermost block counts."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -60,25 +60,25 @@ def if_stopped(*, doing: str | None = None, then: str | None = None) -> Iterator
 
 
 def interruption(then: str) -> KeyboardInterrupt:
-    """What to raise where work was stopped in good order, and what to type next."""
+    """The KeyboardInterrupt for work that was stopped cleanly, with how to continue."""
     stop = KeyboardInterrupt()
     vars(stop)["then"] = then
     return stop
 
 
 def stopped(stop: KeyboardInterrupt) -> str:
-    """What to say of work that Ctrl-C ended."""
+    """The message for work that Ctrl-C ended."""
     doing, then = (vars(stop).get(name) for name in ("doing", "then"))
     return f"Stopped{f' while {doing}' if doing else ''}. {then or 'Run the same command again to start over.'}"
 
 
 @contextmanager
 def working(what: str, then: str | None = None) -> Iterator[None]:
-    """Say when something that takes long begins and how long it took; a spinner on stderr if a person may be watching.
+    """Print when long work begins and how long it took, with a spinner on a terminal.
 
     Args:
-        what: "decoding images".
-        then: what to say where Ctrl-C ends it: what is kept, and what to type next.
+        what: a description, such as "decoding images".
+        then: the message after Ctrl-C: what is kept, and how to continue.
     """
     started = perf_counter()
     with ExitStack() as shown, if_stopped(doing=what, then=then):
@@ -94,13 +94,13 @@ def working(what: str, then: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def progress(what: str, then: str | None = None, *, lines: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, fed with (done, total), if a person may be watching; otherwise a line at its begin and its end.
+    """A progress bar on a terminal, updated with (done, total); otherwise a line at the beginning and at the end.
 
-    Nothing is said of work that turns out to be done already.
+    Nothing is printed if there is no work to do.
 
     Args:
         what, then: see `working`.
-        lines: False leaves out the lines, where others say how it goes.
+        lines: False leaves out the lines.
     """
     if not watched():
         started, said = perf_counter(), False
@@ -125,12 +125,12 @@ def progress(what: str, then: str | None = None, *, lines: bool = True) -> Itera
 
 
 def say(text: str, log: Path | None = None, *, quiet: bool = False) -> None:
-    """A line for the person who watches, and for the log file; stdout is for results.
+    """Print a line to stderr and append it to the log file; stdout is for results.
 
-    Names in it may be untrusted: it stays one line, and a terminal shows it as it is.
+    Names in it may be untrusted, so control characters are escaped.
 
     Args:
-        quiet: for the log file only.
+        quiet: write to the log file only.
     """
     if _silent[0]:
         return
@@ -143,14 +143,14 @@ def say(text: str, log: Path | None = None, *, quiet: bool = False) -> None:
 
 
 def say_at_once(text: str) -> None:
-    """A line for the person who watches, from where a signal is handled: another line may be half written."""
+    """Print a line from a signal handler, where another line may be half written."""
     if not _silent[0] and not _quiet[0]:
         with suppress(OSError):
             os.write(2, f"\n{text}\n".encode())
 
 
 def printable(text: str) -> str:
-    """A name as a terminal may show it: what would move the cursor, end the line or is no character is escaped."""
+    """A name that is safe for a terminal: control characters are escaped."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -162,7 +162,7 @@ def print_json(content: Any) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it."""
+    """A duration for people."""
     if seconds < 90:
         whole = max(1, round(seconds))
         return f"{whole} second{'s' if whole > 1 else ''}"

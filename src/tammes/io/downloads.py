@@ -1,4 +1,4 @@
-"""Downloads that resume, checksums and archives; a file that exists is complete."""
+"""Downloads that can be resumed, checksums and archives. A file that exists is complete."""
 
 import errno
 import hashlib
@@ -28,8 +28,8 @@ from tammes.errors import UserError
 from tammes.io.cache import format_bytes
 from tammes.io.files import fsync, lock, open_inside, write_atomically
 
-ATTEMPTS = 5  # connections in a row that bring nothing new, before it is given up
-PAUSE = 1.0  # seconds before the second of them; twice as long before each further one
+ATTEMPTS = 5  # failed connections in a row before giving up
+PAUSE = 1.0  # seconds before the second attempt, doubled before each further one
 TIMEOUT = 30.0  # seconds without a byte
 _DEEPEST = 100  # folders in one another, in an archive
 _CHUNK = 1 << 18
@@ -40,20 +40,20 @@ Progress = Callable[[int, int | None], None]
 
 
 def fetch(url: str, file: Path, *, checksum: str | None, on_progress: Progress | None = None) -> Path:
-    """The file at an address, downloaded unless it is there already.
+    """Download a file, unless it exists.
 
-    What arrives is kept in `NAME.partial` beside it. A connection that breaks is made again, and so is one of an
-    earlier call: the download resumes if the server says that the file is still the same, and from the
-    beginning otherwise. Several processes may ask for the same file: one downloads it, the others wait.
+    Data is written to `NAME.partial`. An interrupted download, also of an earlier call, is resumed if the server
+    confirms that the file has not changed, and restarted otherwise. If several processes need the same file, one
+    downloads it and the others wait.
 
     Args:
-        file: where to put it; its folder is made if need be.
-        checksum: "md5:…", "sha1:…" or "sha256:…", which what arrives must have, and what is there already too: another
-            is replaced. None: whatever arrives whole is right, and so is what is there.
-        on_progress: called with (bytes so far, bytes in all or None) as they arrive.
+        file: the target; its folder is created.
+        checksum: "md5:…", "sha1:…" or "sha256:…" of the file; an existing file with another one is replaced. None to
+            skip the check.
+        on_progress: called with (bytes so far, bytes in all or None).
 
     Raises:
-        UserError: no network, no such address, no room, a folder that cannot be written, the wrong checksum.
+        UserError: no network, an invalid URL, a full disk, a folder that is not writable, a wrong checksum.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download {url}: an address begins with http:// or https://.")
@@ -85,7 +85,7 @@ def fetch(url: str, file: Path, *, checksum: str | None, on_progress: Progress |
 
 
 def checksum_of(file: Path, like: str) -> str:
-    """The checksum of a file in the way of another: "sha256:…" for one that begins with sha256."""
+    """The checksum of a file, with the algorithm of another checksum."""
     kind = _kind(like)
     digest = hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as source:
@@ -95,13 +95,10 @@ def checksum_of(file: Path, like: str) -> str:
 
 
 def unpack(archive: Path, folder: Path, *, on_progress: Progress | None = None) -> None:
-    """Everything in a tar or zip file into a folder, where nothing appears before all of it has been unpacked.
+    """Unpack a tar or zip file into a folder, where files appear only after everything has been unpacked.
 
-    A list of the files stays beside them, by which `is_unpacked` tells whether they are still there. What was there is
-    replaced file by file.
-
-    Raises:
-        UserError: no whole archive, one with a password, or one that would write outside the folder; no room.
+    A list of the files is stored for `is_unpacked`. Existing files are replaced.
+        UserError: the archive is incomplete, has a password, or would write outside the folder; the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +125,7 @@ def unpack(archive: Path, folder: Path, *, on_progress: Progress | None = None) 
 
 
 def is_unpacked(name: str, folder: Path) -> bool:
-    """Whether all that `unpack` made of the archive of that name is there, in the sizes that it had."""
+    """Whether all files that `unpack` extracted from the archive still exist with their sizes."""
     try:
         sizes = json.loads(_list_of(name, folder).read_bytes())["files"]
         return all((folder / file).stat().st_size == size for file, size in sizes.items())
@@ -186,7 +183,7 @@ def _unzip(archive: Path, staging: Path, on_progress: Progress) -> dict[str, int
 
 
 def _is_wanted(archive: Path, name: str, plain: bool) -> bool:
-    """Whether to unpack what has that name; an archive that reaches outside its folder is refused as a whole."""
+    """Whether to unpack an entry. Raises UserError for an archive that would write outside the folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0][1:2] == ":":
         raise UserError(f"{archive} would write outside the folder: {name!r}. It was not unpacked.")
@@ -198,7 +195,7 @@ def _is_wanted(archive: Path, name: str, plain: bool) -> bool:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Everything in a folder into another: whole folders where there is none of that name, file by file otherwise."""
+    """Move the content of a folder into another, merging existing sub-folders."""
     for entry in sorted(source.iterdir()):
         place = target / entry.name
         if entry.is_dir() and place.is_dir():
@@ -216,7 +213,7 @@ def _kind(checksum: str) -> str:
 
 
 class _BrokenError(Exception):
-    """A connection that brought less than it should; `final` if another would bring no more."""
+    """A failed connection; `final` if another attempt is useless."""
 
     def __init__(self, what: str, *, final: bool = False) -> None:
         super().__init__(what)
@@ -228,7 +225,7 @@ def _is_there(file: Path, checksum: str | None) -> bool:
 
 
 def _download(url: str, file: Path, partial: Path, on_progress: Progress | None) -> None:
-    """Fill the partial file, however many connections that takes."""
+    """Complete the partial file with as many connections as necessary."""
     most = first = _size(partial)
     failures = 0
     while True:
@@ -249,7 +246,7 @@ def _download(url: str, file: Path, partial: Path, on_progress: Progress | None)
 
 
 def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
-    """One connection: what the partial file lacks, or all of it where the server cannot resume."""
+    """One connection: the rest of the partial file, or all of it if the server cannot resume."""
     start, validator = _to_go_on_from(url, partial)
     headers = {"User-Agent": f"tammes/{__version__}", "Accept-Encoding": "identity"}
     if start:
@@ -300,7 +297,7 @@ def _receive(url: str, partial: Path, on_progress: Progress | None) -> None:
 
 
 def _opened(request: Request) -> HTTPResponse:
-    """The answer to a request; HTTPError as it is, any other failure as _BrokenError."""
+    """The answer to a request; failures other than HTTPError become _BrokenError."""
     try:
         answer = urlopen(request, timeout=TIMEOUT)
     except HTTPError:
@@ -334,7 +331,7 @@ def _why(error: Exception) -> str:
 
 
 def _to_go_on_from(url: str, partial: Path) -> tuple[int, str]:
-    """How much there is of the file at that address, and what the server called that version of it."""
+    """The size of the partial file, and the server's validator of that version."""
     try:
         note = json.loads(_note(partial).read_bytes())
         known, validator = note["url"] == url, str(note["validator"])
@@ -344,7 +341,7 @@ def _to_go_on_from(url: str, partial: Path) -> tuple[int, str]:
 
 
 def _validator(answer: HTTPResponse) -> str:
-    """What changes when the file does; a weak ETag may not be used to put parts together."""
+    """A strong ETag or the modification time; weak ETags must not be used to combine parts."""
     tag = answer.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
@@ -370,7 +367,7 @@ def _no_room(folder: Path, needed: int | None) -> UserError:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """One process at a time: another waits here, and then finds the file."""
+    """Lock, so that one process downloads at a time."""
     place = file.with_name(f".{file.name}.lock")
     while sys.platform != "win32":
         with open_inside(place) as held:
@@ -386,7 +383,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _is_still(opened: int, file: Path) -> bool:
-    """Whether the file of that name is still the one that was opened."""
+    """Whether the path still refers to the file that was opened."""
     try:
         return os.path.samestat(os.fstat(opened), file.stat())  # one look: between two it could be removed
     except FileNotFoundError:

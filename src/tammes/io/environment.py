@@ -8,7 +8,7 @@ from tammes.errors import UserError
 
 
 def cache_folder() -> Path:
-    """Where decoded images and drawn data sets are kept: TAMMES_CACHE, or `tammes` in the user's cache folder."""
+    """The cache folder: TAMMES_CACHE, or `tammes` in the user's cache folder."""
     given = os.environ.get("TAMMES_CACHE")
     if given:
         return Path(given)
@@ -16,7 +16,7 @@ def cache_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Where the user's own settings are: TAMMES_CONFIG, or `tammes` in the user's configuration folder."""
+    """The configuration folder: TAMMES_CONFIG, or `tammes` in the user's configuration folder."""
     given = os.environ.get("TAMMES_CONFIG")
     if given:
         return Path(given)
@@ -24,18 +24,18 @@ def config_folder() -> Path:
 
 
 def data_folder() -> Path | None:
-    """Where the user keeps data sets, if the environment variable TAMMES_DATA says so."""
+    """The folder of the user's data sets: TAMMES_DATA, if set."""
     given = os.environ.get("TAMMES_DATA")
     return Path(given) if given else None
 
 
 def qdrant_api_key() -> str | None:
-    """The key of a Qdrant server, if the environment variable QDRANT_API_KEY has one."""
+    """The key of a Qdrant server: QDRANT_API_KEY, if set."""
     return os.environ.get("QDRANT_API_KEY") or None
 
 
 def raised_limit(variable: str) -> float | None:
-    """What a variable sets a limit to, if it is set; see `io/limits.py`."""
+    """The value of a variable that raises a limit, if set; see `io/limits.py`."""
     given = os.environ.get(variable)
     if not given:
         return None
@@ -49,19 +49,19 @@ def raised_limit(variable: str) -> float | None:
 
 
 def colours() -> bool:
-    """Whether a terminal may be written to in colours: not where the variable NO_COLOR is set (no-color.org)."""
+    """Whether to use colours: not if NO_COLOR is set (no-color.org)."""
     return not os.environ.get("NO_COLOR")
 
 
 def bare_environment() -> dict[str, str]:
-    """What a process of ours needs of the environment to start, and nothing that was not meant for it; one thread."""
+    """The minimal environment of a child process, without secrets; one thread."""
     needed = ("PATH", "PYTHONPATH", "SYSTEMROOT", "TEMP", "TMPDIR", "LD_LIBRARY_PATH")
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {name: os.environ[name] for name in needed if name in os.environ} | one_thread
 
 
 class Launched(NamedTuple):
-    """Which of the processes that were started together this one is, on its host too, and how many there are."""
+    """Rank, local rank and number of the processes of a distributed launch."""
 
     rank: int
     local_rank: int
@@ -69,7 +69,7 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched:
-    """What a launcher (torchrun, accelerate launch) says of this process; without one it is the only one."""
+    """Rank and number of processes as set by a launcher (torchrun, accelerate launch); a single one without."""
     given = (os.environ.get("RANK"), os.environ.get("LOCAL_RANK"), os.environ.get("WORLD_SIZE"))
     rank, local_rank, number = (int(each) if each else None for each in given)
     if rank is None or number is None:
@@ -78,10 +78,10 @@ def launched() -> Launched:
 
 
 def first_host() -> str:
-    """Where a launcher says that the first process is."""
+    """The host of the first process, as set by a launcher."""
     return os.environ.get("MASTER_ADDR") or "localhost"
 
 
 def started_by_launcher() -> bool:
-    """Whether torchrun or the like started this process, alone or with others."""
+    """Whether a launcher such as torchrun started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ

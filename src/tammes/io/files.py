@@ -1,4 +1,4 @@
-"""Files that are whole or not there, opened without following links, locked and synchronised."""
+"""Atomic writes, file locks, opening without following links, and synchronisation to disk."""
 
 import errno
 import glob
@@ -15,7 +15,7 @@ from typing import IO, Any
 from tammes.errors import UserError
 from tammes.io.limits import TEXT, Limit, check_limit
 
-PARTIAL = ".partial"  # the suffix of a file that is not whole yet
+PARTIAL = ".partial"  # the suffix of an incomplete file
 
 # Shared storage: what it may fail with, and what to do about it. Names that a system does not have are left out.
 _AGAIN = "What was reported as saved is safe: run the same command again"
@@ -37,16 +37,16 @@ _warned: list[str] = []  # that there are no locks: once a process
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file such that it is there whole or not at all, and still there after a power cut."""
+    """Write a file atomically and durably (it survives a power cut)."""
     with written_whole(file) as sink:
         sink.write(content)
 
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[IO[bytes]]:
-    """The same for what is written a part at a time: it takes its name at the end, unless there was an error.
+    """Write a file in parts, atomically: it gets its name at the end, unless there was an error.
 
-    What processes that were killed left of the same file is removed.
+    Partial files of killed processes are removed.
     """
     remove_partial(file.parent, f".{glob.escape(file.name)}.*")
     # Outermost, as what could not be written is tried again when the file is closed, which is an error of its own.
@@ -64,7 +64,7 @@ def written_whole(file: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def errors_name(file: Path) -> Iterator[None]:
-    """Have errors in here say which file they are about: the system does not where a disk was full for it.
+    """Add the name of the file to OSErrors in the block, which lack it if the disk is full.
 
     Raises:
         UserError: the storage failed.
@@ -80,20 +80,20 @@ def errors_name(file: Path) -> Iterator[None]:
 
 
 def storage_error(error: OSError, file: Path | str) -> UserError | None:
-    """What to tell the user of a disk or of network storage that failed; None for an error of another kind."""
+    """The UserError for a failed disk or network storage; None for other errors."""
     if error.errno not in _STORAGE:
         return None
     return UserError(f"cannot use {file}: {error.strerror}. {_STORAGE[error.errno]}")
 
 
 def opened(file: Path, most: Limit | None = None) -> BufferedReader:
-    """The file, to read from.
+    """Open a regular file for reading.
 
     Args:
-        most: how large it may be; None for what is not read whole.
+        most: the limit of its size; None for none.
 
     Raises:
-        UserError: it is too large, a pipe, which might be waited for for ever, a device or the like.
+        UserError: it is too large, or a pipe, a device or the like.
         OSError: it cannot be opened.
     """
     status = file.stat()
@@ -105,7 +105,7 @@ def opened(file: Path, most: Limit | None = None) -> BufferedReader:
 
 
 def read_text(file: Path) -> str:
-    """The whole of a text file in UTF-8.
+    """Read a text file in UTF-8.
 
     Raises:
         UserError: it is not a file, or too large.
@@ -119,16 +119,16 @@ def read_text(file: Path) -> str:
 
 
 def open_inside(file: Path, *, create: bool = True, empty: bool = False) -> IO[bytes]:
-    """Open a file to lock it or to add to it, in a folder that may be untrusted: never one that is elsewhere.
+    """Open a file to lock it or to append to it, in a folder that may be untrusted, without following links.
 
-    Every file that is written in place is opened here; all others are by `written_whole`, which replaces a link.
+    Every file that is written in place is opened here; others are written by `written_whole`, which replaces links.
 
     Args:
-        create: make it if it is not there.
-        empty: drop what is in it.
+        create: create it if it does not exist.
+        empty: truncate it.
 
     Raises:
-        UserError: it is a link, another name of a file (a hard link), a pipe, a device or a folder.
+        UserError: it is a link, a hard link, a pipe, a device or a folder.
         OSError: it cannot be opened.
     """
     with suppress(FileNotFoundError):
@@ -163,7 +163,7 @@ def _kind_of(mode: int) -> str:
 
 
 def folder_inside(folder: Path) -> Path:
-    """Make a folder in one that may be untrusted, unless it is there.
+    """Create a sub-folder in a folder that may be untrusted, unless it exists.
 
     Raises:
         UserError: it is a link.
@@ -175,7 +175,7 @@ def folder_inside(folder: Path) -> Path:
 
 
 def check_no_links(folder: Path) -> None:
-    """Refuse a folder that a library will write to, if anything below it is a link, a pipe or a device."""
+    """Raise UserError if anything below a folder is a link, a pipe or a device, before a library writes to it."""
     pending = [folder]
     while pending:
         try:
@@ -196,7 +196,7 @@ def check_no_links(folder: Path) -> None:
 
 
 def new_partial(folder: Path, prefix: str) -> IO[bytes]:
-    """A new file that is not whole yet. It is locked while it is open, so that nobody takes it for one left behind."""
+    """Create a partial file, locked while it is open, so that it is not removed as abandoned."""
     while True:
         opened = NamedTemporaryFile(dir=folder, prefix=prefix, suffix=PARTIAL, delete=False)  # noqa: SIM115 - the caller closes it
         lock(opened)
@@ -209,7 +209,7 @@ def new_partial(folder: Path, prefix: str) -> IO[bytes]:
 
 
 def remove_partial(folder: Path, names: str = "*") -> None:
-    """Remove the files of a folder that are not whole and will never be: the process that wrote them has ended."""
+    """Remove abandoned partial files from a folder."""
     for file in folder.glob(f"{names}{PARTIAL}"):
         # What cannot be removed only takes room; of a link nothing is known.
         with suppress(OSError, UserError), open_inside(file, create=False) as opened:
@@ -219,9 +219,9 @@ def remove_partial(folder: Path, names: str = "*") -> None:
 
 
 def lock(file: IO[Any], *, wait: bool = False) -> bool | None:
-    """Lock a file for as long as it is open; False if another process has it.
+    """Lock a file for as long as it is open; False if another process holds the lock.
 
-    None where there are no locks, as on some network storage: the user is warned once, and the work is done without.
+    None without locks, as on some network storage, after warning the user once.
     """
     if os.name != "posix":
         return True
@@ -251,7 +251,7 @@ def _warn_no_locks(file: Path) -> None:
 
 
 def fsync(opened: int) -> None:
-    """Make sure that what was written to an open file or folder is on the disk, where the file system knows how to."""
+    """Flush an open file or folder to disk, if the file system supports it."""
     try:
         os.fsync(opened)
     except OSError as error:
@@ -260,7 +260,7 @@ def fsync(opened: int) -> None:
 
 
 def synchronise(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk, where the system knows how to."""
+    """Flush the names in a folder to disk, if the system supports it."""
     if os.name == "posix":
         with errors_name(folder):
             opened = os.open(folder, os.O_RDONLY)
@@ -271,5 +271,5 @@ def synchronise(folder: Path) -> None:
 
 
 def is_vector_file(data: str | Path) -> bool:
-    """Whether data is a file of vectors, by its name."""
+    """Whether data is a file of vectors, judged by its name."""
     return Path(data).suffix.lower() in (".npz", ".parquet", ".npy") and not Path(data).is_dir()

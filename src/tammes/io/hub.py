@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: fetch one by its address, push a folder that `tammes export --format hub` wrote."""
+"""The Hugging Face hub: fetch a model, and push a folder that `tammes export --format hub` wrote."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tammes.errors import UserError
 from tammes.io.files import PARTIAL, check_no_links
 
 ADDRESS = "hf://"
-WRITING = ".writing-"  # how the name of a folder begins that is written inside one for the hub
+WRITING = ".writing-"  # prefix of a temporary folder inside one for the hub
 
 
 def fetched(address: str) -> Path:
@@ -31,9 +31,9 @@ def fetched(address: str) -> Path:
 
 
 def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
-    """Upload a folder that is ready for the hub as the model `owner/name`, made if it is not there; its address.
+    """Upload a folder as the model `owner/name`, created if necessary. Returns its URL.
 
-    Who uploads is who `hf auth login` or the variable HF_TOKEN says.
+    The account is that of `hf auth login` or of the variable HF_TOKEN.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -65,7 +65,7 @@ def push_to_hub(folder: str | Path, name: str, *, private: bool = False) -> str:
 
 
 def _no_answer() -> type[Exception]:
-    """What the HTTP client of the hub raises where nobody answers; it has changed its name before."""
+    """The connection error of the hub's HTTP client, whose name depends on the version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__mro__[1]

@@ -1,7 +1,7 @@
-"""How large a file may be, or become, before memory is asked for: one limit a kind, raised by a variable of its name.
+"""Limits of file sizes and unpacked sizes, checked before memory is allocated; environment variables raise them.
 
-A file may be sparse, or unpack to a thousand times its size, and a model may name a network of billions of weights.
-What is too large for its kind is refused by name; who means it sets the variable that the error names.
+A file may be sparse or unpack to a thousand times its size, and a model may name a network of billions of weights. The
+error names the variable that raises the limit.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,10 @@ _TIMES = 20  # what was written as data unpacks to less than so many times its f
 
 class Limit(NamedTuple):
     """Attributes:
-    variable: of the environment, which raises it.
-    default: in units.
-    unit: of the variable.
-    per: how many of what is counted make a unit.
+    variable: the environment variable that raises it.
+    default: the limit in units.
+    unit: the name of the unit.
+    per: bytes, or weights, per unit.
     """
 
     variable: str
@@ -34,11 +34,11 @@ WEIGHTS = Limit("TAMMES_MAX_WEIGHTS_MILLIONS", 1000, "million weights", 1_000_00
 
 
 def check_limit(limit: Limit, number: float, what: str) -> None:
-    """Refuse what is more than its kind may have.
+    """Raise UserError above a limit.
 
     Args:
         number: bytes, or weights.
-        what: the file or network, as the subject of a sentence.
+        what: the file or network, for the error.
     """
     units = number / limit.per
     most = raised_limit(limit.variable) or limit.default
@@ -50,6 +50,6 @@ def check_limit(limit: Limit, number: float, what: str) -> None:
 
 
 def check_unpacked(num_bytes: float, file_bytes: int, what: str) -> None:
-    """The same for what a file becomes in memory. Large files may become large."""
+    """Raise UserError if a file unpacks to too much; the limit grows with the file."""
     if num_bytes > _TIMES * file_bytes:
         check_limit(UNPACKED, num_bytes, f"{what}, unpacked,")

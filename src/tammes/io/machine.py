@@ -1,4 +1,4 @@
-"""The machine: device, processor, memory, and the record of it that goes with every result."""
+"""The machine: device, processor, memory, and the record of it for each result."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ _RECORDED = (
 
 
 def device(choice: str = "auto") -> "torch.device":
-    """The device to compute on: `cpu`, or with `auto` a GPU if there is one; of several processes each has its own."""
+    """The device: "cpu", or with "auto" a GPU if there is one; each process has its own."""
     import torch
 
     if choice == "auto" and torch.accelerator.is_available():
@@ -47,14 +47,14 @@ def device(choice: str = "auto") -> "torch.device":
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU, or another accelerator that torch knows."""
+    """Whether there is a GPU, or another accelerator that torch supports."""
     import torch
 
     return bool(torch.accelerator.is_available())
 
 
 def processor_flags() -> set[str]:
-    """What the processor can do, by the names that Linux has for it; nothing is known on other systems."""
+    """The processor's flags as in /proc/cpuinfo; empty on other systems than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return set(next(line for line in lines if line.lower().startswith(("flags", "features"))).split())
@@ -63,7 +63,7 @@ def processor_flags() -> set[str]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16; others emulate them, slower than float32."""
+    """Whether the processor has bfloat16 instructions; without, bfloat16 is emulated and slower than float32."""
     return not processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
 
 
@@ -73,10 +73,10 @@ EMBEDDING, TRAINING = 16 * 3 * 224 * 224, 5 << 20  # 16 and 34 images of 224 x 2
 
 
 def images_at_once(numbers: int, device: "torch.device", *, on_cpu: int = EMBEDDING) -> int:
-    """How many images of so many numbers each to send through a network together, where that is free to choose.
+    """The best number of images for one forward pass.
 
-    A GPU likes many. A CPU likes few, whose activations stay in its cache and in memory that it has; training likes
-    more of them, as each piece casts the weights and adds up their gradients, provided that memory is kept.
+    Many for a GPU, few for a CPU, so that activations stay in its cache. Training on a CPU uses more, as each pass
+    casts the weights and sums their gradients; see `kept_memory`.
     """
     most = on_cpu if device.type == "cpu" else 1 << 25
     return max(1, min(1024, most // max(1, numbers)))
@@ -87,10 +87,10 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """In here memory that is freed stays with the process, where the C library is glibc; then it goes back.
+    """With glibc, keep freed memory in the process within the block.
 
-    Otherwise every large tensor is a new mapping, whose pages the system clears one by one: 200,000 page faults and a
-    fifth of the time of a step of GoogLeNet with 32 images.
+    Otherwise every large tensor is a new mapping whose pages the system must clear: 200,000 page faults and a fifth of
+    the time of a step of GoogLeNet with 32 images.
     """
     try:
         library = ctypes.CDLL(None)
@@ -109,7 +109,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def memory() -> int:
-    """Bytes that this machine has; where it does not say, more than any has: torch fails in many ways beyond that."""
+    """The memory of this machine in bytes; a very large number if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -117,7 +117,7 @@ def memory() -> int:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, machine and commit: what a result was made with."""
+    """Versions, machine and commit, as recorded with results."""
     versions = {}
     for name in _RECORDED:
         try:
@@ -146,7 +146,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the code if it runs from a checkout."""
+    """The commit of the code, if it runs from a git checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
@@ -158,10 +158,10 @@ def _commit() -> str | None:
 
 @contextmanager
 def kill_as_interrupt() -> Iterator[None]:
-    """Have a polite kill (SIGTERM) raise KeyboardInterrupt, as Ctrl-C does.
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
 
-    Not where whoever calls us has arranged something else, nor in a thread, which is not told of signals. And not in
-    one of several processes that train together: it may wait for the others in a place where Python hears of nothing.
+    Not if the caller has set a handler, not in a thread, which receives no signals, and not in distributed training,
+    where a process may wait for others in code that Python cannot interrupt.
     """
     if (
         started_by_launcher()

@@ -1,4 +1,4 @@
-"""Checks of where an output file goes, before any work is done."""
+"""Validate the path of an output file before any work is done."""
 
 import os
 from pathlib import Path
@@ -9,15 +9,15 @@ _OURS = ("environment.json", "plan.json", "about.lance")  # in the folders of ru
 
 
 def place_for(option: str, file: Path, *, name: str, suffixes: tuple[str, ...] = (), overwrite: bool) -> Path:
-    """The file to write, checked before the work begins.
+    """The validated path of a file to write.
 
-    A link is followed: it stays, and what it points to is written. Not so in the folder of a run, a benchmark or a
-    gallery, which may be untrusted: there the link is replaced.
+    A link is followed and its target written, except in the folder of a run, a benchmark or a gallery, which may be
+    untrusted: there the link is replaced.
 
     Args:
-        option: that names the file: "out".
-        name: suggested where a folder was given.
-        suffixes: what its name must end in.
+        option: the option that names the file, such as "out".
+        name: the name to suggest if a folder was given.
+        suffixes: the allowed suffixes.
     """
     given = f"`{option}={str(file)!r}`"
     if file.is_dir():

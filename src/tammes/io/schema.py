@@ -1,7 +1,7 @@
-"""JSON that may be damaged or untrusted: checked against a declared shape before anything in it is used.
+"""Validation of JSON files, which may be damaged or untrusted, against declared schemas (pydantic).
 
-A shape is a type that pydantic knows, as a rule a TypedDict: names that it does not have are allowed, a newer version
-may have written them. A dataclass allows no others, and only finite numbers.
+A schema is a type that pydantic supports, usually a TypedDict; unknown fields are allowed, as a newer version may have
+written them. A dataclass allows no unknown fields, and only finite numbers.
 """
 
 import json
@@ -34,10 +34,10 @@ _WORDS = {  # what must stand there, where pydantic speaks of Python
 
 
 def read_json(file: Path, shape: Any, advice: str) -> Any:
-    """What a JSON file holds, which has the shape; None if there is no such file.
+    """Read and validate a JSON file; None if it does not exist.
 
     Args:
-        advice: what to do about a file that has another.
+        advice: what to do about an invalid file.
     """
     try:
         with opened(file, TEXT) as source:
@@ -52,10 +52,10 @@ def read_json(file: Path, shape: Any, advice: str) -> Any:
 
 
 def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
-    """The value of a JSON text, which has the shape.
+    """Parse and validate a JSON text.
 
     Args:
-        what: holds the text, in words.
+        what: the source of the text, for errors.
     """
     try:
         value = json.loads(content, parse_int=_whole)
@@ -67,13 +67,13 @@ def parsed(content: bytes | str, shape: Any, what: str, advice: str) -> Any:
 
 
 def checked(value: Any, shape: Any, what: str, advice: str) -> Any:
-    """The value as it is, which has the shape."""
+    """Validate a value and return it unchanged."""
     built(value, shape, what, advice)
     return value
 
 
 def built(value: Any, shape: Any, what: str, advice: str) -> Any:
-    """What the shape makes of a value: an instance of a dataclass, a list as a tuple where it says so."""
+    """Validate a value and convert it to the schema: an instance of a dataclass, lists as tuples."""
     unknown = set(value) - {each.name for each in fields(shape)} if is_dataclass(shape) and type(value) is dict else ()
     if unknown:
         raise UserError(f"{what}: {min(unknown)} is not known to this version of tammes. {advice}")
@@ -89,7 +89,7 @@ def built(value: Any, shape: Any, what: str, advice: str) -> Any:
 
 
 def _with_surrogates(value: Any) -> Any:
-    """The value with the file names back in it that are not Unicode."""
+    """The value with file names that are not valid Unicode restored."""
     if isinstance(value, str | Path):
         return type(value)(str(value).translate(_BACK))
     if isinstance(value, list | tuple):
@@ -102,7 +102,7 @@ def _with_surrogates(value: Any) -> Any:
 
 
 def problem(error: ValidationError, value: Any, name: str = "") -> str:
-    """The first thing that is wrong with a value, in our words: where, what is right, what is there."""
+    """A description of the first validation error: where, what is expected, what is there."""
     first, at = error.errors(include_url=False)[0], value
     for part in first["loc"]:  # which also says by which kind of several a value was read
         if isinstance(at, dict) and part in at:

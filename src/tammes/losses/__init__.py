@@ -79,19 +79,19 @@ METHODS: dict[str, Method] = {
     "arcface": arcface.METHOD,
 }
 LOSSES: dict[str, type[nn.Module]] = {name: method.loss for name, method in METHODS.items()}
-# Those that measure distances to fixed centroids take them first.
+# Losses that measure distances to fixed centroids take the centroids as their first argument.
 WITH_CENTROIDS = {name: method.loss for name, method in METHODS.items() if "centroids" in method.takes}
-# Those of a class layer's outputs that take any batch; nothing is learned beside the network.
+# Losses on the outputs of the class layer that accept any batch and learn no parameters of their own.
 OF_CLASS_LAYER = {
     name: method.loss for name, method in METHODS.items() if method.on == "class layer" and method.images_per_class == 1
 }
 
 
 def find_method(name: str, miner: str | None = None, known: Mapping[str, Method] | None = None) -> Method:
-    """A loss by its name: one of METHODS, or pml: and the name of one of pytorch-metric-learning.
+    """The method of a loss by its name: one of METHODS, or pml:NAME for a loss of pytorch-metric-learning.
 
     Args:
-        known: all that could have been meant, where there is more than losses.
+        known: all names that are allowed, if there are more than losses.
     """
     known = METHODS if known is None else known
     if name.startswith(from_pml.PREFIX):
@@ -104,7 +104,7 @@ def find_method(name: str, miner: str | None = None, known: Mapping[str, Method]
 
 
 def find_miner(name: str) -> Method:
-    """A miner of pytorch-metric-learning by its name: how it is made, and of what options."""
+    """The method of a pytorch-metric-learning miner by its name: its constructor and options."""
     return from_pml.miner_of(name)
 
 

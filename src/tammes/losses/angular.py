@@ -1,4 +1,4 @@
-"""The angular loss: a negative must see the two images of a pair under a small angle."""
+"""The angular loss: the angle at a negative, between the two images of a positive pair, is kept small."""
 
 from math import radians, tan
 from typing import Literal, get_args
@@ -15,40 +15,39 @@ from tammes.losses.mining import mean_or_zero, pairs_in_order, positives
 Form = Literal["npair+angular", "angular"]
 
 _WEIGHT = 2.0
-_LEAST, _MOST = 1.0, 80.0  # degrees: an angle in radians is below, and above the tangent grows without bound
+_LEAST, _MOST = 1.0, 80.0  # degrees: a value below is probably in radians; above, the tangent grows without bound
 
 
 class AngularLoss(nn.Module):
     """The angular loss of Wang et al. (ICCV 2017), as a mean over the pairs, of normalised embeddings.
 
-    In the triangle of an anchor a, a positive p and a negative n the angle at n shall be at most alpha:
+    In the triangle of an anchor a, a positive p and a negative n, the angle at n should be at most alpha:
 
         |a - p|² <= 4 tan²(alpha) |n - (a + p) / 2|²
 
-    Without what is constant for unit vectors, and with all negatives of a pair in one smooth bound of the hardest:
+    For unit vectors, without constant terms, and with a log-sum-exp over all negatives of a pair:
 
         angular          log(1 + sum over j of exp(4 t (a_i + p_i) · p_j - 2 (1 + t) a_i · p_i)),  t = tan²(alpha)
         npair+angular    log(1 + sum over j of exp(a_i · p_j - a_i · p_i))  +  angular_weight * angular
 
-    The second, beside the N-pair loss, is the authors' main form. Pairs are formed by position as for the N-pair loss:
+    The second, added to the N-pair loss, is the authors' main form. Pairs are formed by position as in the N-pair loss:
     of each class the first and second image of the batch, the third and fourth, …; the negatives of a pair i are the
-    positives of the pairs j of other classes. (The paper's sum is over all images of other classes, the anchors too;
-    pytorch-metric-learning has every pair of a class besides.)
+    positives of the pairs j of other classes. (The paper sums over all images of other classes, including the anchors;
+    pytorch-metric-learning uses every pair of a class.)
 
-    Both parts are of unit embeddings, and no penalty on the lengths is needed: alpha has a meaning only at a known
-    length.
+    Both parts use unit embeddings, for which alpha has a meaning, so no penalty on the norms is needed.
 
     Args:
         alpha: the angle, in degrees.
         form: with the N-pair loss, or alone.
-        angular_weight: of the angular part beside the N-pair loss (λ).
+        angular_weight: weight of the angular part when added to the N-pair loss (λ).
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.0, 2.0]])
     >>> round(AngularLoss(form="angular")(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)
     1.828968
     """
 
-    minimum = 0.0  # no value is below it; reached only where a batch has nothing to compare
+    minimum = 0.0  # a lower bound; reached only if a batch has no pairs
 
     def __init__(self, *, alpha: float = 45.0, form: Form = "npair+angular", angular_weight: float = _WEIGHT) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class AngularLoss(nn.Module):
         embeddings, labels = checked_batch(embeddings, labels)
         first, second = pairs_in_order(labels)  # (pairs,)
         with torch.autocast(embeddings.device.type, enabled=False):
-            # In float64, which autocast leaves alone, also in the backward.
+            # float64 is not affected by autocast, also in the backward.
             unit = normalise(embeddings.double())
             anchors, partners = unit[first], unit[second]  # (pairs, dim)
             same_class = positives(labels[first])  # (pairs, pairs)
@@ -94,7 +93,7 @@ def _log_one_plus(exponents: Tensor, same_class: Tensor) -> Tensor:
 METHOD = Method(
     loss=AngularLoss,
     title="angular",
-    summary="the angle under which a negative sees a pair kept small, beside the N-pair loss",
+    summary="N-pair loss plus a bound on the angle at a negative between the two images of a pair",
     equation="mean over pairs i of  log(1 + sum over j of exp(a_i · p_j - a_i · p_i))\n"
     "  + angular_weight log(1 + sum over j of exp(4 t (a_i + p_i) · p_j - 2 (1 + t) a_i · p_i)),  t = tan²(alpha)",
     cost="B² D",

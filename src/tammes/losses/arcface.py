@@ -1,4 +1,4 @@
-"""ArcFace: cross-entropy of scaled cosines to learned class vectors, with a margin on the angle to the own one."""
+"""ArcFace: cross-entropy of scaled cosines to learned proxies, with a margin on the angle to the own proxy."""
 
 from math import cos, exp, log1p, pi, radians, sin
 
@@ -19,21 +19,20 @@ class ArcFaceLoss(nn.Module):
 
         -log( exp(scale cos(θ_y + margin)) / (exp(scale cos(θ_y + margin)) + sum over m != y of exp(scale cos θ_m)) )
 
-    Where θ_y + margin is beyond π, its cosine would rise again, and the worst images would be pushed away: there it is
-    cos θ_y - margin sin(margin), which goes on falling, as in the authors' code.
+    Beyond π the cosine of θ_y + margin would rise again and push the worst images away: there it is replaced by
+    cos θ_y - margin sin(margin), which keeps falling, as in the authors' code.
 
-    No arccosine is taken, whose gradient has no bound at ±1: cos(θ + margin) = cos θ cos(margin) - sin θ sin(margin),
-    and both are functions of the distance d = |x - p_y|, which is exact for small angles: cos θ = 1 - d² / 2 and
-    sin θ = d cos(θ / 2). An embedding on its own proxy is at the best place and is not moved by it.
+    The gradient of an arccosine is unbounded at ±1, so none is taken: cos(θ + margin) = cos θ cos(margin) - sin θ
+    sin(margin), with cos θ = 1 - d² / 2 and sin θ = d cos(θ / 2) from the distance d = |x - p_y|, which is accurate for
+    small angles. An embedding on its own proxy gets no gradient from it.
 
-    The scale is 64, the paper's and the usual one; with 30, also common, images that are classified well enough are
-    pulled for longer.
+    The scale of 64 is the paper's; with 30, also common, well-classified images keep a gradient for longer.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
-        margin: the angle, in radians; 0 is the normalised softmax.
-        scale: of the cosines (s).
+        margin: the angle, in radians; 0 gives the normalised softmax.
+        scale: factor of the cosines (s).
 
     >>> loss = ArcFaceLoss(2, 2, scale=1.0)
     >>> _ = loss.proxies.data.copy_(torch.eye(2))
@@ -61,17 +60,17 @@ class ArcFaceLoss(nn.Module):
             return F.cross_entropy(logits, labels)
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Cosines to the proxies, times scale; without the margin, which is for training."""
+        """Scaled cosines to the proxies, without the margin, which is for training only."""
         return self.scale * (1 - self._distances(embeddings).square() / 2)
 
     def _distances(self, embeddings: Tensor) -> Tensor:
-        # An embedding without a direction is equally far from all.
+        # A zero embedding is equally far from all proxies.
         return distances(normalise(embeddings), normalise(self.proxies))
 
     def _with_margin(self, apart: Tensor) -> Tensor:
-        """cos(θ + margin) by the distance to the own proxy, and what takes its place beyond π."""
+        """cos(θ + margin) from the distance to the own proxy, and its replacement beyond π."""
         cosine = 1 - apart.square() / 2
-        # cos²(θ / 2) is at least this much wherever it counts; below, the root would have a gradient without bound.
+        # cos²(θ / 2) is at least this wherever it is used; below, the gradient of the root would be unbounded.
         floor = max(sin(self.margin / 2) ** 2, 1e-12)
         sine = apart * (1 - apart.square() / 4).clamp_min(floor).sqrt()
         turned = cosine * cos(self.margin) - sine * sin(self.margin)
@@ -79,10 +78,10 @@ class ArcFaceLoss(nn.Module):
 
     @property
     def minimum(self) -> float:
-        """For classes of equal size, whatever the proxies.
+        """The lowest value for classes of equal size, over all proxies.
 
-        Reached where the proxies are the corners of a regular simplex and every embedding is at its own: a margin costs
-        1 - cos(margin) there, and elsewhere more. In fewer than num_classes - 1 dimensions the loss stays above.
+        Reached where the proxies form a regular simplex and every embedding is on its proxy; the margin costs at least
+        1 - cos(margin). In fewer than num_classes - 1 dimensions the loss stays above.
         """
         others = self.num_classes - 1
         return log1p(others * exp(-self.scale * (1 / others + cos(self.margin))))
@@ -99,6 +98,6 @@ METHOD = Method(
     cost="B C D",
     reference="Deng, Guo, Xue, Zafeiriou (2019): ArcFace: Additive Angular Margin Loss for Deep Face Recognition. CVPR",
     takes=("num_classes", "dim"),
-    each_on_its_own=True,
+    per_image_loss=True,
     lr=0.0001,
 )

@@ -1,4 +1,4 @@
-"""The centre loss: softmax, and a pull towards the running centre of the own class."""
+"""The centre loss: softmax plus the squared distance to the running centre of the own class."""
 
 from typing import Any
 
@@ -16,27 +16,27 @@ from tammes.losses.method import Method
 class CenterLoss(FullPrecisionBuffers):
     """Softmax with the centre loss (Wen et al., ECCV 2016), as a mean over the batch.
 
-    For an embedding x of class y, as the network gives it, not normalised; a linear classifier of its own;
-    and one centre c per class:
+    For an embedding x of class y, not normalised, a linear classifier that belongs to the loss, and one centre c per
+    class:
 
         -log softmax(W x + b)_y  +  weight * |x - c_y|² / 2
 
-    The centres are not trained. In training mode each call moves those of the classes in the batch, after the loss was
-    computed with the old ones:
+    The centres are not trained by the optimizer. In training mode, each call updates the centres of the classes in the
+    batch, after computing the loss with the old ones:
 
         c_j  <-  c_j - alpha * (sum over the n_j images of class j of (c_j - x)) / (1 + n_j)
 
-    as BatchNorm does with its statistics; in evaluation mode they stay. So the step of a centre does not depend on
-    `weight`, as it would if an optimizer moved it. They begin at the origin, which is our choice.
+    like the running statistics of BatchNorm; in evaluation mode they are fixed. So the step of a centre does not
+    depend on `weight`, as it would with an optimizer. Centres are initialised at the origin, which is our choice.
 
-    The paper writes a sum over the batch where we have the mean. The defaults of `weight` (λ) and `alpha` (α) are the
-    paper's as we remember them; we have not read them there.
+    The paper sums over the batch; we take the mean. The defaults of `weight` (λ) and `alpha` (α) are the paper's from
+    memory; we could not check them.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
-        weight: of the centre term.
-        alpha: how far a centre moves in one step, in (0, 1].
+        weight: weight of the centre term.
+        alpha: update rate of the centres, in (0, 1].
     """
 
     centers: Tensor
@@ -103,7 +103,7 @@ class _Linear(torch.autograd.Function):
 METHOD = Method(
     loss=CenterLoss,
     title="centre loss",
-    summary="softmax, and a pull towards the running centre of the own class",
+    summary="softmax plus the squared distance to the running centre of the own class",
     equation="-log softmax(W x + b)_y + weight |x - c_y|² / 2",
     cost="B C D",
     reference="Wen, Zhang, Li, Qiao (2016): A Discriminative Feature Learning Approach for Deep Face Recognition. ECCV",

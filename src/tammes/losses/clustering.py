@@ -1,4 +1,4 @@
-"""The clustering loss: the true classes against the clustering that violates the margin most."""
+"""The clustering loss: the true classes must score higher than any other clustering of the batch, by a margin."""
 
 import numpy as np
 import torch
@@ -23,19 +23,19 @@ class ClusteringLoss(nn.Module):
         F~   = the same with the best medoid of each class, each image to that of its class
         loss = [ max over S of (F(S) + gamma * (1 - NMI(classes, clusters of S)))  -  F~ ]+
 
-    where [t]+ = max(0, t), distances are not squared, and NMI is normalised by the geometric mean of the entropies. So
-    every other clustering has to cost more than the true one, by a margin that grows with how wrong it is.
+    where [t]+ = max(0, t), distances are not squared, and NMI is normalised by the geometric mean of the entropies.
+    Every other clustering should cost more than the true one, by a margin that grows with its error.
 
-    The maximum is searched for as in the paper: medoids are added greedily, then each is exchanged for the best member
-    of its cluster, `passes` times over (fewer if a pass changes nothing). This need not find the very best S. The
-    search takes no part in the gradient; the value and its gradient are those of the S that was found. A tie goes to
-    the image that comes first in the batch, and a medoid is in its own cluster also where another has the same place.
+    The maximum is searched as in the paper: medoids are added greedily, then each is replaced by the best member of its
+    cluster, up to `passes` times (fewer if a pass changes nothing). This may miss the best S. The search has no
+    gradient; the value and its gradient are those of the S that was found. A tie goes to the image that comes first in
+    the batch, and a medoid belongs to its own cluster even if another medoid coincides with it.
 
-    The paper's gamma could not be recovered: 1 is ours.
+    The paper's value of gamma could not be recovered: 1 is ours.
 
     Args:
-        gamma: the weight of the margin (γ); large ones look for clusterings that are wrong rather than good.
-        passes: how often the medoids are refined; 0 leaves those of the greedy search.
+        gamma: the weight of the margin (γ); large values find clusterings that are wrong rather than good.
+        passes: how often the medoids are refined; 0 keeps those of the greedy search.
 
     >>> loss = ClusteringLoss()
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
@@ -43,7 +43,7 @@ class ClusteringLoss(nn.Module):
     1.50774
     """
 
-    minimum = 0.0  # reached where no clustering that the search finds is worth more than the true one
+    minimum = 0.0  # reached if the search finds no clustering that scores higher than the true one
 
     def __init__(self, *, gamma: float = 1.0, passes: int = 5) -> None:
         super().__init__()
@@ -63,22 +63,22 @@ class ClusteringLoss(nn.Module):
 def clustering_loss(
     points: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], gamma: float, passes: int
 ) -> Float[Tensor, ""]:
-    """The loss of points as they are, not normalised."""
+    """The loss of the points, without normalising them."""
     apart = distances(points, points)  # (batch, batch)
-    if not apart.isfinite().all():  # nothing to search in: NaN stays NaN
+    if not apart.isfinite().all():  # NaN stays NaN
         return apart.sum()
     classes = np.unique(labels.cpu().numpy(), return_inverse=True)[1].reshape(-1)  # (batch,)
     search = _Search(points.detach().double().cpu(), classes, gamma)
     medoids = search.refined(search.greedy(), passes)
     clusters = search.assigned(medoids)
     true, found = (torch.from_numpy(each).to(labels.device) for each in (search.of_classes(), medoids[clusters]))
-    # Each image to the medoid of its class, and to that of its cluster: exactly 0 where they are one.
+    # Distance to the medoid of the class minus distance to the medoid of the cluster: exactly 0 where they agree.
     difference = apart.gather(1, true[:, None]) - apart.gather(1, found[:, None])  # (batch, 1)
     return torch.relu(difference.sum() + gamma * search.disagreement(clusters))
 
 
 class _Search:
-    """Looks for the medoids of the largest F(S) + gamma * (1 - NMI), scores and distances in whole billionths."""
+    """Searches for the medoids with the largest F(S) + gamma * (1 - NMI), in integer billionths."""
 
     def __init__(
         self, points: Float64[Tensor, "batch dim"], classes: Int64[np.ndarray, " batch"], gamma: float
@@ -88,17 +88,17 @@ class _Search:
         self.classes, self.num_classes = classes, int(classes.max()) + 1
         self.gamma = gamma / _UNIT
         counts = np.arange(len(classes) + 1.0)
-        self.n_log_n = counts * np.log(np.maximum(counts, 1))  # (batch + 1,): of it entropies are made
+        self.n_log_n = counts * np.log(np.maximum(counts, 1))  # (batch + 1,): a table for entropies
 
     def greedy(self) -> Int64[np.ndarray, " classes"]:
-        """Medoids added one by one, each the best for those before it."""
+        """Medoids added one at a time, each the best given those before it."""
         medoids: list[int] = []
         clusters, nearest = np.zeros_like(self.classes), np.full(len(self.classes), np.inf)  # (batch,)
         for number in range(self.num_classes):
             score = -np.minimum(self.apart, nearest).sum(axis=1)  # (batch,): F with each image added
             score[medoids] = -np.inf
             rows = self._contenders(score)
-            takes = self.apart[rows] < nearest  # (rows, batch): whom each would draw into its cluster
+            takes = self.apart[rows] < nearest  # (rows, batch): the images that would join its cluster
             takes[np.arange(len(rows)), rows] = True
             best = self._best(score[rows], clusters, takes)
             clusters[takes[best]] = number
@@ -107,7 +107,7 @@ class _Search:
         return np.array(medoids)
 
     def refined(self, medoids: Int64[np.ndarray, " classes"], passes: int) -> Int64[np.ndarray, " classes"]:
-        """Each medoid exchanged for the best member of its cluster, the others where they are then."""
+        """Each medoid replaced in turn by the best member of its cluster."""
         numbers = np.arange(self.num_classes)
         for _ in range(passes):
             before, medoids = medoids, medoids.copy()
@@ -127,12 +127,12 @@ class _Search:
                     takes[np.arange(len(rows)), rows] = True
                     contenders = contenders[[self._best(score[contenders], elsewhere, takes)]]
                 medoids[number] = members[contenders[0]]
-            if np.array_equal(before, medoids):  # so would be the next pass
+            if np.array_equal(before, medoids):  # the next pass would change nothing either
                 break
         return medoids
 
     def assigned(self, medoids: Int64[np.ndarray, " classes"]) -> Int64[np.ndarray, " batch"]:
-        """The number of the nearest medoid of each image; a medoid's own is itself."""
+        """The number of the nearest medoid of each image; a medoid is nearest to itself."""
         clusters: Int64[np.ndarray, " batch"] = self.apart[medoids].argmin(axis=0)
         clusters[medoids] = np.arange(len(medoids))
         return clusters
@@ -140,18 +140,18 @@ class _Search:
     def of_classes(self) -> Int64[np.ndarray, " batch"]:
         """The best medoid of each image's class."""
         same = self.classes[:, None] == self.classes
-        cost = np.where(same, self.apart, 0).sum(axis=1)  # (batch,): of its class, with the image as its medoid
+        cost = np.where(same, self.apart, 0).sum(axis=1)  # (batch,): cost of the class with this image as its medoid
         order = np.lexsort((cost, self.classes))
         first = np.unique(self.classes[order], return_index=True)[1]  # (classes,)
         medoids: Int64[np.ndarray, " batch"] = order[first][self.classes]
         return medoids
 
     def disagreement(self, clusters: Int64[np.ndarray, " batch"]) -> float:
-        """1 - NMI of the classes and these clusters, exactly 0 where they are the same."""
+        """1 - NMI between the classes and these clusters; exactly 0 if they are the same."""
         return float(self._margins(clusters, np.zeros((1, len(clusters)), dtype=bool))[0])
 
     def _contenders(self, score: Float64[np.ndarray, " rows"]) -> Int64[np.ndarray, " contenders"]:
-        """Those who can still be the best, as 1 - NMI is between 0 and 1."""
+        """The rows that can still be the best, since 1 - NMI is between 0 and 1."""
         return np.nonzero(score + (self.gamma + 1) >= score.max())[0]
 
     def _best(
@@ -160,7 +160,7 @@ class _Search:
         clusters: Int64[np.ndarray, " batch"],
         takes: Bool[np.ndarray, "rows batch"],
     ) -> int:
-        """The first row of the largest score with its margin."""
+        """The first row with the largest score plus margin."""
         if (takes == takes[0]).all():  # the same clusters, so the same margin
             return int(np.argmax(score))
         return int(np.argmax(score + np.rint(self.gamma * self._margins(clusters, takes))))
@@ -168,9 +168,9 @@ class _Search:
     def _margins(
         self, clusters: Int64[np.ndarray, " batch"], takes: Bool[np.ndarray, "rows batch"]
     ) -> Float64[np.ndarray, " rows"]:
-        """1 - NMI of the classes and, for each row, these clusters less the images that a new cluster takes from them.
+        """For each row, 1 - NMI between the classes and the clusters after a new cluster has taken its images.
 
-        The sums of n log n over clusters and over clusters and classes are kept up from what changes: few images move.
+        The sums of n log n are updated from the few images that move.
         """
         rows, count, table = len(takes), len(clusters), self.n_log_n
         row, image = np.nonzero(takes)
@@ -180,14 +180,14 @@ class _Search:
         taken, size = np.unique(row * self.num_classes + self.classes[image], return_counts=True)
         over_cells += np.bincount(taken // self.num_classes, table[size], rows)
         over_classes = table[np.bincount(self.classes)].sum()
-        # Entropies times the number of images. The least that is not 0 is 2 log 2, of two images.
+        # Entropies times the number of images. The smallest nonzero value is 2 log 2, for two images.
         of_classes, of_clusters = table[count] - over_classes, table[count] - over_clusters
         shared = table[count] + over_cells - over_classes - over_clusters
-        if of_classes < 1:  # a single class is told by a single cluster, and by no other
+        if of_classes < 1:  # a single class agrees only with a single cluster
             return np.where(of_clusters < 1, 0.0, 1.0)
         whole = of_clusters < 1
         alike = np.where(whole, 0, shared) / np.sqrt(of_classes * np.where(whole, 1, of_clusters))
-        return np.asarray(np.round(1 - alike, 10))  # clusterings that differ in their numbers only are the same
+        return np.asarray(np.round(1 - alike, 10))  # a permutation of cluster numbers must not change the value
 
     def _without(
         self,
@@ -196,7 +196,7 @@ class _Search:
         image: Int64[np.ndarray, " moved"],
         rows: int,
     ) -> Float64[np.ndarray, " rows"]:
-        """For each row, the sum of n log n over the groups of equal codes once its images have left them."""
+        """For each row, the sum of n log n over the groups of equal codes without the images that have moved."""
         size = np.bincount(codes)
         left, gone = np.unique(row * len(size) + codes[image], return_counts=True)
         before = size[left % len(size)]
@@ -207,7 +207,7 @@ class _Search:
 METHOD = Method(
     loss=ClusteringLoss,
     title="clustering (facility location)",
-    summary="the true classes must be a better clustering of the batch than the most tempting other one",
+    summary="the true classes must be a better clustering of the batch than any other, by a margin",
     equation="[max over S of (F(S) + gamma * (1 - NMI(S))) - F~]+\n  F(S) = -sum over i of |x_i - nearest medoid of S|",
     cost="B² D + B² C for the search, outside the gradient; C classes of the batch",
     reference="Oh Song, Jegelka, Rathod, Murphy (2017): Deep Metric Learning via Facility Location. CVPR",

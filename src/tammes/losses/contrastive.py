@@ -1,4 +1,4 @@
-"""The contrastive loss: pairs of one class are pulled together, others are pushed apart, up to a margin."""
+"""The contrastive loss: positive pairs are pulled together, negative pairs pushed apart up to a margin."""
 
 from math import sqrt
 from typing import Literal, get_args
@@ -20,34 +20,33 @@ _FALL = 2.77  # of the exponential form, as published
 class ContrastiveLoss(nn.Module):
     """The contrastive loss over all unordered pairs of a batch, as a mean over the pairs.
 
-    For the distance d of a pair, [t]+ = max(0, t), and the three forms that go by the name:
+    For the distance d of a pair, with [t]+ = max(0, t), there are three forms:
 
-        form           two of one class   of two classes            d
+        form           positive pair      negative pair             d
         squared        d² / 2             [margin - d]+² / 2        Euclidean, of unit embeddings
-        hinge          d                  [margin - d]+             Euclidean, of the embeddings as they are
+        hinge          d                  [margin - d]+             Euclidean, of embeddings without normalisation
         exponential    2 d² / margin      2 margin exp(-2.77 d / margin)    L1, of unit embeddings
 
-    "squared" is that of Hadsell, Chopra and LeCun (2006). "hinge" is that of Simo-Serra et al. (2015), who also leave
-    out the easy pairs: with `hardest` below 1 only that part of the positive pairs and of the negative pairs counts,
-    those of the largest loss; their mining ratio r is 1 / hardest. "exponential" is that of Chopra, Hadsell and LeCun
-    (2005), whose Q, a bound on d, is the margin here; that its embeddings are normalised is ours, for there
-    is no bound without it.
+    "squared" is from Hadsell, Chopra and LeCun (2006). "hinge" is from Simo-Serra et al. (2015), who also mine hard
+    pairs: with `hardest` below 1, only this fraction of the positive pairs and of the negative pairs counts, those
+    with the largest loss; their mining ratio r is 1 / hardest. "exponential" is from Chopra, Hadsell and LeCun (2005),
+    whose Q, a bound on d, is the margin here; normalising the embeddings is our choice, as there is no bound without.
+    Wrong labels make hard pairs: start with `hardest=1`, and do not go below 1/8, the best value that Simo-Serra et al.
 
-    Hard pairs are also those with a wrong label: begin with `hardest=1`, and do not go below 1/8, the best that
-    Simo-Serra et al. report (that, and their margin of 4, from memory of the paper).
+    report (this, and their margin of 4, from memory of the paper).
 
     Args:
         form: which of the three.
-        margin: by default 1 for "squared", 4 for "hinge", and for "exponential" 2 sqrt(dim), which no L1 distance of
-            unit embeddings exceeds.
-        hardest: the fraction of the positive pairs, and of the negative pairs, that counts; one of each at least.
+        margin: by default 1 for "squared", 4 for "hinge", and 2 sqrt(dim) for "exponential", the largest L1 distance
+            between unit embeddings.
+        hardest: the fraction of the positive and of the negative pairs that counts; at least one of each.
 
     >>> loss = ContrastiveLoss()
     >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
     0.357706
     """
 
-    minimum = 0.0  # no value is below it
+    minimum = 0.0  # a lower bound
 
     def __init__(self, *, form: Form = "squared", margin: float | None = None, hardest: float = 1.0) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class ContrastiveLoss(nn.Module):
 METHOD = Method(
     loss=ContrastiveLoss,
     title="contrastive",
-    summary="pairs of one class pulled together, others pushed apart up to a margin",
+    summary="positive pairs pulled together, negative pairs pushed apart up to a margin",
     equation="mean over pairs of  |x_i - x_j|² / 2  (one class),  [margin - |x_i - x_j|]+² / 2  (two classes)",
     cost="B² D",
     reference="Hadsell, Chopra, LeCun (2006): Dimensionality Reduction by Learning an Invariant Mapping. CVPR",

@@ -1,4 +1,4 @@
-"""DeepNCM: the nearest class mean as a classifier, with means that follow the network."""
+"""DeepNCM: a nearest class mean classifier whose means follow the network."""
 
 from typing import Literal, get_args
 
@@ -20,29 +20,29 @@ _EVERY, _DECAY = 100, 0.9
 class DeepNCMLoss(FullPrecisionBuffers):
     """Deep nearest class mean (Guerriero, Caputo and Mensink, 2018), as a mean over the batch.
 
-    For an embedding x of class y, as the network gives it, not normalised, and one mean u per class:
+    For an embedding x of class y, not normalised, and one mean u per class:
 
         -log softmax(-|x - u|²)_y
 
-    The means are not trained: in training mode each call moves those of the classes in the batch, after the loss was
-    computed with the old ones; in evaluation mode they stay. How they move is the form:
+    The means are not trained by the optimizer: in training mode, each call updates the means of the classes in the
+    batch, after computing the loss with the old ones; in evaluation mode they are fixed. The form of the update:
 
-        online        the mean of all images that ever were in a batch, or that `look` saw
-        condensation  the same, but each `every` calls the past is made to count as one image
+        online        the mean of all images seen so far, in batches or by `look`
+        condensation  the same, but every `every` calls the past is reduced to the weight of one image
         decay         u <- decay u + (1 - decay) (mean of the class in the batch)
 
-    `look` begins with the means of all training images. Without it, a class begins at its mean in the first batch that
-    has it, before that batch's loss is computed; until then its mean is the origin and counts like any other.
+    `look` initialises the means from all training images. Without it, a class is initialised at its mean in the first
+    batch that has it, before that batch's loss is computed; until then its mean is the origin.
 
-    The authors' code has condensation each 100 steps, which is our default, and clips the gradient, which is not done
-    here: squared distances of long vectors make a softmax that is very sure.
+    The authors' code condenses every 100 steps, which is our default. It also clips the gradient, which we do not:
+    squared distances of long vectors saturate the softmax.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
-        form: how the means move.
-        every: for condensation: after how many calls.
-        decay: for decay: what is kept of the old mean, in [0, 1).
+        form: how the means are updated.
+        every: for condensation: the number of calls.
+        decay: for decay: the weight of the old mean, in [0, 1).
     """
 
     means: Tensor
@@ -91,7 +91,7 @@ class DeepNCMLoss(FullPrecisionBuffers):
         *,
         generator: Generator,  # noqa: ARG002 (nothing is random here)
     ) -> None:
-        """Begin with the class means of all training images."""
+        """Initialise the means from all training images."""
         embeddings, labels = checked_batch(embeddings, labels, self.dim)
         check_range(labels, self.num_classes)
         means, images = self._class_means(embeddings.detach(), labels)
@@ -101,11 +101,11 @@ class DeepNCMLoss(FullPrecisionBuffers):
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Negative squared distances to the means."""
-        # A copy, as the backward needs them when the means have already moved on.
+        # A copy: the backward needs the means from before the update.
         return -distances(embeddings, self.means.clone()).square()
 
     def _class_means(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(classes, dim), zero where there is no image, and the numbers of images (classes,)."""
+        """The class means (classes, dim), zero for a class without images, and the numbers of images (classes,)."""
         embeddings = embeddings.to(torch.promote_types(embeddings.dtype, self.means.dtype))
         images = torch.bincount(labels, minlength=self.num_classes)
         total = embeddings.new_zeros(self.num_classes, self.dim).index_add_(0, labels, embeddings)
@@ -131,7 +131,7 @@ class DeepNCMLoss(FullPrecisionBuffers):
 METHOD = Method(
     loss=DeepNCMLoss,
     title="DeepNCM",
-    summary="the nearest class mean as a classifier, with means that follow the network",
+    summary="a nearest class mean classifier whose means follow the network",
     equation="-log softmax(-|x - u|²)_y",
     cost="B C D",
     reference="Guerriero, Caputo, Mensink (2018): DeepNCM: Deep Nearest Class Mean Classifiers. ICLR workshop",

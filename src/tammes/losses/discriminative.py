@@ -19,36 +19,35 @@ Weighting = Literal["none", "balanced", "triplet"]
 class DiscriminativeLoss(FixedCentroids):
     """Linear-time upper bound on the triplet loss (Do et al., CVPR 2019, equation 8), as a mean over the batch.
 
-    For a normalised embedding x of class y and unit centroids c that never move:
+    For a normalised embedding x of class y and fixed unit centroids c:
 
         |x - c_y|  -  push * (mean over m != y of |x - c_m|)
 
-    The paper has push = 1/3. Any push <= 1/3 keeps three times the mean an upper bound on the mean of the margin-free
-    triplet loss over all triplets; any push < 1 keeps the own centroid the one minimiser. No mining, no margin, no
-    sampler: a batch of one is as good as any, and the loss has nothing to train.
+    The paper has push = 1/3. For any push <= 1/3, three times the mean is an upper bound on the mean of the margin-free
+    triplet loss over all triplets; for any push < 1, the own centroid is the only minimiser. It needs no mining, no
+    margin and no sampler, works with any batch size, and has no parameters to train.
 
-    Classes of different size: `weighting="balanced"` weights each image by N / (C n_y), as if every class had been
-    filled up to the same size; `weighting="triplet"` is the exact sum over all triplets of the training set, in which
-    class a with n_a images has
+    For classes of different size, `weighting="balanced"` weights each image by N / (C n_y), as if every class had the
+    same size; `weighting="triplet"` is the exact sum over all triplets of the training set, in which class a with n_a
+    images has
 
         pull  2 (n_a - 1) (N - n_a) + S - n_a (n_a - 1),   S = sum of n_c (n_c - 1)
         push  (n_a - 1) n_m  for the centroid of class m
 
-    Both take `class_sizes`, the numbers of training images. For equal sizes all three give the same value.
+    Both need `class_sizes`, the numbers of training images. For equal sizes all three give the same value.
 
-    Not to be confused with the loss of the same name for instance segmentation (De Brabandere et al., 2017).
+    Not the loss of the same name for instance segmentation (De Brabandere et al., 2017).
 
     Args:
-        centroids: one unit point per class, or a number of classes: one-hot centroids, which take no memory and no
+        centroids: one unit point per class, or a number of classes for one-hot centroids, which need no memory and no
             matrix product. The embeddings then have one coordinate per class.
-        class_sizes: training images per class, for `weighting`; 0 for one whose centroid is kept free: it has a part
-            in the push of the others only, and where classes are weighted by their triplets none.
+        class_sizes: training images per class, for `weighting`; 0 for a free centroid, reserved for a later class,
+            which only repels (with "triplet" it has no effect).
         push: the weight β of the repelling term, in [0, 1).
         chunk_classes: how many classes to compute at a time, which bounds the memory to (batch, chunk_classes); by
-            default as many as fit the cache.
-        sample_classes: repel from this many random classes, drawn again in each call and shared by the batch, instead
-            of all: an unbiased estimate of the loss and its gradient at a cost that does not depend on the number of
-            classes.
+            default as many as fit the processor cache.
+        sample_classes: repel from this many random classes instead of all, drawn in each call and shared by the batch:
+            an unbiased estimate of the loss and its gradient, at a cost independent of the number of classes.
 
     >>> loss = DiscriminativeLoss(2)
     >>> round(loss(torch.tensor([[1.0, 0.2], [0.4, 0.9]]), torch.tensor([0, 0])).item(), 6)
@@ -87,7 +86,7 @@ class DiscriminativeLoss(FixedCentroids):
     def equation(
         self, to_centroid: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """The value of each image from its distances to the centroids: what `forward` computes faster."""
+        """The loss of each image from its distances to the centroids. `forward` computes the same, faster."""
         own = to_centroid.gather(1, labels[:, None])[:, 0]  # (batch,)
         others = to_centroid.scatter(1, labels[:, None], 0.0)  # (batch, classes)
         if self.class_weights is not None:
@@ -113,7 +112,7 @@ class DiscriminativeLoss(FixedCentroids):
 
 
 def _weights(weighting: Weighting, num_classes: int, sizes: Tensor | None) -> dict[str, Tensor | None]:
-    """Of the pull and the push by the image's class, and of the other classes within the push; None: all 1."""
+    """Weights of the pull and the push by the image's class, and of the other classes in the push; None means all 1."""
     if weighting not in get_args(Weighting):
         raise unknown_name("weighting", weighting, get_args(Weighting))
     if weighting == "none":
@@ -129,7 +128,7 @@ def _weights(weighting: Weighting, num_classes: int, sizes: Tensor | None) -> di
         raise UserError("weighting='triplet' needs a class with at least 2 images: there is no triplet here.")
     others = (n - 1).clamp_min(0)
     pull = 2 * others * (total - n) + (n * (n - 1)).sum() - n * others
-    # L_d / H is three times the mean form, and a batch mean stands for the sum over N images: hence N / (3 H).
+    # L_d / H is three times the mean form, and a batch mean estimates the sum over N images: hence N / (3 H).
     return {
         "pull_weights": pull * total / (3 * triplets),
         "push_weights": (num_classes - 1) * others * total / triplets,
@@ -140,12 +139,12 @@ def _weights(weighting: Weighting, num_classes: int, sizes: Tensor | None) -> di
 METHOD = Method(
     loss=DiscriminativeLoss,
     title="discriminative",
-    summary="near the own class's fixed centroid, far from all others: a bound on the triplet loss in linear time",
+    summary="near the fixed centroid of the own class, far from the others: a linear-time bound on the triplet loss",
     equation="|x - c_y| - push (mean over m != y of |x - c_m|)",
     cost="B C D; B C with one-hot centroids",
     reference="Do, Tran, Reid, Kumar, Hoang, Carneiro (2019): A Theoretically Sound Upper Bound on the Triplet Loss for"
     " Improving the Efficiency of Deep Distance Metric Learning. CVPR",
     takes=("centroids",),
     on="class layer",
-    each_on_its_own=True,
+    per_image_loss=True,
 )

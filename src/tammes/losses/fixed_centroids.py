@@ -1,4 +1,4 @@
-"""What losses with class centroids share: buffers that stay in full precision, and the distances to fixed centroids."""
+"""Base classes of losses with class centroids: buffers that stay in full precision, distances to fixed centroids."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ from tammes.geometry import (
     checked_sizes,
     distances,
     distances_to_axes,
+    evenly_spaced_rows,
     full_precision,
     normalise,
     scale_down,
-    some_rows,
 )
 
 
 class FullPrecisionBuffers(nn.Module):
-    """A module whose buffers are not cast to half precision with the network around it; they do move between devices.
+    """A module whose buffers move between devices but are never cast to half precision.
 
-    Centroids in half precision would be off by 4e-3, and no optimizer would correct them.
+    Half-precision centroids would be off by 4e-3, and no optimizer would correct them.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -41,7 +41,7 @@ class FullPrecisionBuffers(nn.Module):
 
 
 class FixedCentroids(FullPrecisionBuffers, ABC):
-    """A loss against one fixed unit centroid per class. A subclass has the equation."""
+    """A loss with one fixed unit centroid per class. A subclass defines the equation."""
 
     centroids: Tensor | None
     class_sizes: Tensor | None
@@ -65,12 +65,12 @@ class FixedCentroids(FullPrecisionBuffers, ABC):
     def equation(
         self, to_centroid: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """The value of each image from its distances to the centroids."""
+        """The loss of each image from its distances to the centroids."""
 
     def per_image(
         self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """The value of each image, whose mean is the loss; takes the memory of all distances, (batch, classes)."""
+        """The loss of each image; needs memory for all distances, (batch, classes)."""
         embeddings, labels = checked_batch(embeddings, labels, self.dim)
         check_range(labels, self.num_classes)
         return self.equation(self.distances(embeddings), labels)
@@ -79,28 +79,28 @@ class FixedCentroids(FullPrecisionBuffers, ABC):
         return self.per_image(embeddings, labels).mean()
 
     def distances(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Distances of the embeddings, normalised, to the centroids."""
+        """Distances of the normalised embeddings to the centroids."""
         embeddings = full_precision(embeddings)
         factor = scale_down(embeddings)
         unit = normalise(embeddings if factor is None else embeddings * factor)
         return distances_to_axes(unit) if self.centroids is None else distances(unit, self.centroids)
 
     def targets_of(self, labels: Integer[Tensor, " some"]) -> Float[Tensor, "some dim"]:
-        """The centroids of these classes: where their embeddings should be."""
+        """The centroids of these classes, the targets of their embeddings."""
         return one_hot(labels, self.dim).float() if self.centroids is None else self.centroids[labels]
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Negative distances to the centroids: the largest is that of the nearest centroid's class."""
+        """Negative distances to the centroids: the largest belongs to the class of the nearest centroid."""
         return -self.distances(embeddings)
 
     @property
     def minimum(self) -> float:
-        """The least value over the training set, reached where every embedding is its own centroid.
+        """The lowest value over the training set, reached where every embedding is on its own centroid.
 
-        Without `class_sizes`, that for classes of equal size. Costs the distances of all pairs of centroids, so keep
-        the value; of more than 2^29 pairs that many are taken, for centroids evenly spaced in their order.
+        Without `class_sizes`, classes count as equal in size. Computes the distances of all pairs of centroids, so keep
+        the value; above 2^29 pairs it is estimated from evenly spaced centroids.
         """
-        some, total = some_rows(self.num_classes), 0.0
+        some, total = evenly_spaced_rows(self.num_classes), 0.0
         sizes = torch.ones(self.num_classes) if self.class_sizes is None else self.class_sizes.cpu()
         for labels in some.split(max(1, (1 << 22) // self.num_classes)):  # 16 MB of distances at a time
             if self.centroids is None:

@@ -1,8 +1,8 @@
 """Losses and miners of pytorch-metric-learning, by their names there: pml:ProxyAnchorLoss, pml:MultiSimilarityMiner.
 
-Each becomes a Method of ours, made on the fly from the signatures of its constructors. What would go wrong in training
-is kept away: embeddings come in float32 and outside autocast, so that proxies are never cast in place; a batch in which
-there is nothing to compare is a zero that can be differentiated; what is not a number says why.
+Each is wrapped as a Method, built from the signatures of its constructors. The wrapper prevents known failures in
+training: embeddings are passed in float32 and outside autocast, so that proxies are never cast in place; a batch
+without pairs gives a differentiable zero; a loss that is not finite raises an error with its likely cause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,35 +26,34 @@ PREFIX = "pml:"
 PAGE = "https://kevinmusgrave.github.io/pytorch-metric-learning"
 Kind = Literal["loss", "miner"]
 
-_A_PART = "it is what other {kind} are made of"
-_AROUND = "it goes around a loss that is made in Python"
+_A_PART = "it is a base class of other {kind}"
+_AROUND = "it wraps a loss that is built in Python"
 REFUSED = {
     "BaseMetricLossFunction": _A_PART.format(kind="losses"),
     "GenericPairLoss": _A_PART.format(kind="losses"),
     "BaseLossWrapper": _A_PART.format(kind="losses"),
     "EmbeddingRegularizerMixin": _A_PART.format(kind="losses"),
     "WeightRegularizerMixin": _A_PART.format(kind="losses"),
-    "CrossBatchMemory": f"{_AROUND}, and its place in its memory is not in its state, so no run could resume",
+    "CrossBatchMemory": f"{_AROUND}, and the position in its memory is not in its state, so a run could not resume",
     "MultipleLosses": _AROUND,
     "SelfSupervisedLoss": f"{_AROUND}, and compares two views of each image",
     "VICRegLoss": "it compares two views of each image, and takes no labels",
     "ManifoldLoss": "it takes no labels",
-    "InstanceLoss": "it takes the number of a class for the place of an image in the batch, which is right only where"
-    " every image is a class of its own",
-    "SmoothAPLoss": "it takes as many images as there are classes in the batch for one class, which is right only where"
-    " there are as many images of each",
-    "DynamicSoftMarginLoss": "it keeps the graph of a batch for the next, so that the second step of a training fails,"
+    "InstanceLoss": "it uses the class label as the position of an image in the batch, which is correct only if every"
+    " image is a class of its own",
+    "SmoothAPLoss": "it assumes as many images per class as there are classes in the batch",
+    "DynamicSoftMarginLoss": "it keeps the graph of a batch for the next one, so that the second training step fails,"
     " and its histogram is not in its state",
-    "HistogramLoss": "it fails where two images of a batch have the same embedding. Use `loss='histogram'`",
+    "HistogramLoss": "it fails if two images of a batch have the same embedding. Use `loss='histogram'`",
     "BaseMiner": _A_PART.format(kind="miners"),
     "EmbeddingsAlreadyPackagedAsTriplets": "a batch here is not a list of triplets",
 }
 _TAKES_NO_MINER = {"P2SGradLoss", "PNPLoss", "RankedListLoss"}
-# Their logits are multiplied by the norm of an embedding; all others normalise embeddings, and so do we.
+# Losses whose logits are multiplied by the norm of the embedding; for all others embeddings are normalised.
 _OF_ANY_LENGTH = {"LargeMarginSoftmaxLoss", "SphereFaceLoss"}
-# What follows from the data.
+# Arguments that follow from the data.
 _FILLED: dict[str, Takes] = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}
-# Numbers that count something; any other number may have decimals, whatever its default looks like.
+# Integer options; any other number may have decimals, even if its default has none.
 _WHOLE = {"num_bins", "n_bins", "centers_per_class", "sub_centers", "pos_per_bin", "neg_per_bin", "triplets_per_anchor"}
 _WHOLE_MARGIN = {"LargeMarginSoftmaxLoss", "SphereFaceLoss"}
 _STRATEGIES = ("hard", "semihard", "easy", "all")
@@ -65,17 +64,17 @@ _CHOICES = {
     "neg_strategy": _STRATEGIES,
 }
 _SET_BY_ITSELF = {"BatchHardMiner": ("pos_strategy", "neg_strategy")}
-PER_CLASS = 4  # images of a class in a batch, for what compares images
-# What suits our own triplet losses: not found on validation classes for each, as for ours. --lr has the last word.
+PER_CLASS = 4  # images of a class in a batch, for losses that compare images
+# The rates of our own triplet losses; not tuned on validation classes for each loss, as ours are. `lr` multiplies them.
 LR, PROXY_LR = 0.01, 10.0
 
 
 def method_of(name: str, miner: str | None = None) -> Method:
-    """A loss of pytorch-metric-learning as a method of ours.
+    """A loss of pytorch-metric-learning as a Method.
 
     Args:
-        name: of the loss, with or without `pml:`.
-        miner: the one that it is used with, if any: batches are then such that there is something to mine.
+        name: the name of the loss, with or without `pml:`.
+        miner: the miner that it is used with, if any: batches then hold several images of a class.
     """
     method = _method("loss", name.removeprefix(PREFIX))
     if miner is None:
@@ -87,7 +86,7 @@ def method_of(name: str, miner: str | None = None) -> Method:
 
 
 def miner_of(name: str) -> Method:
-    """A miner of pytorch-metric-learning: its options, and how it is made."""
+    """A miner of pytorch-metric-learning as a Method."""
     return _method("miner", checked_miner(name))
 
 
@@ -99,13 +98,13 @@ def checked_miner(name: str) -> str:
 
 
 def names(kind: Kind) -> list[str]:
-    """The losses or miners that can be used, with the prefix."""
+    """The names of the usable losses or miners, with the prefix."""
     module = _library("losses" if kind == "loss" else "miners")
     return [PREFIX + name for name, each in vars(module).items() if isclass(each) and name not in REFUSED]
 
 
 class LossOfPML(nn.Module):
-    """A loss of that library with what it needs around it; its trainable parts are found as parameters of this one."""
+    """A loss of pytorch-metric-learning, wrapped; its trainable parameters are parameters of this module."""
 
     def __init__(self, loss: nn.Module, num_classes: int | None) -> None:
         super().__init__()
@@ -121,20 +120,20 @@ class LossOfPML(nn.Module):
             if type(self).__name__ not in _OF_ANY_LENGTH:
                 given = normalise(given)
             mined = None if self.miner is None else self.miner(given.detach(), labels)
-            # Zero times all embeddings: a NaN that a reducer leaves out is seen, and there always is a gradient.
+            # Adding zero times all embeddings exposes a NaN that a reducer drops, and always gives a gradient.
             value: Tensor = self.loss(given, labels, mined).reshape(()) + 0 * given.sum()
         if value.isfinite() or not given.isfinite().all() or not all(p.isfinite().all() for p in self.parameters()):
             return value
-        if len(labels.unique()) == len(labels):  # no two images of a class: a mean over nothing
+        if len(labels.unique()) == len(labels):  # no positive pairs: a mean over nothing
             return 0 * given.sum()
         raise UserError(
             f"{PREFIX}{type(self).__name__} is {value.item()} although all embeddings are finite. The likely cause is"
-            " that two of them coincide, which it has no answer for: choose another loss."
+            " that two of them coincide, which this loss cannot handle: choose another loss."
         )
 
 
 class MinerOfPML(nn.Module):
-    """A miner of that library."""
+    """A miner of pytorch-metric-learning, wrapped."""
 
     def __init__(self, miner: nn.Module, _: int | None) -> None:
         super().__init__()
@@ -150,7 +149,7 @@ class MinerOfPML(nn.Module):
 
 @dataclass(frozen=True)
 class _Method(Method):
-    """A method whose options are known by the signature only, and so are its near misses."""
+    """A Method whose options are known only from the constructor's signature."""
 
     def parse(self, given: Sequence[str]) -> dict[str, Any]:
         typed = []
@@ -217,7 +216,7 @@ def _library(part: str) -> ModuleType:
 
 
 def _parameters(found: type) -> dict[str, Parameter]:
-    """Those of its constructor, and of what that hands on to: all but distances, reducers and regularizers."""
+    """The parameters of its constructor and its base classes, without distances, reducers and regularizers."""
     bases = (_library("losses").BaseMetricLossFunction, _library("miners").BaseMiner)
     parameters: dict[str, Parameter] = {}
     for each in found.__mro__:
@@ -225,18 +224,18 @@ def _parameters(found: type) -> dict[str, Parameter]:
             continue
         own = list(signature(each.__init__).parameters.values())[1:] if "__init__" in vars(each) else []  # type: ignore[misc]
         named = {one.name: one for one in own if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-        parameters = named | parameters  # the outermost has the last word
+        parameters = named | parameters  # the subclass takes precedence
     return {name: parameters[name] for name in parameters if name not in _SET_BY_ITSELF.get(found.__name__, ())}
 
 
 def _options(found: type) -> dict[str, Parameter]:
-    """The parameters that can be typed, with the type that they are read as."""
+    """The parameters that can be set from text, with their types."""
     typed = {name: each.replace(annotation=_type(found, each)) for name, each in _parameters(found).items()}
     return {name: each for name, each in typed.items() if each.annotation is not None}
 
 
 def _type(found: type, parameter: Parameter) -> Any:
-    """What a parameter is read as; None where it cannot be typed."""
+    """The type of a parameter; None if it cannot be set from text."""
     name, default = parameter.name, parameter.default
     if name in _FILLED:
         return None
@@ -246,12 +245,12 @@ def _type(found: type, parameter: Parameter) -> Any:
         return Literal[_CHOICES[name]]
     if isinstance(default, bool):
         return bool
-    # RankedListLoss has numbers without a default, and one whose default depends on another.
+    # RankedListLoss has numbers without a default, and `alpha`, whose default depends on another option.
     return float if isinstance(default, int | float) or default is Parameter.empty or name == "alpha" else None
 
 
 def _as_ours(found: type, base: type[LossOfPML] | type[MinerOfPML]) -> type[nn.Module]:
-    """A class with a signature such as our losses have: what follows from the data, then options by keyword."""
+    """A class with the signature of our losses: arguments that follow from the data, then options by keyword."""
     filled = [name for name in _parameters(found) if name in _FILLED]
     options = _options(found)
 

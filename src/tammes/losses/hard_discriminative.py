@@ -1,4 +1,4 @@
-"""The hard discriminative loss: hard negatives by fixed centroids, in linear time."""
+"""The hard discriminative loss: hard negatives with fixed centroids, in linear time."""
 
 from collections.abc import Sequence
 
@@ -13,29 +13,29 @@ from tammes.losses.method import Method
 
 
 class HardDiscriminativeLoss(FixedCentroids):
-    """Upper bound on the hardest-negative triplet loss by fixed centroids, as a mean over the batch.
+    """Upper bound on the hardest-negative triplet loss with fixed centroids, as a mean over the batch.
 
-    For a normalised embedding x of class y and unit centroids c that never move:
+    For a normalised embedding x of class y and fixed unit centroids c:
 
         f = |x - c_y|  -  push * softmin over m != y of |x - c_m|
         softmin of d = -temperature * log(sum of exp(-d / temperature)), which is never above the smallest d
 
-    Against `DiscriminativeLoss`, which repels an embedding from all other classes alike, this one repels it from those
-    that it could be confused with. As there, any push < 1 keeps the own centroid the one minimiser.
+    `DiscriminativeLoss` repels an embedding from all other classes equally; this loss repels it from the nearest ones,
+    its hard negatives. For any push < 1, the own centroid is the only minimiser.
 
     With a_i = |x_i - c_y|, weights w_i proportional to n_y - 1 that sum to 1, and push = 1/3,
 
         sum of w_i (3 f_i - a_i)  +  max of a
 
     is at least the mean, over all pairs of anchor and positive, of the distance of the pair minus the distance of the
-    anchor to its nearest negative (proof in docs/method.md). `class_sizes` gives these weights; without them every
-    class counts alike, which is the same for equal sizes.
+    anchor to its nearest negative (proof in docs/method.md). `class_sizes` gives these weights; without it all classes
+    have the same weight, which is correct for equal sizes.
 
     Args:
         centroids: one unit point per class, or a number of classes for one-hot centroids.
-        class_sizes: training images per class; 0 for one that only repels, as a centroid that is kept free.
+        class_sizes: training images per class; 0 for a free centroid, which only repels.
         push: the weight of the repelling term, in [0, 1).
-        temperature: how soft the minimum is: towards 0 only the nearest wrong class counts, a large one counts all.
+        temperature: towards 0 only the nearest wrong class counts; with a large value all count.
     """
 
     weights: Tensor | None
@@ -56,7 +56,7 @@ class HardDiscriminativeLoss(FixedCentroids):
     def equation(
         self, to_centroid: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """The value of each image from its distances to the centroids."""
+        """The loss of each image from its distances to the centroids."""
         own = to_centroid.gather(1, labels[:, None])[:, 0]  # (batch,)
         others = to_centroid.scatter(1, labels[:, None], float("inf"))  # (batch, classes)
         softmin = -self.temperature * torch.logsumexp(-others / self.temperature, dim=1)  # (batch,)
@@ -68,7 +68,7 @@ class HardDiscriminativeLoss(FixedCentroids):
 
 
 def _weights(sizes: Tensor) -> Tensor:
-    """w_i of the proof times N, by class: (n_y - 1) N / (number of ordered positive pairs)."""
+    """N w_i of the proof, for each class: (n_y - 1) N / (number of ordered positive pairs)."""
     n = sizes.double()
     positive_pairs = (n * (n - 1)).sum()
     if positive_pairs == 0:
@@ -81,11 +81,11 @@ def _weights(sizes: Tensor) -> Tensor:
 METHOD = Method(
     loss=HardDiscriminativeLoss,
     title="hard discriminative",
-    summary="near the own class's fixed centroid, far from the nearest others: a bound on the hardest triplets",
+    summary="near the fixed centroid of the own class, far from the nearest others: a bound on the hardest triplets",
     equation="|x - c_y| - push (softmin over m != y of |x - c_m|)",
     cost="B C D; B C with one-hot centroids",
     reference="ours, from that of Do et al. (2019); the proof is in docs/method.md",
     takes=("centroids",),
     on="class layer",
-    each_on_its_own=True,
+    per_image_loss=True,
 )

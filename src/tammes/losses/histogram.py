@@ -1,4 +1,4 @@
-"""The histogram loss: how often a pair of two classes is more alike than a pair of one."""
+"""The histogram loss: the probability that a negative pair is more similar than a positive pair."""
 
 import torch
 from jaxtyping import Float, Integer
@@ -13,25 +13,25 @@ from tammes.losses.mining import negatives, positives
 class HistogramLoss(nn.Module):
     """The histogram loss of Ustinova and Lempitsky (NIPS 2016).
 
-    The cosines of all unordered pairs of a batch go into two histograms with nodes -1, -1 + step, …, 1: h⁺ of the pairs
-    of one class, h⁻ of the others. A cosine adds to the two nodes that it lies between, to the nearer one more, so that
-    the histograms have a gradient; each sums up to 1.
+    The cosines of all unordered pairs of a batch form two histograms with nodes -1, -1 + step, …, 1: h⁺ of the positive
+    pairs and h⁻ of the negative pairs. A cosine is split linearly between its two nearest nodes, which gives the
+    histograms a gradient; each histogram sums to 1.
 
         loss = sum over nodes r of  h⁻_r * (sum over q <= r of h⁺_q)
 
-    which estimates the probability that a random negative pair is more alike than a random positive one. There is no
-    margin, but an estimate of a density wants large batches. A batch with only one of the two kinds of pairs has
-    nothing to compare, and the loss is 0.
+    which estimates the probability that a random negative pair is more similar than a random positive pair. There is no
+    margin, but a density estimate needs large batches. For a batch with only one of the two kinds of pairs the loss is
+    0.
 
     Args:
-        step: between two nodes (Δ); a whole number of them must fit between -1 and 1.
+        step: distance between two nodes (Δ); 2 / step must be an integer.
 
     >>> loss = HistogramLoss(step=0.5)
     >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
     1.0
     """
 
-    minimum = 0.0  # reached where every negative pair is less alike than every positive one, by two steps
+    minimum = 0.0  # reached where every negative pair is less similar than every positive pair, by two steps
 
     def __init__(self, *, step: float = 0.01) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class HistogramLoss(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            # In float64, for a cosine's last digits count in steps; and autocast leaves it alone, also in the backward.
+            # float64, because a node is chosen by the last digits of a cosine; autocast does not affect it.
             unit = normalise(embeddings).double()
             cosine = unit @ unit.T  # (batch, batch)
             alike = self._histogram(cosine[positives(labels).triu()])  # (nodes,)
@@ -53,7 +53,7 @@ class HistogramLoss(nn.Module):
 
     def _histogram(self, cosine: Tensor) -> Tensor:
         """(pairs,) -> (nodes,)"""
-        # A cosine beyond 1 is rounding, and one of 1 has no gradient anyway: it does not change when a point is turned.
+        # A cosine beyond 1 is rounding error; clamping it removes no gradient, as the gradient of a cosine of 1 is 0.
         place = (cosine.clamp(-1, 1) + 1) * (self.bins / 2)  # (pairs,): in steps from the first node
         below = place.detach().long().clamp(0, self.bins - 1)  # (pairs,): a cosine of 1 belongs to the last bin
         above = place - below  # (pairs,): the share of the upper node
@@ -67,7 +67,7 @@ class HistogramLoss(nn.Module):
 METHOD = Method(
     loss=HistogramLoss,
     title="histogram",
-    summary="how probable it is that a pair of two classes is more alike than a pair of one",
+    summary="the probability that a negative pair is more similar than a positive pair",
     equation="sum over r of  h⁻_r * (sum over q <= r of h⁺_q),  histograms of the cosines of all pairs",
     cost="B² D + 1 / step",
     reference="Ustinova, Lempitsky (2016): Learning Deep Embeddings with Histogram Loss. NIPS",

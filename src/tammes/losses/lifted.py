@@ -17,8 +17,8 @@ class LiftedStructureLoss(nn.Module):
         J_ij = |x_i - x_j| + log( sum over k of exp(margin - |x_i - x_k|)  +  sum over k of exp(margin - |x_j - x_k|) )
         loss = mean over pairs of  max(0, J_ij)² / 2
 
-    The embeddings are taken as they are, not normalised: so were the authors'. The log-sum-exp is a smooth
-    bound of the hardest negative of the two. A batch of a single class has no negatives, and the loss is 0.
+    The embeddings are not normalised, as in the paper. The log-sum-exp is a smooth bound of the hardest negative of the
+    two. For a batch of a single class, without negatives, the loss is 0.
 
     Args:
         margin: how far a negative should be (α).
@@ -28,7 +28,7 @@ class LiftedStructureLoss(nn.Module):
     2.767066
     """
 
-    minimum = 0.0  # reached where the negatives are far enough away for each pair
+    minimum = 0.0  # reached where all negatives of each pair are far enough away
 
     def __init__(self, *, margin: float = 1.0) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class LiftedStructureLoss(nn.Module):
         embeddings, labels = checked_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
             apart = distances(embeddings, embeddings)  # (batch, batch)
-            # Not -inf: of an image without a negative the logarithm would have no gradient, and so it has one of 0.
+            # Not -inf, with which the logarithm of an image without negatives would have a NaN gradient.
             nothing = torch.finfo(apart.dtype).min
             near = (self.margin - apart).masked_fill(~negatives(labels), nothing).logsumexp(dim=1)  # (batch,)
             i, j = positives(labels).triu().nonzero(as_tuple=True)  # (pairs,)
@@ -51,7 +51,7 @@ class LiftedStructureLoss(nn.Module):
 METHOD = Method(
     loss=LiftedStructureLoss,
     title="lifted structure",
-    summary="each pair of a class against all negatives of its two images at once",
+    summary="each positive pair against all negatives of both its images",
     equation="mean over pairs (i, j) of  [|x_i - x_j| + log sum over negatives k of"
     " (e^(margin - |x_i - x_k|) + e^(margin - |x_j - x_k|))]+² / 2",
     cost="B² D",

@@ -1,4 +1,4 @@
-"""Method: what a loss needs from training besides its equation, declared in the file of each loss."""
+"""Method: a loss with its description and its requirements on training, declared in the file of each loss."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,42 +19,42 @@ Sees = Literal["batches", "all images once", "all images each epoch"]
 
 @dataclass(frozen=True)
 class Method:
-    """A loss, and what it needs beyond a batch.
+    """A loss with its description and its requirements on training.
 
-    A loss that sees all training images has `look(embeddings, labels, *, generator)`: they come as the network gives
-    them in evaluation mode, in the order of the training set. One that mines has `order` after it: the positions of the
-    images that the epoch's batches are made of, in turn, whole triplets together.
+    A loss that sees all training images has a method `look(embeddings, labels, *, generator)`. The embeddings are
+    computed in evaluation mode, in the order of the training set. A loss that mines then has an attribute `order`: the
+    positions of the images in the epoch's batches, whole triplets together.
 
     Attributes:
-        loss: its class. What it is made of comes first, its options are keywords.
-        title: its name in a sentence.
+        loss: its class. Its constructor takes what `takes` lists, then options by keyword.
+        title: its name as used in text.
         summary: what it does, in one line.
         equation: in plain text, one or a few lines.
-        cost: of a step, in B images of a batch, C classes, dimension D, and what else the text names.
-        reference: who published it, and where.
-        takes: what the loss is made of, in order.
-        on: what it is computed on: the class layer's outputs (one for each class, where the centroids are); the
-            embedding itself, in which case there is no class layer; or the backbone's features, with the embedder at
-            hand, for what is more than a loss (`tammes.training.objectives`).
-        bases: for what is more than a loss, the losses that it can be built on, its own first, each with what it then
-            declares otherwise.
-        dim: the usual length of the embedding, where it has one of its own.
-        shares: of the embedding's length that go to each of its heads; one head where there are none.
-        weigh: head sizes -> how much each head counts in the embedding.
-        depths: whether each head has features of its own, from another depth of the backbone.
-        images_per_class: of each class that is in a batch; 1 where any batch will do.
-        sees: what it sees beside its batches: all training images once before the first epoch, or before each.
-        each_on_its_own: whether it is a mean over images whatever else is in the batch, so that it may be computed in
-            pieces.
-        initial_norm: the norm that embeddings are initialised to, for a loss that does not normalise them: what it is
-            worth, and how fast it learns, would otherwise depend on the norm of the backbone's features. The steps of
-            the embedding layer are scaled with it (`tammes.training.build`), so that its rate suits any backbone.
-        trains_embedding: whether a part of it trains the embedding layer alone, which must then not stay as it began.
-        lr: the learning rate that suits it with sgd, as a multiple of that of the discriminative loss, whatever the
-            preset; found on validation classes, to a power of ten, but for losses with an initial norm, whose rates
-            are only known to train (docs/log.md).
-        proxy_lr: that of what the loss learns itself (proxies, class weights), as a multiple of the new layers'.
-        proxy_decay: whether what it learns itself has weight decay.
+        cost: of one step, for B images in a batch, C classes, dimension D, and other symbols that the text defines.
+        reference: authors, year, title and venue.
+        takes: the positional arguments of the constructor, in order.
+        on: its input: the outputs of the class layer (one per class, where the centroids are); the embedding, without a
+            class layer; or the backbone's features together with the embedder, for objectives that are more than a
+            loss (`tammes.training.objectives`).
+        bases: for an objective, the losses that it can be built on, its default first, each with the fields that it
+            changes.
+        dim: its default length of the embedding, if it has one.
+        shares: the relative sizes of its heads; empty for a single head.
+        weigh: head sizes -> the weight of each head in the embedding.
+        depths: whether each head has its own features, from another depth of the backbone.
+        images_per_class: how many images of a class a batch holds; 1 if any batch will do.
+        sees: whether it also sees all training images, once before the first epoch or before each.
+        per_image_loss: whether it is a mean over images, independent of the rest of the batch, so that it can be
+            computed in parts.
+        initial_norm: the norm of the embeddings at initialisation, for a loss that does not normalise them; its value
+            and its speed of learning would otherwise depend on the norm of the backbone's features. The learning rate
+            of the embedding layer is scaled with it (`tammes.training.build`).
+        trains_embedding: whether a part of it trains the embedding layer alone, which must then not be frozen.
+        lr: its learning rate with sgd, as a multiple of that of the discriminative loss, for any preset; tuned on
+            validation classes to a power of ten, except for losses with an initial norm, whose rates are only known to
+            train (docs/log.md).
+        proxy_lr: the learning rate of its own parameters (proxies, class weights), as a multiple of the new layers'.
+        proxy_decay: whether its own parameters have weight decay.
     """
 
     loss: type[nn.Module]
@@ -72,7 +72,7 @@ class Method:
     depths: bool = False
     images_per_class: int = 1
     sees: Sees = "batches"
-    each_on_its_own: bool = False
+    per_image_loss: bool = False
     initial_norm: float | None = None
     trains_embedding: bool = False
     lr: float = 1.0
@@ -87,18 +87,18 @@ class Method:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The options that a person may set, with their defaults; the others follow from the data."""
+        """The options that users can set, with their defaults; the others follow from the data."""
         kinds = get_type_hints(self.loss.__init__)
         return {name: each.default for name, each in self.options.items() if _describe_kind(kinds[name]) != _NOT_TYPED}
 
     @property
     def mines(self) -> bool:
-        """Whether it chooses the images of its batches itself."""
+        """Whether it chooses the images of its batches."""
         return hasattr(self.loss, "order")
 
     @property
     def source(self) -> str:
-        """The reference in a word or two: the first author and the year."""
+        """A short reference: the first author and the year."""
         found = re.match(r"([^,(]+?)(, [^(]+)? \((\d{4})\)", self.reference)
         if found is None or self.reference.startswith(("ours", "the ")):
             return re.split("[,;]", self.reference)[0]
@@ -106,13 +106,13 @@ class Method:
 
     @property
     def batch(self) -> str:
-        """What a batch must be, in words."""
+        """A description of the batches that it needs."""
         if self.mines:
             return "triplets that it mines"
         return "any" if self.images_per_class == 1 else f"{self.images_per_class} images of each class"
 
     def parse(self, given: Sequence[str]) -> dict[str, Any]:
-        """Options as they are typed, NAME=VALUE each, as what they are."""
+        """Options given as NAME=VALUE, converted to their types."""
         kinds, found = get_type_hints(self.loss.__init__), dict[str, Any]()
         for text in given:
             name, equals, value = text.partition("=")
@@ -133,19 +133,19 @@ class Method:
         return found
 
     def built_on(self, base: str | None) -> "Method":
-        """The same on another loss than its own."""
+        """The same objective built on another base loss."""
         if base is None:
             return self if not self.bases else replace(self, **next(iter(self.bases.values())))
         if not self.bases:
             raise UserError(
-                f"`base` is for what is built on another loss, and {self.title} is a loss itself: drop `base`."
+                f"`base` is for objectives that are built on another loss, and {self.title} is a loss: drop `base`."
             )
         if base not in self.bases:
             raise unknown_name(f"base of {self.title}", base, self.bases)
         return replace(self, **self.bases[base])
 
     def head_sizes(self, dim: int) -> tuple[int, ...]:
-        """The lengths of the heads that make an embedding of this length; none where it is one."""
+        """The sizes of the heads of an embedding of this length; empty for a single head."""
         if not self.shares:
             return ()
         total = sum(self.shares)
@@ -156,12 +156,12 @@ class Method:
         return sizes
 
     def make(self, given: Mapping[Takes, Any], options: Mapping[str, Any]) -> nn.Module:
-        """The loss, of what it takes and with these options."""
+        """Build the loss from its arguments and options."""
         return self.loss(*(given[name] for name in self.takes), **options)
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """The value that a text stands for, as the first of the kinds that it can be; ValueError if it is none."""
+    """The value of a text as this type; ValueError if it is not one."""
     if get_origin(kind) in (Union, UnionType):
         if text.lower() == "none" and NoneType in get_args(kind):
             return None

@@ -1,4 +1,4 @@
-"""Mining: which pairs and triplets a loss looks at."""
+"""Mining: the pairs and triplets that a loss uses."""
 
 import numpy as np
 import torch
@@ -9,35 +9,35 @@ from tammes.errors import check_positive
 from tammes.geometry import distances, full_precision
 from tammes.search.neighbours import NeighbourSearch
 
-TIED = 64  # units in the last place: a product of matrices rounds two equal squared distances up to so far apart
+TIED = 64  # units in the last place by which a matrix product may round two equal squared distances apart
 
 
 def positives(labels: Integer[Tensor, " batch"]) -> Bool[Tensor, "batch batch"]:
-    """Which pairs are two images of one class; an image and itself are not a pair. Of unordered pairs, `.triu()`."""
+    """The mask of positive pairs: two different images of one class. Use `.triu()` for unordered pairs."""
     same = labels[:, None] == labels  # (batch, batch)
     return same.fill_diagonal_(False)
 
 
 def negatives(labels: Integer[Tensor, " batch"]) -> Bool[Tensor, "batch batch"]:
-    """Which pairs are images of two classes. Of unordered pairs, `.triu()`."""
+    """The mask of negative pairs: images of two classes. Use `.triu()` for unordered pairs."""
     return labels[:, None] != labels
 
 
 def mean_or_zero(terms: Float[Tensor, " terms"]) -> Float[Tensor, ""]:
-    """The mean, and where a batch has no such term a zero that can still be differentiated."""
+    """The mean; without any terms, a differentiable zero."""
     return terms.sum() / max(1, len(terms))
 
 
 def checked_margin(margin: float) -> float:
-    """The margin, or an error where it would separate nothing."""
+    """The margin; UserError unless it is positive."""
     check_positive("margin", margin)
     return margin
 
 
 def hardest_pairs(losses: Float[Tensor, " pairs"], fraction: float) -> Int[Tensor, " hardest"]:
-    """Where the largest losses are: this fraction of them, rounded, but one at least where there is one."""
+    """The indices of the largest losses: this fraction of them, rounded, but at least one."""
     count = max(1, round(fraction * len(losses))) if len(losses) else 0
-    return losses.detach().topk(count, sorted=False).indices  # a NaN counts as the largest: it is not left out
+    return losses.detach().topk(count, sorted=False).indices  # NaN counts as the largest, so it is not dropped
 
 
 def semihard_negatives(
@@ -45,9 +45,9 @@ def semihard_negatives(
 ) -> Int[Tensor, "batch batch"]:
     """For each anchor (row) and positive (column) the semi-hard negative, in O(batch² log batch).
 
-    It is the closest one that is farther from the anchor than the positive; where none is, the farthest of all. One as
-    far as the positive is not farther: distances that differ by rounding only are the same. -1 where the two are no
-    positive pair, or the anchor has no negative.
+    It is the closest negative that is farther from the anchor than the positive; if there is none, the farthest
+    negative. Distances that differ only by rounding count as equal. -1 where the two are not a positive pair, or the
+    anchor has no negative.
     """
     apart, negative = squared_distances.detach(), negatives(labels)
     by_distance, who = apart.masked_fill(~negative, float("inf")).sort(dim=1, stable=True)  # (batch, batch)
@@ -59,9 +59,9 @@ def semihard_negatives(
 
 
 def pairs_in_order(labels: Integer[Tensor, " batch"]) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Pairs by position: of each class the first and second image, the third and fourth, …; an odd last has none.
+    """Pairs by position: the first and second image of each class, the third and fourth, …; an odd last one is unused.
 
-    They come in the order of their first images.
+    Pairs are ordered by their first images.
     """
     classes, order = labels.sort(stable=True)  # (batch,)
     _, sizes = classes.unique_consecutive(return_counts=True)  # (classes,)
@@ -72,19 +72,19 @@ def pairs_in_order(labels: Integer[Tensor, " batch"]) -> tuple[Int[Tensor, " pai
     return first[by_first], second[by_first]
 
 
-# A point of another class that lies this near is the same image under another label: as a negative it would stand
-# where the anchor stands, and move nothing.
+# A point of another class within this distance is probably the same image with another label: as a negative it
+# coincides with the anchor and has no gradient.
 TWIN = 1e-3
 _PAIRS_AT_ONCE = 1 << 22  # distances in one block: 32 MB of float64
 
 
 def random_triplets(labels: Integer[Tensor, " images"], *, generator: Generator) -> Int64[Tensor, "triplets 3"]:
-    """One triplet (anchor, positive, negative) for each image that has both, the two drawn uniformly."""
+    """One triplet (anchor, positive, negative) per image that has both, positive and negative drawn uniformly."""
     classes = _Classes(labels)
     draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64)
     anchors = classes.anchors
     own, start = classes.size[anchors], classes.start[anchors]
-    # In the order of the classes: another place in the anchor's own, a place outside it.
+    # Positions in the order of the classes: another one in the anchor's class, and one outside it.
     positive = start + _draw(draws[0, anchors], own - 1)
     positive += positive >= classes.place[anchors]
     negative = _draw(draws[1, anchors], len(labels) - own)
@@ -100,12 +100,12 @@ def smart_triplets(
     neighbours: int,
     generator: Generator,
 ) -> Int64[Tensor, "triplets 3"]:
-    """One triplet (anchor, positive, negative) for each image that has both, as hard as `hardness` says.
+    """One triplet (anchor, positive, negative) per image that has both, of the given hardness.
 
-    The candidates of an anchor are its positives, the farthest first, and the `neighbours` nearest images of other
-    classes, the nearest first; those equally far are in the order of the set. Of each list one is drawn uniformly from
-    the first max(1, ceil((1 - hardness) * its length)): 1 takes the hardest, 0 any. The search is exact. Images of
-    other classes within `TWIN` of the anchor are not candidates, unless all on the list are.
+    The candidates of an anchor are its positives, farthest first, and the `neighbours` nearest images of other classes,
+    nearest first; ties are in the order of the set. One is drawn uniformly from the first
+    max(1, ceil((1 - hardness) * length)) of each list: a hardness of 1 takes the hardest, 0 any. The search is exact.
+    Images of other classes within `TWIN` of the anchor are excluded, unless the whole list is.
     """
     classes = _Classes(labels)
     draws = torch.rand(2, len(labels), generator=generator, dtype=torch.float64)
@@ -129,12 +129,12 @@ def squared_distances_of(
 
 
 class _Classes:
-    """Where the images of each class are, in an order in which they stand side by side."""
+    """The images sorted by class, and where each class begins."""
 
     def __init__(self, labels: Tensor) -> None:
         _, code, counts = torch.unique(labels.cpu(), return_inverse=True, return_counts=True)
         self.order = code.argsort(stable=True)  # (images,): the images by class
-        self.place = torch.empty_like(self.order)  # (images,): where an image stands in that order
+        self.place = torch.empty_like(self.order)  # (images,): the position of an image in that order
         self.place[self.order] = torch.arange(len(code))
         self.size = counts[code]  # (images,): of its class
         self.start = (counts.cumsum(0) - counts)[code]  # (images,): where its class begins in the order
@@ -144,25 +144,25 @@ class _Classes:
 
 
 def _draw(uniform: Tensor, counts: Tensor) -> Tensor:
-    """Of each `counts` places one, uniformly."""
+    """A uniform integer below each of `counts`."""
     return torch.minimum((uniform * counts).long(), counts - 1)
 
 
 def _hardest(counts: Tensor, hardness: float) -> Tensor:
-    """How many of each list may be drawn. (1 - 0.7) * 20 is 6.000000000000001: rounding must not add one."""
+    """How many of each list may be drawn. Rounded first: (1 - 0.7) * 20 is 6.000000000000001."""
     return ((1 - hardness) * counts.double()).round(decimals=9).ceil().long().clamp_min(1)
 
 
 def _positives(points: Tensor, classes: _Classes, draws: Tensor, hardness: float) -> Tensor:
-    """(images,): of each anchor one of its farthest positives; -1 for the others."""
+    """One of the farthest positives of each anchor (images,); -1 for images that are not anchors."""
     found = torch.full((len(points),), -1)
-    # Distances do not change with the origin: about the mean of their class, points are not so close, for their
-    # lengths, that their distances would have to be computed one by one.
+    # Centring each class leaves distances unchanged and makes points less close relative to their norms, so that fewer
+    # distances have to be recomputed from differences.
     points = points.double()
     sums = torch.zeros_like(points).index_add_(0, classes.start, points)  # (images, dim): at the start of each class
     centred = points - sums[classes.start] / classes.size[:, None]  # (images, dim)
     rank = _draw(draws, _hardest(classes.size - 1, hardness))  # (images,)
-    anchors = classes.order[classes.size[classes.order] > 1]  # by class, so that few columns do for many rows
+    anchors = classes.order[classes.size[classes.order] > 1]  # by class, so that many rows share few columns
     for rows in anchors.split(max(1, min(256, _PAIRS_AT_ONCE // (classes.largest + 256)))):
         first, last = rows[0], rows[-1]
         columns = classes.order[classes.start[first] : classes.start[last] + classes.size[last]]
@@ -176,14 +176,14 @@ def _positives(points: Tensor, classes: _Classes, draws: Tensor, hardness: float
 def _negatives(
     points: Tensor, labels: Tensor, classes: _Classes, draws: Tensor, hardness: float, neighbours: int
 ) -> Tensor:
-    """(images,): of each anchor one of the nearest images of other classes; -1 for the others."""
+    """One of the nearest images of other classes of each anchor (images,); -1 for images that are not anchors."""
     listed = (len(points) - classes.size).clamp(max=neighbours)  # (images,): how long its list is
     groups = labels.cpu().numpy()
     search = NeighbourSearch(points.numpy(), points.numpy(), None, groups, groups)
     found, depths = np.full(len(points), -1), np.zeros(len(points), dtype=np.int64)
     anchors = classes.anchors.numpy()
     rank = _draw(draws, _hardest(listed, hardness)).numpy()  # (images,)
-    depths[anchors] = rank[anchors] + 1  # a list need be no longer than the place that was drawn
+    depths[anchors] = rank[anchors] + 1  # the list is needed only up to the drawn position
     nearest = found.copy()
     for ranking in search.rankings(depths):
         found[ranking.rows] = ranking.ids[np.arange(len(ranking.rows)), rank[ranking.rows]]

@@ -1,4 +1,4 @@
-"""The multi-similarity loss: pairs weighed by how alike they are, and by how alike the others of their anchor are."""
+"""The multi-similarity loss: pairs weighted by their own similarity and by the similarity of their anchor's others."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,28 +21,27 @@ class MultiSimilarityLoss(nn.Module):
         log(1 + sum over p of exp(-alpha (s_p - threshold))) / alpha
           + log(1 + sum over n of exp(beta (s_n - threshold))) / beta
 
-    Only hard pairs are in the sums: positives less alike than the most alike negative plus epsilon, and negatives more
-    alike than the least alike positive minus epsilon. An anchor that lacks positives or negatives has nothing to
-    compare them with, and counts as 0; so does one whose pairs are all easy.
+    Only hard pairs are summed: positives less similar than the most similar negative plus epsilon, and negatives more
+    similar than the least similar positive minus epsilon. An anchor without positives, without negatives or without
+    hard pairs counts as 0.
 
-    `threshold` is 0.5, as in the authors' code; the paper has 1. The mean is over all images of the batch, also those
-    that
-    count as 0, as in their code and in pytorch-metric-learning 2. Their code leaves out positives of a cosine of 1,
-    meaning the image itself; here only the image itself is left out, and a copy of it is a pair.
+    `threshold` is 0.5, as in the authors' code; the paper has 1. The mean is over all images of the batch, including
+    those that count as 0, as in the authors' code and in pytorch-metric-learning 2. The authors' code drops positives
+    with a cosine of 1, to exclude the image itself; here only the image itself is excluded, and a copy of it is a pair.
 
     Args:
-        alpha: how steep the positives' part is.
-        beta: how steep the negatives' part is.
-        threshold: the cosine from which on a positive is alike enough, and a negative too alike (λ).
-        epsilon: how far a pair may be from a violation and still be hard.
-        mine: leave out the easy pairs; without, all pairs count, and a batch of one class only pulls.
+        alpha: scale of the positive term.
+        beta: scale of the negative term.
+        threshold: the cosine above which a positive is similar enough and a negative too similar (λ).
+        epsilon: margin of the mining: pairs this close to a violation still count as hard.
+        mine: use only hard pairs; if False, all pairs count.
 
     >>> loss = MultiSimilarityLoss()
     >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
     0.571132
     """
 
-    minimum = 0.0  # no value is below it; reached where no pair is hard
+    minimum = 0.0  # reached where no pair is hard
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class MultiSimilarityLoss(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         embeddings, labels = checked_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            # In float64, which autocast leaves alone, also in the backward.
+            # float64 is not affected by autocast, also in the backward.
             unit = normalise(embeddings.double())
             cosine = unit @ unit.T  # (batch, batch)
             near, far = positives(labels), negatives(labels)  # (batch, batch)
@@ -79,10 +78,10 @@ class MultiSimilarityLoss(nn.Module):
             return (pull / self.alpha + push / self.beta).mean().to(embeddings.dtype)
 
     def _hard(self, cosine: Tensor, near: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the positive and of the negative pairs, (batch, batch) each, those that are not easy."""
+        """The masks of hard positive and hard negative pairs, (batch, batch) each."""
         least = cosine.masked_fill(~near, float("inf")).amin(1, keepdim=True)  # (batch, 1)
         most = cosine.masked_fill(~far, float("-inf")).amax(1, keepdim=True)  # (batch, 1)
-        # "Not easy" rather than "hard": a NaN is neither, and must be seen.
+        # Written as "not easy", so that a NaN is kept and noticed.
         return near & ~(cosine >= most + self.epsilon), far & ~(cosine <= least - self.epsilon)
 
     def extra_repr(self) -> str:
@@ -93,7 +92,7 @@ class MultiSimilarityLoss(nn.Module):
 METHOD = Method(
     loss=MultiSimilarityLoss,
     title="multi-similarity",
-    summary="hard pairs, weighed by how alike they are beside the other pairs of their anchor",
+    summary="hard pairs, weighted by their similarity relative to the other pairs of their anchor",
     equation="log(1 + sum over hard positives p of exp(-alpha (cos(x, p) - threshold))) / alpha\n"
     "  + log(1 + sum over hard negatives n of exp(beta (cos(x, n) - threshold))) / beta",
     cost="B² D",

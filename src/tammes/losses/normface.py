@@ -1,4 +1,4 @@
-"""NormFace: cross-entropy of scaled cosines to learned class vectors, or a margin on the distances to them."""
+"""NormFace: cross-entropy of scaled cosines to learned proxies, or a margin on the distances to them."""
 
 from math import exp, log1p
 from typing import Literal, get_args
@@ -35,19 +35,16 @@ class NormFaceLoss(nn.Module):
         contrastive  |x - p_y|²  +  sum over m != y of [margin - |x - p_m|²]+
         triplet      sum over m != y of [margin + |x - p_y|² - |x - p_m|²]+
 
-    The scale s is learned with the network and stays positive (it is the softplus of a parameter); without one the
-    cosines, at most 1, could never make the softmax sure. The usual normalised softmax is `temperature`, which fixes
-    s = 1 / temperature.
-
-    The scale and the margins that we begin with are those of the authors' code; it adds a centre term to the triplet
-    form, which is not here.
+    The scale s is learned and stays positive (it is the softplus of a parameter); without a scale, cosines of at most 1
+    could never saturate the softmax. `temperature` fixes s = 1 / temperature: the usual normalised softmax.
+    The initial scale and the margins are those of the authors' code; its centre term of the triplet form is left out.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
         form: which of the three.
         temperature: for softmax: a fixed 1 / s.
-        scale: for softmax without a temperature: the first value of s.
+        scale: for softmax without a temperature: the initial value of s.
         margin: for the other two; by default 1 (contrastive) or 0.8 (triplet).
         hardest: for triplet: only the nearest wrong proxy instead of the sum.
     """
@@ -92,7 +89,7 @@ class NormFaceLoss(nn.Module):
             if self.margin is None:  # softmax
                 return F.cross_entropy(logits, labels)
             own = -logits.gather(1, labels[:, None])  # (batch, 1)
-            others = (-logits).scatter(1, labels[:, None], float("inf"))  # (batch, classes): never within a margin
+            others = (-logits).scatter(1, labels[:, None], float("inf"))  # (batch, classes)
             if self.form == "contrastive":
                 return (own[:, 0] + F.relu(self.margin - others).sum(1)).mean()
             if self.hardest:
@@ -100,16 +97,16 @@ class NormFaceLoss(nn.Module):
             return F.relu(self.margin + own - others).sum(1).mean()
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Scaled cosines to the proxies, or negative squared distances where the form has a margin."""
+        """Scaled cosines to the proxies, or negative squared distances for a form with a margin."""
         squared = distances(normalise(embeddings), normalise(self.proxies)).square()  # (batch, classes)
         if self.form != "softmax":
             return -squared
-        # The cosine of unit vectors; one without a direction has the same to all.
+        # The cosine of unit vectors; a zero embedding has the same logit for all classes.
         return self.scale.to(squared.dtype) * (1 - squared / 2)
 
     @property
     def scale(self) -> Float[Tensor, ""]:
-        """What the cosines are multiplied by, of the softmax form."""
+        """The factor of the cosines, for the softmax form."""
         if self.raw_scale is not None:
             return F.softplus(full_precision(self.raw_scale))
         if self.temperature is not None:
@@ -120,16 +117,15 @@ class NormFaceLoss(nn.Module):
 
     @property
     def noted(self) -> dict[str, float]:
-        """The scale, where it is learned: for the record of an epoch."""
+        """The learned scale, for the epoch's log."""
         return {} if self.raw_scale is None else {"scale": self.scale.item()}
 
     @property
     def minimum(self) -> float:
-        """For classes of equal size, whatever the proxies; approached as a learned scale grows.
+        """The lowest value for classes of equal size, over all proxies; approached as a learned scale grows.
 
-        Reached where the proxies are the corners of a regular simplex and every embedding is at its own. Where there is
-        no such simplex, in fewer than num_classes - 1 dimensions, and where a margin is wider than it, the loss stays
-        above.
+        Reached where the proxies form a regular simplex and every embedding is on its proxy. In fewer than
+        num_classes - 1 dimensions, where there is no such simplex, and for a wider margin, the loss stays above.
         """
         if self.temperature is None:
             return 0.0
@@ -162,7 +158,7 @@ METHOD = Method(
     cost="B C D",
     reference="Wang, Xiang, Cheng, Yuille (2017): NormFace: L2 Hypersphere Embedding for Face Verification. ACM MM",
     takes=("num_classes", "dim"),
-    each_on_its_own=True,
+    per_image_loss=True,
     lr=0.1,
     proxy_lr=100.0,  # as in the authors' code; on frozen features 10 did as well and 1 a little worse
 )

@@ -1,4 +1,4 @@
-"""The N-pair loss: one pair of each class, against the pairs of all other classes."""
+"""The N-pair loss: a positive pair of each class against the positives of all other classes."""
 
 from typing import Literal, get_args
 
@@ -18,29 +18,29 @@ Form = Literal["softmax", "one-vs-one"]
 class NPairLoss(nn.Module):
     """The N-pair loss of Sohn (NIPS 2016), as a mean over the pairs.
 
-    Of each class the first and second image of the batch are a pair of anchor a and positive p, so are the third and
-    fourth, …; the negatives of a pair i are the positives of the pairs j of other classes. With s_ij = a_i · p_j:
+    The first and second image of each class in the batch are a pair of anchor a and positive p, so are the third and
+    fourth, …; the negatives of pair i are the positives of the pairs j of other classes. With s_ij = a_i · p_j:
 
         softmax       log(1 + sum over j of exp(s_ij - s_ii))
         one-vs-one    sum over j of log(1 + exp(s_ij - s_ii))
 
-    plus penalty / 4 * (mean of |a|² + mean of |p|²), for the embeddings are not normalised (the convention
-    of TensorFlow's implementation, whose 0.002 is the default). With two images of each class this is the paper's form.
-    An image without a partner, the last of an odd number, takes no part.
+    plus penalty / 4 * (mean of |a|² + mean of |p|²), because the embeddings are not normalised (the convention of
+    TensorFlow's implementation, whose 0.002 is the default). With two images of each class this is the paper's form.
+    An image without a partner, the last of an odd number, is not used.
 
-    The paper also mines classes: of many drawn at random, it takes those whose images are mistaken for each other into
-    one batch ("hard negative class mining"). That is not done here: the classes of a batch are drawn at random.
+    The paper's "hard negative class mining", which puts classes that are confused with each other into one batch, is
+    not implemented: the classes of a batch are drawn at random.
 
     Args:
-        penalty: the weight of the squared lengths.
-        form: all negatives in one softmax ("multi-class N-pair"), or each on its own.
+        penalty: the weight of the squared norms.
+        form: all negatives in one softmax ("multi-class N-pair"), or each separately.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.0, 2.0]])
     >>> round(NPairLoss(penalty=0.0)(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)
     0.350385
     """
 
-    minimum = 0.0  # approached; reached only where a batch has nothing to compare
+    minimum = 0.0  # approached; reached only if a batch has no pairs
 
     def __init__(self, *, penalty: float = 0.002, form: Form = "softmax") -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class NPairLoss(nn.Module):
         embeddings, labels = checked_batch(embeddings, labels)
         first, second = pairs_in_order(labels)  # (pairs,)
         with torch.autocast(embeddings.device.type, enabled=False):
-            # In float64, which autocast leaves alone, also in the backward; products of long vectors need the digits.
+            # float64 is not affected by autocast, also in the backward; products of long vectors need the precision.
             anchors, partners = embeddings[first].double(), embeddings[second].double()  # (pairs, dim)
             alike = anchors @ partners.T  # (pairs, pairs)
             worse = alike - alike.diagonal()[:, None]  # (pairs, pairs): 0 on the diagonal, the 1 in the logarithm
@@ -72,7 +72,7 @@ class NPairLoss(nn.Module):
 METHOD = Method(
     loss=NPairLoss,
     title="N-pair",
-    summary="the other image of a pair told from those of all other classes, by inner products",
+    summary="the positive of each pair against the positives of all other classes, by inner products",
     equation="mean over pairs i of  log(1 + sum over j of exp(a_i · p_j - a_i · p_i)) + penalty / 4 (|a_i|² + |p_i|²)",
     cost="B² D",
     reference="Sohn (2016): Improved Deep Metric Learning with Multi-class N-pair Loss Objective. NIPS",

@@ -1,4 +1,4 @@
-"""Prototypical networks: each batch is an episode, in which some images of a class stand for it."""
+"""Prototypical networks: each batch is an episode of support and query images."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,18 +13,16 @@ from tammes.losses.method import Method
 class PrototypicalLoss(nn.Module):
     """The loss of prototypical networks (Snell, Swersky and Zemel, NeurIPS 2017), as a mean over the queries.
 
-    Of each class in the batch the first `shot` images, in the order of the batch, are the support and the others are
-    queries. With a prototype r per class, the mean of its support, and a query x of class y, as the network gives them,
-    not normalised:
+    The first `shot` images of each class in the batch are its support, the others are queries. With a prototype r per
+    class, the mean of its support, and a query x of class y, not normalised:
 
         -log softmax(-|x - r|²)_y
 
-    The gradient also flows through the prototypes. A class with no image beyond its support has no query, but its
-    prototype counts for the others'; one with fewer than `shot` has those that it has for support. A batch without any
-    query, or of one class, gives 0. Labels are any integers.
+    The gradient also flows through the prototypes. A class whose images are all support has no queries, but its
+    prototype still counts. A batch without queries, or with a single class, gives 0. Labels may be any integers.
 
     Args:
-        shot: images of a class that are its support. A batch needs more of each class: twice as many is usual.
+        shot: support images per class. A batch needs more images of each class, usually twice as many.
     """
 
     minimum = 0.0  # approached, never reached
@@ -37,7 +35,7 @@ class PrototypicalLoss(nn.Module):
 
     @property
     def fewest_per_class(self) -> int:
-        """Images of a class that a batch needs for one of them to be a query."""
+        """The fewest images per class with which a batch has queries."""
         return self.shot + 1
 
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
@@ -56,7 +54,7 @@ class PrototypicalLoss(nn.Module):
 
 
 def _positions(labels: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-    """How many images of its class stand before each image."""
+    """How many images of its class come before each image."""
     ordered, order = labels.sort(stable=True)
     begins = torch.searchsorted(ordered, ordered)  # (batch,): where its class begins
     places = torch.arange(len(labels), device=labels.device) - begins
@@ -76,7 +74,7 @@ def _prototypes(
 METHOD = Method(
     loss=PrototypicalLoss,
     title="prototypical networks",
-    summary="each batch an episode: images are told by the nearest mean of a few others of each class",
+    summary="each batch an episode: queries are classified by the nearest class mean of the support images",
     equation="-log softmax(-|x - r|²)_y, r the mean of the first images of a class, x the others",
     cost="B K D, K classes in the batch",
     reference="Snell, Swersky, Zemel (2017): Prototypical Networks for Few-shot Learning. NeurIPS",

@@ -1,4 +1,4 @@
-"""Proxy-Anchor: each learned proxy against all images of the batch, the hardest ones most."""
+"""Proxy-Anchor: each learned proxy against all images of the batch, weighted by hardness."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,7 +11,7 @@ from tammes.losses.method import Method
 
 
 class ProxyAnchorLoss(nn.Module):
-    """Proxy-Anchor (Kim et al., CVPR 2020): the proxies are the anchors, and the images of the batch are their pairs.
+    """Proxy-Anchor (Kim et al., CVPR 2020): proxies are the anchors, images of the batch the positives and negatives.
 
     For one learned proxy p per class and the cosines s(x, p) of the batch's images x:
 
@@ -20,15 +20,14 @@ class ProxyAnchorLoss(nn.Module):
 
         loss = mean over the classes in the batch of pull(p)  +  mean over all classes of push(p)
 
-    A log-sum-exp weighs the images of a batch by how hard they are for a proxy, which the softmax of Proxy-NCA, one
-    image at a time, cannot. The loss is therefore no mean over images. The proxies stay in float32 whatever the
-    embeddings are.
+    The log-sum-exp weights the images of a batch by how hard they are for a proxy, which Proxy-NCA, one image at a
+    time, cannot. The loss is therefore not a mean over images. The proxies stay in float32.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
-        scale: of the cosines (α).
-        margin: how far the cosines shall be above it for the own proxy, and below minus it for the others (δ).
+        scale: factor of the cosines (α).
+        margin: cosines should be above it for the own proxy and below minus it for the others (δ).
 
     >>> loss = ProxyAnchorLoss(2, 2)
     >>> _ = loss.proxies.data.copy_(torch.eye(2))
@@ -36,7 +35,7 @@ class ProxyAnchorLoss(nn.Module):
     12.819977
     """
 
-    minimum = 0.0  # no value is below it; what is reached depends on the room that the proxies have, and on the batch
+    minimum = 0.0  # a lower bound; the value that is reached depends on the dimensions and on the batch
 
     def __init__(self, num_classes: int, dim: int, *, scale: float = 32.0, margin: float = 0.1) -> None:
         super().__init__()
@@ -55,16 +54,16 @@ class ProxyAnchorLoss(nn.Module):
             own = labels[:, None] == torch.arange(self.num_classes, device=labels.device)  # (batch, classes)
             pull = (gap - logits).masked_fill(~own, float("-inf"))  # (batch, classes)
             push = (gap + logits).masked_fill(own, float("-inf"))  # (batch, classes)
-            # The row of zeros is the 1 in the logarithm; a class without images is log 1 = 0.
+            # The row of zeros is the 1 in the logarithm; a class without images gives log 1 = 0.
             pull, push = (F.pad(each, (0, 0, 1, 0)).logsumexp(0) for each in (pull, push))  # (classes,)
             return (pull.sum() / own.any(0).sum() + push.mean()).to(embeddings.dtype)
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Cosines to the proxies, times scale."""
+        """Scaled cosines to the proxies."""
         return self._logits(embeddings).to(full_precision(embeddings).dtype)
 
     def _logits(self, embeddings: Tensor) -> Tensor:
-        # In float64, which autocast leaves alone, also in the backward; one without a direction has cosines of 0.
+        # float64 is not affected by autocast, also in the backward; a zero embedding has cosines of 0.
         return self.scale * normalise(embeddings.double()) @ normalise(self.proxies.double()).T
 
     def extra_repr(self) -> str:
@@ -74,7 +73,7 @@ class ProxyAnchorLoss(nn.Module):
 METHOD = Method(
     loss=ProxyAnchorLoss,
     title="Proxy-Anchor",
-    summary="each learned proxy near its own images of the batch and far from the others, the hardest ones most",
+    summary="each learned proxy near the images of its class and far from the others, weighted by hardness",
     equation="mean over classes p in the batch of  log(1 + sum over x of p of exp(-scale (cos(x, p) - margin)))\n"
     "  + mean over all classes p of  log(1 + sum over x not of p of exp(scale (cos(x, p) + margin)))",
     cost="B C D",

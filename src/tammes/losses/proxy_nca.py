@@ -19,17 +19,17 @@ class ProxyNCALoss(nn.Module):
 
         |x - p_y|²  +  log of the sum over m != y of exp(-|x - p_m|²)
 
-    The own proxy is not in the sum, so that the loss may well be negative. With `include_positive` it is: the loss is
-    then the cross-entropy of softmax(-|x - p|²), as most implementations have it. Either way the sum is taken in
-    logarithms: an image far from its proxy, whose probability is 0 in floating point, still moves.
+    The own proxy is not in the sum, so the loss can be negative. With `include_positive` it is: the loss is then the
+    cross-entropy of softmax(-|x - p|²), as in most implementations. The sum is computed by log-sum-exp, so that an
+    image far from its proxy, whose probability underflows to 0, still has a gradient.
 
     Args:
         num_classes: how many there are.
         dim: of an embedding.
-        include_positive: count the own proxy in the sum.
-        scale: of both embedding and proxy, so that squared distances are up to 4 scale². With 1, the paper's, the
-            softmax of many classes stays flat; 3 is a common choice.
-        smoothing: with `include_positive`: this share of the truth is spread evenly over the other classes.
+        include_positive: include the own proxy in the sum.
+        scale: factor of both embedding and proxy, so that squared distances are up to 4 scale². With 1, the paper's
+            value, the softmax over many classes stays flat; 3 is a common choice.
+        smoothing: label smoothing, with `include_positive`: this share is spread evenly over the other classes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ProxyNCALoss(nn.Module):
                 return (others.logsumexp(1) - own[:, 0]).mean()
             if not self.smoothing:
                 return F.cross_entropy(logits, labels)
-            away = (own - logits).sum(1) / (self.num_classes - 1)  # (batch,): the mean over the others
+            away = (own - logits).sum(1) / (self.num_classes - 1)  # (batch,): mean over the others
             return F.cross_entropy(logits, labels) + self.smoothing * away.mean()
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
@@ -66,11 +66,11 @@ class ProxyNCALoss(nn.Module):
 
     @property
     def minimum(self) -> float:
-        """For classes of equal size, whatever the proxies.
+        """The lowest value for classes of equal size, over all proxies.
 
-        Reached where the proxies are the corners of a regular simplex and every embedding is at its own, and with
-        smoothing where they are as far apart as it asks for: in fewer than num_classes - 1 dimensions (with smoothing,
-        num_classes), where that may not be, the loss stays above.
+        Reached where the proxies form a regular simplex and every embedding is on its proxy; with smoothing, at the
+        distance that smoothing asks for. In fewer than num_classes - 1 dimensions (with smoothing, num_classes) the
+        loss may stay above.
         """
         others = self.num_classes - 1
         apart = 2 * self.scale**2 * self.num_classes / others  # of two corners, squared and scaled
@@ -90,13 +90,13 @@ class ProxyNCALoss(nn.Module):
 METHOD = Method(
     loss=ProxyNCALoss,
     title="Proxy-NCA",
-    summary="near the own learned proxy, far from those of the other classes, by a softmax of squared distances",
+    summary="near the learned proxy of the own class, far from the others, by a softmax of squared distances",
     equation="|x - p_y|² + log(sum over m != y of exp(-|x - p_m|²))",
     cost="B C D",
     reference="Movshovitz-Attias, Toshev, Leung, Ioffe, Singh (2017): No Fuss Distance Metric Learning using Proxies."
     " ICCV",
     takes=("num_classes", "dim"),
-    each_on_its_own=True,
+    per_image_loss=True,
     lr=0.001,
-    proxy_lr=100.0,  # others have 20 to 200; on frozen features it makes no difference
+    proxy_lr=100.0,  # other implementations use 20 to 200; on frozen features it makes no difference
 )

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear classifier: the usual way to train a network, and the baseline in every table."""
+"""Cross-entropy of a linear classifier: the baseline in every table."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,9 +13,8 @@ from tammes.losses.method import Method
 class SoftmaxLoss(nn.Module):
     """-log softmax(outputs)_y, as a mean over the batch.
 
-    The outputs are those of a linear layer with one output per class and a bias, which is the Embedder's class layer;
-    unlike everywhere else they are not normalised. The paper's row "SoftMax" is this, and images are
-    compared by the layer below.
+    The outputs come from the Embedder's class layer, a linear layer with one output per class and a bias; they are not
+    normalised. This is the row "SoftMax" of the paper, where images are compared by the layer below.
 
     Args:
         num_classes: how many there are.
@@ -35,13 +34,13 @@ class SoftmaxLoss(nn.Module):
         return F.cross_entropy(outputs, labels)
 
     def targets_of(self, labels: Integer[Tensor, " some"]) -> Float[Tensor, "some classes"]:
-        """One-hot: what linear regression finds a classifier from, but for its scale."""
+        """One-hot targets, for initialising the class layer by linear regression."""
         return F.one_hot(labels, self.num_classes).float()
 
     def best_scale(
         self, outputs: Float[Tensor, "batch classes"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, ""]:
-        """The factor, of 49 between 1/16 and 256, that gives these outputs the smallest loss."""
+        """The factor, out of 49 between 1/16 and 256, with the lowest loss for these outputs."""
         factors = torch.logspace(-4, 8, 49, base=2, device=outputs.device)
         return factors[torch.stack([self(outputs * factor, labels) for factor in factors]).argmin()]
 
@@ -62,7 +61,7 @@ METHOD = Method(
     reference="the usual classifier; the row SoftMax of Do et al. (2019)",
     takes=("num_classes",),
     on="class layer",
-    each_on_its_own=True,
+    per_image_loss=True,
     initial_norm=3.0,
     lr=0.1,
 )

@@ -1,4 +1,4 @@
-"""The discriminative loss as one of pytorch-metric-learning, for its trainers, reducers, miners and wrappers."""
+"""The discriminative loss as a pytorch-metric-learning loss, for its trainers, reducers, miners and wrappers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,20 +25,19 @@ except ImportError:
 class DiscriminativeLoss(BaseMetricLossFunction):  # type: ignore[misc]
     """`tammes.DiscriminativeLoss` with the interface of pytorch-metric-learning 2.
 
-    `loss(embeddings, labels)` has the value and the gradient of ours. It is a mean over images, each on its own, so
+    `loss(embeddings, labels)` has the value and the gradient of ours. It is a mean over independent images, so
 
-    - a miner is not needed. Where one is used, each image counts by how often it was mined, as it does in the library's
-      own losses of classes;
-    - a reducer other than the mean gets one loss for each image. These are computed with all distances to the
-      centroids in memory, (batch, classes), which the mean does without;
+    - a miner is not needed. If one is used, each image is weighted by how often it was mined, as in the library's own
+      classification losses;
+    - a reducer other than the mean gets one loss per image, which needs memory for all distances to the centroids,
+      (batch, classes);
     - `ref_emb` is refused: distances are to the centroids, never to other embeddings;
     - several processes need no `DistributedLossWrapper`: with DistributedDataParallel alone the gradient is that of one
-      process with all their images, where they have the same number each. Inside the wrapper (not with
-      efficient=True, which hands over `ref_emb`) it is the same gradient at a higher price; the wrapper itself ends
-      the processes where their batches are of different size.
+      process with all images, if the batches have equal size. Inside the wrapper (not with efficient=True, which passes
+      `ref_emb`) the gradient is the same at a higher cost, and the wrapper fails if batch sizes differ.
 
     Args:
-        centroids: one unit point per class, or a number of classes: one-hot centroids.
+        centroids: one unit point per class, or a number of classes for one-hot centroids.
         class_sizes: training images per class, for `weighting`.
         weighting: for classes of different size.
         push: the weight of the repelling term, in [0, 1).
@@ -112,7 +111,7 @@ class DiscriminativeLoss(BaseMetricLossFunction):  # type: ignore[misc]
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
 
     def get_logits(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Negative distances to the centroids: the largest is the class that the embedding lies nearest to."""
+        """Negative distances to the centroids: the largest belongs to the class of the nearest centroid."""
         return self.ours.get_logits(embeddings)
 
     def _is_mean(self) -> bool:

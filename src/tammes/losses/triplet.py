@@ -27,22 +27,22 @@ class TripletLoss(nn.Module):
 
     where [t]+ = max(0, t). "plain" is the loss that `DiscriminativeLoss` bounds from above, in linear time.
 
-    A batch of B images has up to B³ triplets. Here each anchor's negatives are sorted once, and each positive finds by
-    bisection how many of them violate its margin and what their distances sum up to: O(B²) memory, O(B² log B) time,
-    and the exact sum. It is taken in float64, as it is a small difference of large sums.
+    A batch of B images has up to B³ triplets. Here each anchor's negatives are sorted once, and a binary search finds
+    for each positive how many of them violate its margin, and the sum of their distances: the exact sum in O(B²) memory
+    and O(B² log B) time. It is computed in float64, as it is a small difference of large sums.
 
     Args:
         form: which of the three.
         margin: by default 0.2 for "margin" and 0.01 for "ratio" (the latter from memory of the paper).
-        squared: whether "margin" compares squared distances, which is the default.
-        active_only: the mean over the triplets that are not zero, instead of all; for "margin" and "ratio".
+        squared: whether "margin" compares squared distances (the default).
+        active_only: the mean over the triplets with a positive loss instead of all; for "margin" and "ratio".
 
     >>> loss = TripletLoss()
     >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
     0.650772
     """
 
-    minimum: float  # where it is known: not of the plain form, which depends on where the classes find room
+    minimum: float  # not set for the plain form, whose minimum is unknown
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TripletLoss(nn.Module):
             return (total / count.clamp_min(1)).to(embeddings.dtype)
 
     def _hinge(self, apart: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over all triplets, and how many there are, or how many are active."""
+        """The sum over all triplets, and the number of triplets, or of active ones."""
         reach = apart + self.margin  # (batch, batch): a negative closer than this to the anchor violates the margin
         nearest = apart.masked_fill(~negative, float("inf")).sort(dim=1).values  # (batch, batch): negatives first
         active = torch.searchsorted(nearest.detach(), reach.detach())  # (batch, batch): how many are closer
@@ -92,7 +92,7 @@ class TripletLoss(nn.Module):
         closer = sums.gather(1, active)  # (batch, batch): the sum of the distances of those
         violation = active * reach - closer if self.form == "margin" else active - closer / reach
         count = active[positive].sum() if self.active_only else (positive.sum(1) * negative.sum(1)).sum()
-        # A NaN is sorted last, where no positive reaches it: zero times all distances makes it seen.
+        # A NaN is sorted last, where no positive reaches it: adding zero times all distances exposes it.
         return violation[positive].sum() + 0 * apart.sum(), count
 
     def extra_repr(self) -> str:
@@ -103,7 +103,7 @@ class TripletLoss(nn.Module):
 
 
 def _difference(apart: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Each positive of an anchor is in as many triplets as the anchor has negatives, and the other way round."""
+    """Each positive of an anchor is in as many triplets as the anchor has negatives, and vice versa."""
     near, far = positive.sum(1, keepdim=True), negative.sum(1, keepdim=True)  # (batch, 1)
     return (apart * (positive * far - negative * near)).sum(), (near * far).sum()
 

@@ -1,4 +1,4 @@
-"""The triplet loss with the global loss, which also makes the variance of the distances of a batch small."""
+"""The triplet loss with the global loss, which also minimises the variance of the distances in a batch."""
 
 import torch
 from jaxtyping import Float, Integer
@@ -19,25 +19,25 @@ class TripletGlobalLoss(nn.Module):
 
         gamma * mean of [1 - d_an² / (d_ap² + margin)]+  +  var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+
 
-    Where a triplet loss looks at one triplet at a time, the global loss wants the two distributions of distances narrow
-    and apart, so that few triplets are far from the rest. Its variances alone would be least where all points are one:
-    it is the last term that keeps them apart. They are population variances (divided by the number of triplets), which
-    is our choice. All triplets of the batch are taken without listing them: O(B²) memory.
+    A triplet loss considers one triplet at a time; the global loss makes the two distributions of distances narrow and
+    separate. The variances alone would be minimal if all points coincided; the last term prevents that. They are
+    population variances (divided by the number of triplets), which is our choice. All triplets of the batch are used
+    without enumerating them: O(B²) memory.
 
     The defaults are from memory of the paper.
 
     Args:
-        margin: what keeps the ratio finite (m), above 0.
-        weight: of the difference of the means (λ), above 0.
-        gap: how far apart the means should be (t), in (0, 1].
-        gamma: the weight of the triplet loss (γ); 0 leaves the global loss alone.
+        margin: keeps the ratio finite (m), above 0.
+        weight: weight of the difference of the means (λ), above 0.
+        gap: the wanted difference of the means (t), in (0, 1].
+        gamma: the weight of the triplet loss (γ); with 0 only the global loss remains.
 
     >>> loss = TripletGlobalLoss()
     >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]), torch.tensor([0, 0, 1])).item(), 6)
     1.303993
     """
 
-    # Reached where each class is a point and all classes are equally far apart, as far as the gap asks for.
+    # Reached where each class is a point and all classes have the same distance, at least that of the gap.
     minimum = 0.0
 
     def __init__(self, *, margin: float = 0.01, weight: float = 0.8, gap: float = 0.4, gamma: float = 1.0) -> None:
@@ -49,7 +49,7 @@ class TripletGlobalLoss(nn.Module):
         embeddings, labels = checked_batch(embeddings, labels)
         ratio: Tensor = self.gamma * self.triplet(embeddings, labels)
         positive, negative = positives(labels), negatives(labels)  # (batch, batch)
-        # Each positive of an anchor is in as many triplets as the anchor has negatives, and the other way round.
+        # Each positive of an anchor is in as many triplets as the anchor has negatives, and vice versa.
         positive_counts = negative.sum(1, keepdim=True).expand_as(positive)[positive]  # (positive pairs,)
         negative_counts = positive.sum(1, keepdim=True).expand_as(negative)[negative]  # (negative pairs,)
         if not positive_counts.any():  # no triplet in the batch
@@ -65,10 +65,10 @@ class TripletGlobalLoss(nn.Module):
 
 
 def checked_global(weight: float, gap: float, gamma: float) -> tuple[float, float, float]:
-    """The options of the global loss and its share, or an error that says which cannot be."""
+    """The validated options of the global loss. Raises UserError."""
     if not 0 < weight < float("inf"):
         raise UserError(
-            f"weight must be above 0 and finite, got {weight}: without it the loss is least where all points are one."
+            f"weight must be above 0 and finite, got {weight}: without it the loss is minimal if all points coincide."
         )
     if not 0 < gap <= 1:
         raise UserError(f"gap must be in (0, 1], got {gap}: a squared distance of unit vectors is never above 4.")
@@ -95,7 +95,7 @@ def global_part(
     """var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+, of squared distances, which it divides by 4.
 
     Args:
-        positive_counts, negative_counts: in how many triplets each of them is; by default in one.
+        positive_counts, negative_counts: the number of triplets that contain each of them; by default one.
     """
     near, near_spread = _mean_and_variance(to_positive / 4, positive_counts)
     far, far_spread = _mean_and_variance(to_negative / 4, negative_counts)
@@ -111,7 +111,7 @@ def _mean_and_variance(values: Tensor, counts: Tensor | None) -> tuple[Tensor, T
 METHOD = Method(
     loss=TripletGlobalLoss,
     title="triplet + global loss",
-    summary="the triplet loss, and the distances of the batch's triplets in two narrow distributions far apart",
+    summary="the triplet loss plus a term that makes the distributions of distances narrow and far apart",
     equation="gamma * mean of [1 - d_an² / (d_ap² + margin)]+\n"
     "  + var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+,   d⁺ = d_ap² / 4, d⁻ = d_an² / 4",
     cost="B² D + B² log B",

@@ -14,9 +14,9 @@ class NaiveTripletLoss(nn.Module):
 
         |x_a - x_p| - |x_a - x_n|
 
-    It is computed on the outputs of the class layer, as the discriminative loss is, which bounds it from above: the
-    same network can be trained by the one and by the other. Over a whole training set the mean is
-    `tammes.bound.triplet_loss`; of a batch it is what "Trip.-naïve" in the paper's table of complexities stands for.
+    It is computed on the outputs of the class layer, like the discriminative loss, which bounds it from above: the same
+    network can be trained with either. Over a whole training set the mean is `tammes.bound.triplet_loss`; over a batch
+    it is "Trip.-naïve" of the paper's table of complexities.
     `TripletLoss` has other forms, with a margin, and is computed on the embedding.
 
     >>> import torch
@@ -37,7 +37,7 @@ class NaiveTripletLoss(nn.Module):
 METHOD = Method(
     loss=NaiveTripletLoss,
     title="naive triplet",
-    summary="L_t, which discriminative bounds: each image closer to its own class, over all triplets of the batch",
+    summary="L_t, the loss that discriminative bounds: each image closer to its own class, over all triplets",
     equation="mean over triplets of  |x_a - x_p| - |x_a - x_n|",
     cost="B² D",
     reference="equation 1 of Do et al. (2019), as a mean over a batch",

@@ -1,4 +1,4 @@
-"""The triplet loss with semi-hard negatives: one for each pair of anchor and positive."""
+"""The triplet loss with one semi-hard negative for each pair of anchor and positive."""
 
 import torch
 from jaxtyping import Float, Integer
@@ -10,15 +10,15 @@ from tammes.losses.mining import checked_margin, mean_or_zero, semihard_negative
 
 
 class TripletSemihardLoss(nn.Module):
-    """The triplet loss of semi-hard negatives (FaceNet), as a mean over all ordered pairs of anchor and positive.
+    """The triplet loss with semi-hard negatives (FaceNet), as a mean over all ordered pairs of anchor and positive.
 
     For an anchor a, a positive p and the negative n that is chosen for the two, of normalised embeddings:
 
         [|x_a - x_p|² - |x_a - x_n|² + margin]+,   [t]+ = max(0, t)
 
-    The negative is the closest one that is farther from the anchor than the positive, and if none is, the farthest: the
-    rule of the implementation in TensorFlow, whose margin of 1 is the default. FaceNet itself has 0.2 (from memory of
-    the paper). The hardest negatives of all, which are nearer than the positive, tend to collapse the embedding.
+    The negative is the closest one that is farther from the anchor than the positive, or the farthest one if there is
+    none: the rule of TensorFlow's implementation, whose margin of 1 is the default. FaceNet has 0.2 (from memory of the
+    paper). The hardest negatives, nearer than the positive, tend to collapse the embedding.
 
     Args:
         margin: by how much the squared distances should differ.
@@ -28,7 +28,7 @@ class TripletSemihardLoss(nn.Module):
     2.4
     """
 
-    minimum = 0.0  # reached where every chosen negative is farther than the positive by the margin
+    minimum = 0.0  # reached if every chosen negative is farther than the positive by the margin
 
     def __init__(self, *, margin: float = 1.0) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class TripletSemihardLoss(nn.Module):
             anchor, positive = (chosen >= 0).nonzero(as_tuple=True)  # (pairs,)
             negative = chosen[anchor, positive]
             terms = torch.relu(apart[anchor, positive] - apart[anchor, negative] + self.margin)
-            # A NaN is sorted last, where it is not chosen: zero times all distances makes it seen.
+            # A NaN is sorted last, where it is never chosen: adding zero times all distances exposes it.
             return mean_or_zero(terms) + 0 * apart.sum()
 
     def extra_repr(self) -> str:
@@ -53,7 +53,7 @@ class TripletSemihardLoss(nn.Module):
 METHOD = Method(
     loss=TripletSemihardLoss,
     title="semi-hard triplet",
-    summary="each pair of a class against the closest negative that is farther than the positive",
+    summary="each positive pair against the closest negative that is farther than the positive",
     equation="mean over (a, p) of  [|x_a - x_p|² - |x_a - x_n|² + margin]+,  n the semi-hard negative of (a, p)",
     cost="B² D + B² log B",
     reference="Schroff, Kalenichenko, Philbin (2015): FaceNet: A Unified Embedding for Face Recognition and Clustering."

@@ -1,4 +1,4 @@
-"""The triplet loss with smart mining: triplets from all training images, as hard as the network can use."""
+"""The triplet loss with smart mining: triplets from all training images, with an adaptive hardness."""
 
 import torch
 from jaxtyping import Float, Int64, Integer
@@ -11,46 +11,46 @@ from tammes.losses.method import Method
 from tammes.losses.mining import checked_margin, smart_triplets, squared_distances_of
 from tammes.losses.triplet_global import checked_global, global_part, ratio_triplet
 
-TOO_EASY, TOO_HARD = 0.5, 0.9  # shares of active triplets between which the hardness stays as it is
-STEP = 0.05  # of the hardness, from one look to the next
+TOO_EASY, TOO_HARD = 0.5, 0.9  # shares of active triplets between which the hardness does not change
+STEP = 0.05  # change of the hardness from one epoch to the next
 
 
 class SmartMiningLoss(FullPrecisionBuffers):
     """The triplet loss and the global loss over mined triplets, after Harwood et al. (ICCV 2017): our reconstruction.
 
-    Known of the paper are its parts: once an epoch all training images are embedded and their neighbours searched, each
-    anchor is given a positive and a negative that teach something but are not the hardest, a controller adapts the
-    mining as training proceeds, and the loss is that of `TripletGlobalLoss`. How the parts work in detail is ours, and
-    so are the defaults of `neighbours` and `hardness`; the others are from memory.
+    From the paper we know the parts: once an epoch all training images are embedded and their neighbours searched, each
+    anchor gets a positive and a negative that are hard but not the hardest, a controller adapts the hardness during
+    training, and the loss is that of `TripletGlobalLoss`. The details of the parts are ours, and so are the defaults of
+    `neighbours` and `hardness`; the other defaults are from memory.
 
-    `look` mines one triplet for each image that has a positive and a negative. Its candidates are its positives, the
-    farthest first, and the `neighbours` nearest images of other classes, the nearest first (an exact search, where the
-    paper approximates); one of each is drawn from the first max(1, ceil((1 - hardness) * their number)): with a
-    hardness of 1 the hardest, with 0 any. Images of other classes that all but coincide with the anchor, the same
-    image under two labels, are not candidates unless all neighbours are. Before it mines, it measures which share of
-    the triplets of the look before still has a loss: below 0.5 the mining was too easy and the hardness grows by 0.05,
-    above 0.9 it was too hard and shrinks by as much.
+    `look` mines one triplet for each image that has a positive and a negative. The candidates are its positives,
+    farthest first, and the `neighbours` nearest images of other classes, nearest first (an exact search, where the
+    paper approximates). One of each is drawn from the first max(1, ceil((1 - hardness) * length)): a hardness of 1
+    takes the hardest, 0 any. Images of other classes that almost coincide with the anchor, such as the same image with
+    two labels, are excluded unless all neighbours are. Before mining, `look` measures the share of the previous
+    triplets that still have a loss: below 0.5 the mining was too easy and the hardness grows by 0.05, above 0.9 it was
+    too hard and shrinks by 0.05.
 
-    One triplet for each image makes an epoch of three times as many images as other methods have; a `share` of a third
-    of these triplets, drawn at random, makes one of as many.
+    One triplet per image makes an epoch three times as long as that of other losses; a `share` of 1/3 uses a random
+    third of the triplets.
 
-    `order` is then what the batches are made of: of a batch, rows 3t, 3t + 1, 3t + 2 are anchor, positive and negative.
+    `order` then lists the images of the batches: rows 3t, 3t + 1, 3t + 2 are anchor, positive and negative.
 
     Args:
-        margin, weight, gap, gamma: as those of `TripletGlobalLoss`.
-        neighbours: images of other classes among which a negative is drawn.
-        hardness: what the mining begins with, in [0, 1].
-        share: of the mined triplets, those that an epoch is made of, in (0, 1].
+        margin, weight, gap, gamma: as in `TripletGlobalLoss`.
+        neighbours: number of nearest images of other classes from which a negative is drawn.
+        hardness: initial hardness, in [0, 1].
+        share: the share of the mined triplets that an epoch uses, in (0, 1].
 
     Attributes:
-        hardness_now: what it has come to.
-        active: the share of the triplets of the look before that still had a loss at the last look; 0 until then.
+        hardness_now: the current hardness.
+        active: the share of the previous triplets that still had a loss at the last `look`; 0 before.
     """
 
     hardness_now: Tensor
     active: Tensor
 
-    # Reached where each class is a point and all classes are equally far apart, as far as the gap asks for.
+    # Reached where each class is a point and all classes have the same distance, at least that of the gap.
     minimum = 0.0
 
     def __init__(
@@ -71,7 +71,7 @@ class SmartMiningLoss(FullPrecisionBuffers):
         if not 0 <= hardness <= 1:
             raise UserError(f"hardness must be in [0, 1], got {hardness}: 1 takes the hardest triplets, 0 any.")
         if not 0 < share <= 1:
-            raise UserError(f"share must be above 0 and at most 1, got {share}: 1 takes every triplet that is mined.")
+            raise UserError(f"share must be above 0 and at most 1, got {share}: 1 uses every mined triplet.")
         self.neighbours, self.hardness, self.share = neighbours, hardness, share
         self._order: Tensor | None = None
         self.register_buffer("hardness_now", torch.tensor(hardness))
@@ -79,19 +79,19 @@ class SmartMiningLoss(FullPrecisionBuffers):
 
     @property
     def order(self) -> Int64[Tensor, " images"] | None:
-        """Positions in the training set, triplet after triplet, as an epoch takes them; None before the first look."""
+        """Positions in the training set, triplet after triplet, in the order of the epoch; None before `look`."""
         return self._order
 
     @property
     def noted(self) -> dict[str, float]:
-        """What the record of an epoch says of the mining."""
+        """The state of the mining, for the epoch's log."""
         return {"hardness": round(self.hardness_now.item(), 6), "active": self.active.item()}
 
     @torch.no_grad()
     def look(
         self, embeddings: Float[Tensor, "images dim"], labels: Integer[Tensor, " images"], *, generator: Generator
     ) -> None:
-        """Adapt the hardness to how the last triplets fare now, then mine new ones from all training images."""
+        """Adapt the hardness to the current loss of the last triplets, then mine new ones from all training images."""
         embeddings, labels = checked_batch(embeddings, labels)
         unit, labels = normalise(embeddings).cpu(), labels.cpu()
         fine = unit.isfinite().all(dim=1)  # (images,)
@@ -102,7 +102,7 @@ class SmartMiningLoss(FullPrecisionBuffers):
             )
         if self._order is not None:
             self._adapt(unit, labels, self._order.view(-1, 3))
-        hardness = round(self.hardness_now.item(), 6)  # as it was meant: 0.35, not its nearest in float32
+        hardness = round(self.hardness_now.item(), 6)  # 0.35, not the nearest float32
         triplets = smart_triplets(unit, labels, hardness=hardness, neighbours=self.neighbours, generator=generator)
         if not len(triplets):
             raise UserError(
@@ -112,11 +112,11 @@ class SmartMiningLoss(FullPrecisionBuffers):
         self._order = shuffled[: max(1, round(len(triplets) * self.share))].flatten()
 
     def _adapt(self, unit: Tensor, labels: Tensor, triplets: Tensor) -> None:
-        """The hardness for the next triplets, from the share of the last that still has a loss."""
+        """Set the hardness from the share of the last triplets that still have a loss."""
         if int(triplets.max()) >= len(labels) or not _are_triplets(*labels[triplets].T):
             raise UserError(
                 "the triplets of the last look were mined from other images: a loss that mines belongs to one training"
-                " set. Make a new one for another."
+                " set. Create a new one for another."
             )
         active = (ratio_triplet(*squared_distances_of(unit, triplets), self.margin) > 0).double().mean().item()
         step = STEP * ((active < TOO_EASY) - (active > TOO_HARD))
@@ -136,7 +136,7 @@ class SmartMiningLoss(FullPrecisionBuffers):
             return self.gamma * ratio + global_part(to_positive, to_negative, self.weight, self.gap)
 
     def get_extra_state(self) -> Tensor:
-        """The order, of whatever length, so that a resumed run has the same batches; empty before a look."""
+        """`order`, so that a resumed run has the same batches; empty before `look`."""
         return torch.empty(0, dtype=torch.int64) if self._order is None else self._order.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -157,7 +157,7 @@ def _are_triplets(anchor: Tensor, positive: Tensor, negative: Tensor) -> bool:
 
 
 def _not_triplets(labels: Tensor) -> str:
-    """What is wrong with a batch that is not made of triplets."""
+    """The error message for a batch that is not made of triplets."""
     what = "a batch must be triplets: rows 3t, 3t + 1, 3t + 2 are an anchor, a positive and a negative"
     todo = "Take the images in the order of loss.order, whole triplets a batch; loss.look(...) mines them."
     if len(labels) % 3:
@@ -172,7 +172,7 @@ def _not_triplets(labels: Tensor) -> str:
 METHOD = Method(
     loss=SmartMiningLoss,
     title="triplet + smart mining",
-    summary="the triplet loss and the global loss over triplets mined from all images, as hard as is useful",
+    summary="the triplet loss and the global loss over triplets mined from all images, with an adaptive hardness",
     equation="gamma * mean of [1 - d_an² / (d_ap² + margin)]+\n"
     "  + var(d⁺) + var(d⁻) + weight * [mean(d⁺) - mean(d⁻) + gap]+,   d⁺ = d_ap² / 4, d⁻ = d_an² / 4",
     cost="B² D, and N² D for each epoch of N images",

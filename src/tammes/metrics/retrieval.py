@@ -1,8 +1,8 @@
 """Retrieval and clustering metrics: Recall@K, MAP@R, R-precision, reciprocal rank, NMI and AMI, with intervals.
 
-A metric takes the labels of ranked items, never scores. Items at the same distance have no order of their own: `groups`
-says which are tied, and each metric is then its expectation over all orders of the tied items, exactly.
-All values are fractions. docs/decisions/0004-what-recall-at-k-means.md says what is counted and why.
+Metrics take the labels of ranked items, never scores. For ties, marked by `groups`, a metric is its exact expectation
+over all orders of the tied items. All values are fractions. docs/decisions/0004-what-recall-at-k-means.md defines what
+is counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ Groups = Integer[np.ndarray, "queries depth"]
 TIES = ("expected", "index")
 NORMALISERS = ("arithmetic", "geometric")
 
-# What tables call the measures that they show.
+# Column titles in tables.
 TITLES = {
     "recall_at_1": "R@1",
     "recall_at_2": "R@2",
@@ -38,13 +38,12 @@ TITLES = {
 
 
 def recall_at_k(ranked: Ranked, labels: Shaped[np.ndarray, " queries"], k: int, groups: Groups | None = None) -> float:
-    """Share of the queries that have an item of their class among the k nearest: torchmetrics calls it hit rate.
+    """Share of the queries with an item of their class among the k nearest (torchmetrics: hit rate).
 
     Args:
-        ranked: labels of each query's nearest items, nearest first, at least k; with the whole group of tied items that
-            holds the k-th.
-        labels: the query's own.
-        groups: the same number for tied items, growing along a row. Without it no two items are tied.
+        ranked: labels of each query's nearest items, nearest first, at least k, including all ties with the k-th.
+        labels: labels of the queries.
+        groups: equal numbers for tied items, non-decreasing along a row; None if there are no ties.
 
     >>> recall_at_k(np.array([["cat", "dog"], ["dog", "cat"]]), np.array(["cat", "cat"]), 1)
     0.5
@@ -58,7 +57,7 @@ def recall_at_k(ranked: Ranked, labels: Shaped[np.ndarray, " queries"], k: int, 
 def nmi(labels: Labels, clusters: Labels, normaliser: str = "arithmetic") -> float:
     """Normalised mutual information 2 I / (H + H'), or I / sqrt(H H') with the geometric normaliser.
 
-    The arithmetic one is that of Manning et al., which the papers cite; scikit-learn before 0.22 had the geometric one.
+    The arithmetic normaliser is that of Manning et al., which papers cite; scikit-learn before 0.22 had the geometric.
 
     >>> round(nmi([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2]), 6)
     0.520665
@@ -70,7 +69,7 @@ def nmi(labels: Labels, clusters: Labels, normaliser: str = "arithmetic") -> flo
 
 
 def ami(labels: Labels, clusters: Labels, normaliser: str = "arithmetic") -> float:
-    """Mutual information less what chance would give, normalised: 0 for random clusters, however many."""
+    """Mutual information adjusted for chance and normalised: 0 for random clusters, however many."""
     from sklearn.metrics import adjusted_mutual_info_score
 
     _check_name("normaliser", normaliser, NORMALISERS)
@@ -93,30 +92,31 @@ def evaluate(
     bootstrap: int = 1000,
     bootstrap_seed: int = 0,
 ) -> dict[str, Any]:
-    """All metrics of a set of embeddings, as a dictionary that JSON can hold.
+    """All metrics of a set of embeddings, as a dictionary that can be written as JSON.
 
-    Distances are Euclidean between the vectors as they are: normalise them first if the network does not. Memory is
-    bounded: no more neighbours are listed than the largest class has items, for a few hundred queries at a time.
+    Distances are Euclidean, without normalisation: normalise first if the network does not. Memory is bounded: at most
+    as many neighbours as the largest class has items are listed, for a few hundred queries at a time.
 
     Returns:
-        recall_at_1, … : over all queries; one whose class has no other item cannot hit, and counts as a miss.
-        precision_at_1, r_precision, mean_average_precision_at_r, mean_reciprocal_rank: over the queries that can hit,
-            as pytorch-metric-learning has them.
-        NMI, AMI, NMI_std, AMI_std: K-means on the queries, as many clusters as they have classes; mean and standard
-            deviation over `seeds` (None for a single one). None if not computed, which `not_computed` then explains.
-        intervals: for each retrieval metric the 95 % interval over classes: classes are resampled `bootstrap` times.
-        tie_rate: share of the queries for which the order of tied items decides a recall.
-        queries, gallery, classes (of the queries), lone_queries (those that cannot hit), single_image_classes.
+        recall_at_1, … : over all queries; a query without another item of its class counts as a miss.
+        precision_at_1, r_precision, mean_average_precision_at_r, mean_reciprocal_rank: over the queries that have
+            another item of their class, as in pytorch-metric-learning.
+        NMI, AMI, NMI_std, AMI_std: K-means on the queries, with as many clusters as classes; mean and standard
+            deviation over `seeds` (None for a single seed). None if not computed, for a reason given in `not_computed`.
+        intervals: the 95 % interval of each retrieval metric: classes are resampled `bootstrap` times.
+        tie_rate: share of the queries for which a recall depends on the order of ties.
+        queries, gallery, classes (of the queries), lone_queries (without another item of their class),
+            single_image_classes.
         ties, seeds, restarts, normaliser, bootstrap: how it was computed.
 
     Args:
-        query: which vectors are searched for, by a mask or by numbers; all of them without.
-        gallery: which they are searched among, likewise. One that is in both is not found by itself.
-        sequence: a query does not find items with its own value of this, such as frames of the same video.
-        ks: where recall is measured.
-        ties: "index" instead of the expectation ranks tied items in the order given, which favours sorted data sets.
-        clustering: whether to compute NMI and AMI, which take much longer than the rest where classes are many.
-        restarts: of K-means, for each seed.
+        query: the vectors that are queries, as a mask or indices; all by default.
+        gallery: the vectors that are searched, as a mask or indices; all by default. A query never finds itself.
+        sequence: a query does not find items with the same value, such as frames of the same video.
+        ks: the ranks at which recall is measured.
+        ties: "expected", or "index", which ranks ties in the given order and so favours sorted data sets.
+        clustering: whether to compute NMI and AMI, which take much longer than the rest if there are many classes.
+        restarts: restarts of K-means for each seed.
     """
     _check_name("normaliser", normaliser, NORMALISERS)
     check_whole("bootstrap, the number of resamples,", bootstrap, 0)
@@ -159,16 +159,16 @@ def evaluate(
 
 
 class PerQuery(NamedTuple):
-    """The retrieval metrics of each query on its own."""
+    """The retrieval metrics of each query."""
 
     values: dict[str, Float64[np.ndarray, " queries"]]
-    """recall_at_1, …, r_precision, …: NaN where a query does not count."""
+    """recall_at_1, …, r_precision, …: NaN for a query that does not count."""
     queries: Int64[np.ndarray, " queries"]
-    """Which items they are."""
+    """Indices of the queries among the items."""
     gallery: Int64[np.ndarray, " gallery"]
-    """Which items they are searched among."""
+    """Indices of the gallery among the items."""
     relevant: Int64[np.ndarray, " queries"]
-    """How many items of its class each can find."""
+    """How many items of its class each query can find."""
     tie_rate: float
 
 
@@ -182,7 +182,7 @@ def per_query(
     ks: Sequence[int] = (1, 2, 4, 8),
     ties: str = "expected",
 ) -> PerQuery:
-    """What `evaluate` takes the means of. Arguments as those of `evaluate`."""
+    """The metrics of each query, whose means `evaluate` returns. Arguments as for `evaluate`."""
     _check_name("ties", ties, TIES)
     array = checked_vectors(vectors)
     items = len(array)
@@ -215,14 +215,14 @@ def per_query(
 
 
 class FirstHits(NamedTuple):
-    """The group of tied items that holds a query's first hit; recall at every k and the reciprocal rank follow."""
+    """The group of ties with a query's first hit; it determines recall at every k and the reciprocal rank."""
 
     closer: Int64[np.ndarray, " queries"]
-    """Items before that group."""
+    """Number of items before the group."""
     tied: Int64[np.ndarray, " queries"]
-    """Items in it."""
+    """Number of items in the group."""
     relevant: Int64[np.ndarray, " queries"]
-    """Those of them that are of the query's class; 0 if there is no such group."""
+    """Number of items in the group with the query's class; 0 if there is no hit."""
 
 
 def _first_hits(hits: Bool[np.ndarray, "queries depth"], groups: Groups) -> FirstHits:
@@ -232,7 +232,7 @@ def _first_hits(hits: Bool[np.ndarray, "queries depth"], groups: Groups) -> Firs
 
 
 def _recall(first: FirstHits, k: int) -> Float64[np.ndarray, " queries"]:
-    """1 - C(t-r, s) / C(t, s): all s places that are left for the t tied items go to the t-r that are not hits."""
+    """1 - C(t-r, s) / C(t, s): one minus the probability that the s places left for t ties all go to the t-r misses."""
     left = np.minimum(k - first.closer, first.tied)  # (queries,)
     miss = np.ones(len(left))
     for place in range(min(k, int(left.max(initial=0)))):
@@ -261,8 +261,8 @@ def _precisions(
 ) -> tuple[Float64[np.ndarray, " queries"], Float64[np.ndarray, " queries"]]:
     """R-precision and average precision at R of each query, 0 where R is 0.
 
-    In a group of t tied items with r hits, behind h hits: a place holds a hit with probability r/t, and then the places
-    of the group before it hold (r-1)/(t-1) hits each.
+    In a group of t ties with r hits, after h hits: a place is a hit with probability r/t, and then each earlier place
+    of the group is one with probability (r-1)/(t-1).
     """
     depth = hits.shape[1]
     place = np.arange(depth)
@@ -289,7 +289,7 @@ def _retrieval(
     ks: tuple[int, ...],
     ties: str,
 ) -> tuple[dict[str, Float64[np.ndarray, " queries"]], float]:
-    """Each metric of each query, NaN where the query does not count for it; and the tie rate."""
+    """Each metric of each query (NaN if the query does not count for it), and the tie rate."""
     count = len(relevant)
     found = _some(relevant > 0)
     precision, average = np.full(count, np.nan), np.full(count, np.nan)
@@ -302,7 +302,7 @@ def _retrieval(
             for whole, part in zip(kept, _first_hits(hits, order), strict=True):
                 whole[rows] = part
         precision[rows], average[rows] = _precisions(hits, groups if ties == "expected" else places, relevant[rows])
-    deep = np.nonzero(found & (expected.relevant == 0))[0]  # their first hit is further than the rankings reach
+    deep = np.nonzero(found & (expected.relevant == 0))[0]  # their first hit is beyond the rankings
     if len(deep):
         nearest, tied_hits = _nearest_of_class(problem, deep, query_classes, gallery_classes)
         closer, tied, before = problem.places(deep, nearest)
@@ -326,7 +326,7 @@ def _nearest_of_class(
     query_classes: Int64[np.ndarray, " queries"],
     gallery_classes: Int64[np.ndarray, " gallery"],
 ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-    """The nearest item of its own class to each of these queries, and how many of the class are tied with it."""
+    """The nearest item of the query's class, and how many of that class are tied with it, for these queries."""
     nearest, tied = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
     shelf = np.argsort(gallery_classes, kind="stable")
     for name in np.unique(query_classes[rows]):
@@ -357,10 +357,10 @@ def _intervals(
     resamples: int,
     seed: int,
 ) -> dict[str, list[float]]:
-    """The 2.5 % and 97.5 % points of each metric over sets of classes drawn with replacement.
+    """The 2.5 % and 97.5 % quantiles of each metric over sets of classes drawn with replacement (bootstrap).
 
-    Classes, not queries: the items of a class are alike, and it is other classes that the embedding must serve. Each
-    query's value stays, as if its gallery had not changed. A drawn set in which no query counts is passed over.
+    Classes are resampled, not queries: the items of a class are not independent, and the embedding must work for other
+    classes. The value of each query is kept. A drawn set in which no query counts is skipped.
     """
     num_classes = int(classes.max()) + 1
     table = np.stack([np.bincount(classes, np.nan_to_num(each), num_classes) for each in values.values()], axis=1)
@@ -427,7 +427,7 @@ def _checked_groups(hits: Bool[np.ndarray, "queries depth"], groups: Groups | No
 
 def _some(found: Bool[np.ndarray, " queries"]) -> Bool[np.ndarray, " queries"]:
     if not found.any():
-        raise UserError("no query has another item of its class to find: there is nothing to measure.")
+        raise UserError("no query has another item of its class: there is nothing to measure.")
     return found
 
 
@@ -437,7 +437,7 @@ def _two_labellings(labels: Labels, clusters: Labels) -> tuple[Int64[np.ndarray,
 
 
 def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndarray, " items"]:
-    """The labels numbered from 0, whatever they are: strings, negative, with gaps, or too large for a float."""
+    """Labels of any kind numbered from 0: strings, negative, with gaps, or too large for a float."""
     array = label_array(labels, what)
     if array.ndim != 1 or (items is not None and len(array) != items):
         wanted = "one-dimensional" if items is None else f"{items}, one for each vector"
@@ -450,7 +450,7 @@ def _codes(labels: Labels, what: str, items: int | None = None) -> Int64[np.ndar
 
 
 def _several(what: str, given: Any) -> list[Any]:
-    """The items of a list, a tuple, an array or whatever else has some."""
+    """An iterable as a list; UserError for a string or a scalar."""
     if isinstance(given, str) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
         raise UserError(f"{what} must be a list of whole numbers, such as {what}=[1, 2], got {shown(given)}.")
     return given.tolist() if isinstance(given, np.ndarray | Tensor) else list(given)
@@ -462,7 +462,7 @@ def _all_alike(array: NDArray[Any]) -> bool:
 
 
 def _members(which: Members | None, what: str, items: int) -> Int64[np.ndarray, " members"]:
-    """A mask or numbers as numbers; all without."""
+    """A mask or indices as indices; all indices for None."""
     if which is None:
         return np.arange(items)
     array = as_array(which, what)

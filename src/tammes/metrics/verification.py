@@ -1,9 +1,9 @@
 """Verification: the same-class threshold on a distance, with its true and false match rates.
 
-Two items no farther apart than the threshold are taken for the same class. Of the pairs of different classes that
-happens to a share of them, the false match rate; of the pairs of the same class to another, the true match rate. Both
-are counted over all pairs, in bins of distance. Pairs that share a class are not independent: intervals come from
-leaving out classes, a group of them at a time (the delete-a-group jackknife), never from the number of pairs.
+Two items within the threshold match: they are taken to be of the same class. The false match rate is the share of pairs
+of different classes that match, the true match rate the share of pairs of the same class that match. Both are counted
+over all pairs, in bins of distance. Pairs that share a class are not independent: intervals come from leaving out
+groups of classes (the delete-a-group jackknife), never from the number of pairs.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,22 +24,22 @@ from tammes.search.validation import Labels, checked_vectors
 Interval = tuple[float, float]
 
 _BLOCK = 2048  # rows and columns of one block of pairs
-_UNIT = 1e-4  # how far from 1 the length of a unit vector may be by rounding
+_UNIT = 1e-4  # tolerance of the norm of a unit vector
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a threshold on the distance does. Intervals are of 95 %, None where too few classes are there to tell.
+    """A same-class threshold with its error rates. Intervals are at 95 %; None if there are too few classes.
 
     Attributes:
-        threshold: two items no farther apart than this are taken for the same class.
-        threshold_interval: where the threshold of the asked rate may lie; None too if the threshold was given.
-        fmr: the false match rate that was asked for; None if the threshold was given, or balances the errors.
-        false_match_rate: share of the pairs of different classes that are taken for the same.
-        true_match_rate: share of the pairs of the same class that are.
-        false_matches: how many pairs the false match rate rests on.
+        threshold: two items within this distance match.
+        threshold_interval: the interval of the threshold for the requested rate; None if the threshold was given.
+        fmr: the requested false match rate; None if the threshold was given, or balances the errors.
+        false_match_rate: share of the pairs of different classes that match.
+        true_match_rate: share of the pairs of the same class that match.
+        false_matches: number of pairs of different classes that match.
         same_pairs, other_pairs: pairs of the same class, and of different ones.
-        classes, items: what the pairs are made of.
+        classes, items: how many classes and items form the pairs.
     """
 
     threshold: float
@@ -58,14 +58,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class PairCounts:
-    """How many pairs lie how far apart. Bin i holds distances above edge i up to edge i+1; the first holds 0 too.
+    """A histogram of pair distances. Bin i holds distances above edge i up to edge i+1; the first also holds 0.
 
     Attributes:
-        edges: of the bins, from 0 to a distance that no pair exceeds; 2 for unit vectors.
+        edges: the edges of the bins, from 0 to an upper bound of all distances; 2 for unit vectors.
         same, other: pairs of the same class, and of different classes.
-        group_same, group_other: those of them with an item of one of the classes of a group; a pair of two groups is
-            counted for both. All pairs less these are the pairs without the group.
-        classes, items: that pairs could be made of.
+        group_same, group_other: the pairs that involve each group of classes; a pair of two groups counts for both.
+            Subtracted from all pairs, they give the pairs without the group.
+        classes, items: how many classes and items can form pairs.
     """
 
     edges: Float64[np.ndarray, " edges"]
@@ -77,19 +77,19 @@ class PairCounts:
     items: int
 
     def rates(self) -> tuple[Float64[np.ndarray, " edges"], Float64[np.ndarray, " edges"]]:
-        """The false and the true match rate with each edge as the threshold; at the first, 0, nothing matches."""
+        """The false and the true match rate with each edge as the threshold; at the first, 0, both are 0."""
         return _shares(self.other), _shares(self.same)
 
     def area(self) -> float:
-        """The area under the ROC curve: how often a pair of the same class is nearer than one of different classes.
+        """The area under the ROC curve: the probability that a same-class pair is nearer than a different-class pair.
 
-        Two in the same bin count half, so it is exact for the binned distances.
+        Two pairs in the same bin count half.
         """
         false, true = self.rates()
         return float((np.diff(false) * (true[1:] + true[:-1]) / 2).sum())
 
     def equal_error_rate(self) -> float:
-        """Where as many of the different pairs match as of the same pairs do not; between two edges, on the line."""
+        """The rate at which false matches and false non-matches are equal, interpolated between two edges."""
         false, true = self.rates()
         excess = false - (1 - true)  # (edges,), from -1 to 1
         after = int(np.argmax(excess >= 0))
@@ -97,9 +97,9 @@ class PairCounts:
         return float(false[after - 1] + part * (false[after] - false[after - 1]))
 
     def threshold_at(self, fmr: float) -> Calibration:
-        """The largest edge whose false match rate is no more than this, and what it does.
+        """The largest edge whose false match rate is at most `fmr`, with its rates.
 
-        The interval of the threshold holds the edges whose false match rate may be the one asked for.
+        The interval of the threshold contains the edges whose false match rate may equal `fmr`.
         """
         pairs = int(self.other.sum())
         checked_fmr(fmr)
@@ -114,7 +114,7 @@ class PairCounts:
         if chosen == 0:
             raise UserError(
                 f"no threshold has a false match rate of {fmr:g}: {false[1]:.2g} of the pairs of different classes are"
-                f" no farther apart than {self.edges[1]:.2g}, the least that is told apart here."
+                f" within {self.edges[1]:.2g}, the smallest threshold that is measured."
             )
         error = _standard_error(self.other, self.group_other)
         interval = None
@@ -125,12 +125,12 @@ class PairCounts:
         return self._calibration(chosen, interval, float(fmr))
 
     def balanced(self) -> Calibration:
-        """The edge where as many of the same pairs are missed as different pairs match, as nearly as can be."""
+        """The edge at which the false match rate and the false non-match rate are closest."""
         false, true = self.rates()
         return self._calibration(1 + int(np.argmin(np.abs(false - (1 - true))[1:])), None, None)
 
     def at(self, threshold: float) -> Calibration:
-        """What a threshold does that was found elsewhere; one between two edges is taken for the smaller."""
+        """The rates of a given threshold, rounded down to an edge."""
         if not self.edges[1] <= threshold <= self.edges[-1]:
             raise UserError(
                 f"the threshold must be a distance from {self.edges[1]:.2g} to {self.edges[-1]:g}, got {threshold:g}."
@@ -168,17 +168,16 @@ def count_pairs(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PairCounts:
-    """Every pair of two different items, counted once by its Euclidean distance and by whether the classes are one.
+    """Count every pair of different items once, by its Euclidean distance and by whether the classes are the same.
 
-    Time is O(N² D); memory is that of a block of pairs and of groups × bins, however many items there are.
+    Time is O(N² D); memory is one block of pairs plus groups × bins.
 
     Args:
-        query, gallery: which vectors, by a mask or by numbers; all of them without. With them a pair is a query and an
-            item of the gallery.
-        sequence: items with the same value of this make no pair, such as frames of the same video.
-        bins: of the distances. Where that is a power of two, no distance is on the wrong side of an edge by rounding.
-        groups: at most so many, of classes drawn at random, for the intervals; with fewer classes one class each.
-        seed: of that draw.
+        query, gallery: masks or indices of vectors; all by default. If given, pairs are a query and a gallery item.
+        sequence: items with the same value form no pair, such as frames of the same video.
+        bins: number of bins. With a power of two, edges are exact and rounding puts no distance in a wrong bin.
+        groups: number of random groups of classes for the intervals; with fewer classes, one class each.
+        seed: random seed of the groups.
         on_progress: called with (blocks done, blocks in all).
     """
     array = checked_vectors(vectors)
@@ -198,7 +197,7 @@ def count_pairs(
         """Scaled such that no distance exceeds 1."""
         return torch.from_numpy(((array[order[part]] - middle) / largest).astype(array.dtype))
 
-    # Other pairs come first in the table, then same pairs, then what makes no pair.
+    # Columns of the table: pairs of different classes, pairs of the same class, and excluded pairs.
     table = np.zeros((int(group.max()) + 1, 2 * bins + 1), dtype=np.int64)
     totals = np.zeros(2 * bins + 1, dtype=np.int64)
     blocks = list(_blocks(len(order)))
@@ -206,7 +205,7 @@ def count_pairs(
         place = _bin_of(points(rows), points(columns), bins)  # (rows, columns)
         place += bins * (classes[rows, None] == classes[columns])
         if rows == columns:
-            place[np.tri(len(place), dtype=bool)] = 2 * bins  # itself, and each pair once
+            place[np.tri(len(place), dtype=bool)] = 2 * bins  # each pair once, and no item with itself
         if query is not None or gallery is not None:
             pair = asks[rows, None] & found[columns] | found[rows, None] & asks[columns]
             place[~pair] = 2 * bins
@@ -229,7 +228,7 @@ def count_pairs(
 
 
 def checked_fmr(fmr: float) -> float:
-    """A false match rate that can be asked for, or an error."""
+    """A valid false match rate. Raises UserError."""
     if not 0 < fmr < 1:
         raise UserError(f"the false match rate must be above 0 and below 1, such as 0.001, got {fmr:g}.")
     return fmr
@@ -238,7 +237,7 @@ def checked_fmr(fmr: float) -> float:
 def _in_groups(
     codes: Int64[np.ndarray, " items"], used: Int64[np.ndarray, " used"], most: int, seed: int
 ) -> tuple[Int64[np.ndarray, " used"], Int64[np.ndarray, " used"], Int64[np.ndarray, " used"]]:
-    """The used items such that those of a group stand side by side; their classes; their groups."""
+    """The used items sorted by group; their classes; their groups."""
     names, classes = np.unique(codes[used], return_inverse=True)
     group_of_class = np.empty(len(names), dtype=np.int64)
     group_of_class[np.random.default_rng(seed).permutation(len(names))] = np.arange(len(names)) % most
@@ -248,9 +247,9 @@ def _in_groups(
 
 
 def _extent(array: Numbers) -> tuple[Float64[np.ndarray, " dim"], float]:
-    """A point amid the vectors, and a distance that no two of them exceed: the origin and 2 for unit vectors.
+    """A centre of the vectors, and an upper bound of their distances: the origin and 2 for unit vectors.
 
-    Otherwise the mean, and a power of two, so that scaling by it does not round.
+    Otherwise the mean, and a power of two, so that scaling by it is exact.
     """
     origin = np.zeros(array.shape[1])
     if abs(_farthest(array, origin) - 1) <= _UNIT:
@@ -261,20 +260,20 @@ def _extent(array: Numbers) -> tuple[Float64[np.ndarray, " dim"], float]:
 
 
 def _farthest(array: Numbers, middle: Float64[np.ndarray, " dim"]) -> float:
-    """How far from a point the vectors reach."""
+    """The largest distance of a vector from a point."""
     parts = (array[start : start + _BLOCK] - middle for start in range(0, len(array), _BLOCK))
     return max(float(np.linalg.norm(part, axis=1).max()) for part in parts)
 
 
 def _blocks(items: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns such that each pair is in one block, or above the diagonal of one."""
+    """Blocks of rows and columns that contain each pair once, above the diagonal."""
     for top in range(0, items, _BLOCK):
         for left in range(top, items, _BLOCK):
             yield slice(top, min(top + _BLOCK, items)), slice(left, min(left + _BLOCK, items))
 
 
 def _bin_of(points: Tensor, others: Tensor, bins: int) -> Integer[np.ndarray, "rows columns"]:
-    """The bin of each distance, of at most 1: above its lower edge, up to its upper."""
+    """The bin of each distance, which is at most 1."""
     with torch.no_grad():
         apart = distances(points, others)  # (rows, columns)
         place: Integer[np.ndarray, "rows columns"] = apart.mul_(bins).ceil_().sub_(1).clamp_(0, bins - 1).int().numpy()
@@ -287,7 +286,7 @@ def _add_block(
     row_groups: Int64[np.ndarray, " rows"],
     column_groups: Int64[np.ndarray, " columns"],
 ) -> Int64[np.ndarray, " places"]:
-    """Count a block of pairs for the groups of both items of each, and in all."""
+    """Add a block of pairs to the groups of both items. Returns the total counts."""
     columns_of = dict(_runs(column_groups))
     total = np.zeros(table.shape[1], dtype=np.int64)
     for group, rows in _runs(row_groups):
@@ -302,7 +301,7 @@ def _add_block(
 
 
 def _runs(groups: Int64[np.ndarray, " items"]) -> Iterator[tuple[int, slice]]:
-    """Where each group stands, in numbers that do not decrease."""
+    """The slice of each group in a sorted array."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()
     for start, stop in zip(starts, [*starts[1:], len(groups)], strict=True):
         yield int(groups[start]), slice(start, stop)
@@ -313,21 +312,21 @@ def _counted(place: Integer[np.ndarray, "rows columns"], places: int) -> Int64[n
 
 
 def _check_some(same: Int64[np.ndarray, " bins"], other: Int64[np.ndarray, " bins"], classes: int) -> None:
-    """A rate over no pairs has no value."""
+    """Raise UserError without pairs of the same class, or of different classes."""
     if not same.any():
         raise UserError(
-            f"no two items of the same class make a pair, in {classes} classes: there is nothing to find."
-            " Some class needs two items."
+            f"no two items of the same class form a pair, in {classes} classes: there is nothing to find."
+            " At least one class needs two items."
         )
     if not other.any():
         raise UserError(
-            f"no two items of different classes make a pair, in {classes} {'class' if classes == 1 else 'classes'}:"
-            " nothing could be mistaken for another. Two classes are needed."
+            f"no two items of different classes form a pair, in {classes} {'class' if classes == 1 else 'classes'}."
+            " Two classes are needed."
         )
 
 
 def _shares(counts: Int64[np.ndarray, "*groups bins"]) -> Float64[np.ndarray, "*groups edges"]:
-    """The share of the pairs that lie up to each edge, from 0 to 1."""
+    """The cumulative share of the pairs up to each edge, from 0 to 1."""
     sums = np.cumsum(counts, axis=-1)
     return np.concatenate([np.zeros((*counts.shape[:-1], 1)), sums / sums[..., -1:]], axis=-1)
 
@@ -335,9 +334,9 @@ def _shares(counts: Int64[np.ndarray, "*groups bins"]) -> Float64[np.ndarray, "*
 def _standard_error(
     counts: Int64[np.ndarray, " bins"], of_groups: Int64[np.ndarray, "groups bins"]
 ) -> Float64[np.ndarray, " edges"] | None:
-    """Of the share up to each edge, by the jackknife: sqrt((G-1)/G Σ over g of (share without g - their mean)²).
+    """Standard error of the cumulative share, by the jackknife: sqrt((G-1)/G Σ over g of (share without g - mean)²).
 
-    None if without some group no pair is left, as with a single one.
+    None if some group is in all pairs, as with a single group.
     """
     without = counts - of_groups  # (groups, bins)
     if not without.any(axis=1).all():
@@ -348,7 +347,7 @@ def _standard_error(
 
 
 def _reach(groups: int) -> float:
-    """Standard errors to either side that hold 95 %, where so many groups tell what the error is (Student's t)."""
+    """The half-width of a 95 % interval in standard errors (Student's t)."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, groups - 1))
@@ -357,7 +356,7 @@ def _reach(groups: int) -> float:
 def _with_interval(
     counts: Int64[np.ndarray, " bins"], of_groups: Int64[np.ndarray, "groups bins"], edge: int
 ) -> tuple[float, Interval | None]:
-    """The share up to an edge, and where it may lie for other classes of this kind."""
+    """The share up to an edge, and its 95 % interval."""
     share = float(_shares(counts)[edge])
     error = _standard_error(counts, of_groups)
     if error is None:

@@ -1,4 +1,4 @@
-"""The Embedder: image -> unit vector. What is trained, evaluated, shipped and searched with."""
+"""The Embedder: image -> unit vector. It is what is trained, evaluated, exported and searched with."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from tammes.data.image_cache import image_digest
 from tammes.data.images import in_mode, middle, open_image, resized, scaled
 from tammes.data.transforms import Transform
 from tammes.errors import UserError, check_whole, unknown_name
-from tammes.geometry import normalise, typical_length
+from tammes.geometry import normalise, rms_norm
 from tammes.io.console import say
 from tammes.io.files import write_atomically
 from tammes.io.hub import ADDRESS, fetched
@@ -41,31 +41,31 @@ from tammes.models.pooling import Pool
 from tammes.models.whitening import directions
 
 Embedding = Literal["penultimate", "last"]
-DIM = 256  # of an embedding: the paper's
-RIDGE = 0.3  # of the mean variance of an embedding, added to that of each direction
-_ADVICE = "Put back the file that was written with the weights."
+DIM = 256  # default dimension of an embedding, as in the paper
+RIDGE = 0.3  # ridge of the class layer's regression, as a share of the mean variance of an embedding
+_ADVICE = "Restore the file that was written with the weights."
 
 
 @dataclass(frozen=True)
 class EmbedderConfig:
-    """Everything that is needed to build an Embedder again; its weights come from a file.
+    """Everything that is needed to rebuild an Embedder, except its weights.
 
     Attributes:
         backbone: the name of the network.
-        dim: length of the penultimate layer: the paper has 256.
-        class_dim: outputs of the class layer on top of it, None without one.
-        embedding: which of the two layers an image's vector is taken from.
-        pool: how the backbone's last map becomes a vector.
-        heads: lengths of the parts of the penultimate layer that are each scaled to unit length; () for one.
-        head_weights: how much each of them counts in the vector.
-        depths: the parts of the backbone whose inputs, pooled, are the features of a head each, lowest first; the last
-            head has the backbone's own. () if all features are those.
-        form: which form of the backbone, of those that have several; None: that of the weights.
-        size: height and width of the images that the backbone sees; None: as its name says.
-        shorter_side: of a module of the caller's own, what they are scaled to first.
-        mean: likewise, of each channel; () as its name says.
-        std: likewise.
-        eval_transform: the name of what the caller gave in place of the centre crop; None: the centre crop.
+        dim: outputs of the embedding (penultimate) layer.
+        class_dim: outputs of the class layer on top of it; None without one.
+        embedding: which of the two layers gives the embedding.
+        pool: how the backbone's last feature map is pooled.
+        heads: sizes of the heads of the embedding layer, which are normalised separately; () for a single head.
+        head_weights: the weight of each head in the embedding.
+        depths: the modules of the backbone whose pooled inputs are the features of a head each, lowest first; the last
+            head uses the backbone's final features. () if all heads do.
+        form: the form of the backbone, if it has several; None for that of the weights.
+        size: height and width of the backbone's input; None as published.
+        shorter_side: for a custom backbone, the length to which the shorter side is scaled first.
+        mean: for a custom backbone, the mean of each channel.
+        std: for a custom backbone, the standard deviation of each channel.
+        eval_transform: the name of a custom evaluation transform; None for the centre crop.
     """
 
     backbone: str
@@ -85,31 +85,32 @@ class EmbedderConfig:
 
     def __post_init__(self) -> None:
         if self.heads and (sum(self.heads) != self.dim or len(self.head_weights) != len(self.heads)):
-            raise ValueError(f"heads {self.heads} with weights {self.head_weights} do not make a vector of {self.dim}")
+            raise ValueError(f"heads {self.heads} with weights {self.head_weights} do not fit dim={self.dim}")
         if self.depths and len(self.heads) != len(self.depths) + 1:
-            raise ValueError(f"{len(self.depths)} depths and the backbone's own features need as many heads, and one")
+            raise ValueError(f"{len(self.depths)} depths need {len(self.depths) + 1} heads, got {len(self.heads)}")
         if self.dim < 1:
             raise UserError(f"`dim` must be at least 1, got {self.dim}.")
         if self.embedding == "last" and self.class_dim is None:
-            raise UserError("`embedding='last'` needs the class layer. Use `embedding='penultimate'`, or leave it in.")
+            raise UserError("`embedding='last'` needs the class layer. Use `embedding='penultimate'`, or keep it.")
 
     def plain(self, dim: int) -> "EmbedderConfig":
-        """The same backbone with one layer on top, and no more."""
+        """The same backbone with a single layer on top."""
         one = {"class_dim": None, "embedding": "penultimate", "heads": (), "head_weights": (), "depths": ()}
         return replace(self, dim=dim, **one)  # type: ignore[arg-type]
 
 
 class Embedder(nn.Module):
-    """Backbone -> fully connected layer of `dim` -> unit vector; with a class layer in between for the loss.
+    """Backbone -> embedding layer of `dim` outputs -> unit vector, with an optional class layer for the loss.
 
-    The paper's two layers: the penultimate one is what images are compared by, the class layer on top of it, one output
-    per class, is where the centroids are. Images are uint8 or float in 0..255, (batch, channels, height, width).
+    The paper's two layers: images are compared by the penultimate one, the embedding layer; the class layer on top,
+    with one output per class, is where the centroids are. Images are uint8 or float in 0..255, (batch, channels,
+    height, width).
     """
 
     mean: Tensor
     std: Tensor
-    origin: Path | Network | None = None  # the folder that it was loaded from, or the network without training
-    precision: Precision = "no"  # of the backbone where nothing trains; the features and all that follows are float32
+    origin: Path | Network | None = None  # the folder from which it was loaded, or the pretrained network
+    precision: Precision = "no"  # of the backbone, if nothing is trained; features and layers above are float32
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Embedder(nn.Module):
         if eval_transform is not None:
             self.config = replace(self.config, eval_transform=eval_transform.name)
         self.mode, self.size, self.shorter_side = made.mode, made.size, made.shorter_side
-        # Channels last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
+        # channels_last: on a CPU conv4 trains 1.3 to 1.5 times as fast, ResNet-18 1.1 times.
         self.backbone = made.network.to(memory_format=torch.channels_last)
         self._depths = Depths(self.backbone, config.depths, config.pool) if config.depths else None
         self.penultimate: nn.Linear | Layers = nn.Linear(made.features, config.dim)
@@ -147,24 +148,24 @@ class Embedder(nn.Module):
         self.register_buffer("std", torch.tensor(made.std).view(-1, 1, 1) * 255, persistent=False)
 
     def new_layers(self) -> list[nn.Linear]:
-        """The layers on top of the backbone, which the paper trains ten times as fast."""
+        """The layers on top of the backbone, which the paper trains with ten times the learning rate."""
         first = self.embedding_layers()
         return first if self.class_layer is None else [*first, self.class_layer]
 
     def embedding_layers(self) -> list[nn.Linear]:
-        """The penultimate layer, or those of its heads."""
+        """The embedding layer, or one layer for each head."""
         return self.penultimate.linear() if isinstance(self.penultimate, Layers) else [self.penultimate]
 
     @torch.no_grad()
     def init_from(
         self, features: Float[Tensor, "images features"], labels: Int64[Tensor, " images"] | None = None
     ) -> None:
-        """Initialise the embedding layer with the principal directions of these features instead of at random.
+        """Initialise the embedding layer with the principal directions of these features.
 
-        Images are then compared, before any training, nearly as the backbone's features compare them, instead of by a
-        random part of what the backbone knows. With labels, directions in which the images of a class differ much are
-        made short first. Where there are fewer directions than `dim` (few images, or a backbone with fewer features)
-        the other outputs stay random.
+        Before training, embeddings then compare nearly like the backbone's features, instead of like a random
+        projection of them. With labels, directions with a large within-class variance are scaled down first
+        (whitening). If there are fewer directions than `dim` (few images, or few features), the other outputs stay
+        random.
         """
         first = self.penultimate
         for layer, own in first.with_features(features) if isinstance(first, Layers) else [(first, features)]:
@@ -176,17 +177,17 @@ class Embedder(nn.Module):
     def init_class_layer(
         self, features: Float[Tensor, "images features"], targets: Float[Tensor, "images outputs"], norm: float = 1.0
     ) -> float:
-        """Initialise the class layer with the ridge regression of the embeddings onto the centroids of their classes.
+        """Initialise the class layer by ridge regression of the embeddings onto the centroids of their classes.
 
-        The embedding layer is scaled such that embeddings have about this norm, which changes nothing in how they
-        compare: at the norm of the features, a step of the class layer would undo what is found here.
+        The embedding layer is scaled so that embeddings have about this norm, which does not change how they compare.
+        At the norm of the features, the first step of the class layer would undo the initialisation.
 
         Returns:
-            the factor of that scaling.
+            the scaling factor.
         """
         assert isinstance(self.penultimate, nn.Linear)
         assert self.class_layer is not None
-        factor = norm / float(typical_length(self.penultimate(features)))
+        factor = norm / float(rms_norm(self.penultimate(features)))
         self.penultimate.weight *= factor
         vectors, targets = self.penultimate(features).double().cpu(), targets.double().cpu()
         mean, target = vectors.mean(0), targets.mean(0)
@@ -212,13 +213,13 @@ class Embedder(nn.Module):
         *,
         dim: int | None = None,
     ) -> "Embedder":
-        """The backbone as it is now, with a layer on top that nothing trains.
+        """The current backbone with a layer in closed form on top.
 
-        Without features it is the identity: images are compared by the backbone's own features, all of them. With
-        features it is their whitening, of not more than `dim` directions (None: as many as the embedding layer has
-        outputs): within classes, as `init_from` has it, with labels; otherwise PCA whitening, seen from their mean.
+        Without features, the layer is the identity: images are compared by the backbone's features. With features, it
+        is their whitening in at most `dim` directions (by default the outputs of the embedding layer): within classes
+        if there are labels, otherwise PCA whitening around the mean.
         """
-        layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's own features
+        layer = self.new_layers()[len(self.config.depths)]  # the one on top of the backbone's final features
         if features is None:
             return self.with_layer(torch.eye(layer.in_features))
         own = self.of_backbone(features).double().cpu().numpy()
@@ -231,11 +232,11 @@ class Embedder(nn.Module):
     def with_layer(
         self, weight: Float[Tensor, "dim features"], bias: Float[Tensor, " dim"] | None = None
     ) -> "Embedder":
-        """The backbone as it is now, with this layer on top."""
+        """The current backbone with this layer on top."""
         found = deepcopy(self)
         found.origin = None
         found.config, found._depths, found.class_layer = self.config.plain(len(weight)), None, None
-        with torch.random.fork_rng(devices=[]):  # nobody else's random numbers change
+        with torch.random.fork_rng(devices=[]):  # does not change the caller's random state
             found.penultimate = nn.Linear(weight.shape[1], len(weight)).to(self.new_layers()[0].weight)
         found.penultimate.weight.copy_(weight)
         found.penultimate.bias.copy_(torch.zeros(len(weight)) if bias is None else bias)
@@ -244,15 +245,15 @@ class Embedder(nn.Module):
     def normalised(
         self, images: Shaped[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels height width"]:
-        """Pixels as the backbone wants them: mean and spread of each channel taken out."""
+        """Pixels normalised by the mean and standard deviation of each channel."""
         return ((images.to(self.mean.dtype) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def features(self, images: Shaped[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
-        """What the backbone gives; of several depths, one after the other."""
+        """The features of the backbone; of several depths, concatenated."""
         return self.in_precision(self.of_depths, self.normalised(images))
 
     def in_precision(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """What a part of the backbone gives, computed in `precision`; in full precision again at its end."""
+        """Run a part of the backbone in `precision`; the result is in full precision."""
         if self.precision == "no":
             return part(inputs)
         device = self.mean.device.type
@@ -263,31 +264,31 @@ class Embedder(nn.Module):
 
     @property
     def of_depths(self) -> Callable[[Tensor], Tensor]:
-        """Scaled images -> features: the backbone, or what takes them from several depths of it."""
+        """Normalised images -> features: the backbone, or its `Depths`."""
         return self.backbone if self._depths is None else self._depths
 
     def of_backbone(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch own"]:
-        """Of these features those that the backbone gives in the end."""
+        """The backbone's final features among these features."""
         return features[:, -self.penultimate.features[-1] :] if isinstance(self.penultimate, Layers) else features
 
     def outputs(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch outputs"]:
-        """What the loss compares with the centroids: the class layer's outputs, or without it the penultimate's."""
+        """The input of the loss: the class layer's outputs, or without it those of the embedding layer."""
         outputs: Tensor = self.penultimate(features)
         return outputs if self.class_layer is None else self.class_layer(outputs)
 
     def embedding(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
-        """Unit vectors from the backbone's features: what images are compared by."""
+        """The embeddings, unit vectors, from the backbone's features."""
         if self.config.embedding == "last":
             return normalise(self.outputs(features))
         return joined(self.penultimate(features), self.config.heads, self.config.head_weights)
 
     @property
     def at_once(self) -> int:
-        """How many images to send through the network together, where that is free to choose."""
+        """The best number of images for one forward pass."""
         return images_at_once(len(self.mode) * self.size**2, self.mean.device)
 
     def in_a_batch(self, batch_size: int | None) -> int:
-        """How many images to send through together: those that were asked for, or as many as are best."""
+        """The given batch size, or the best one."""
         if batch_size is not None:
             check_whole("batch_size", batch_size)
         return batch_size or self.at_once
@@ -304,13 +305,13 @@ class Embedder(nn.Module):
         batch_size: int | None = None,
         show_progress: bool = False,
     ) -> Float32[np.ndarray, "images dim"]:
-        """Unit vectors of images: a file, a folder of files, a Pillow image, or any number of these.
+        """Unit vectors of images: a file, a folder, a Pillow image, or several of these.
 
-        A folder is read in the natural order of its files' names (2 before 10), sub-folders included. Images are scaled
-        to the shorter side that the network was trained with and cropped in the centre.
+        A folder is read with its sub-folders in natural order of names (2 before 10). Images are scaled to the shorter
+        side that the network was trained with and cropped in the centre.
 
         Args:
-            batch_size: images at a time; None: as many as the device does best.
+            batch_size: images at a time; None for the best number for the device.
         """
         batch_size = self.in_a_batch(batch_size)
         given = [images] if isinstance(images, str | Path | Image.Image) else list(images)
@@ -318,8 +319,8 @@ class Embedder(nn.Module):
         for each in given:
             if not isinstance(each, str | Path | Image.Image):
                 raise UserError(
-                    f"cannot encode a {type(each).__name__}: give files, folders or Pillow images. Pixels in an array"
-                    " become one by PIL.Image.fromarray(pixels), (height, width, 3) in uint8."
+                    f"cannot encode a {type(each).__name__}: give files, folders or Pillow images. An array of pixels,"
+                    " (height, width, 3) in uint8, becomes one by PIL.Image.fromarray(pixels)."
                 )
             read += [each] if isinstance(each, Image.Image) else _files(Path(each))
         if not read:
@@ -336,11 +337,11 @@ class Embedder(nn.Module):
         return torch.cat(rows).numpy()
 
     def prepared(self, image: Path | Image.Image) -> Shaped[np.ndarray, "channels height width"]:
-        """One image as the network sees it: in its mode, scaled, the centre of it."""
+        """One image preprocessed for the network: converted, scaled and cropped in the centre."""
         return self.prepared_with_key(image)[0]
 
     def prepared_with_key(self, image: Path | Image.Image) -> tuple[Shaped[np.ndarray, "channels height width"], bytes]:
-        """The same, and the digest of the scaled image, by which the cache has its features."""
+        """The preprocessed image, and the digest of the scaled image, the key of its features in the cache."""
         opened = _readable(image) if isinstance(image, Image.Image) else open_image(image)
         if self.eval_transform is not None:
             return self.eval_transform(resized(in_mode(opened, self.mode), shorter_side=self.shorter_side)).numpy(), b""
@@ -348,9 +349,9 @@ class Embedder(nn.Module):
         return middle(whole, self.size), image_digest(whole)
 
     def save(self, folder: Path) -> None:
-        """Write embedder.safetensors and embedder.json, each whole or not at all."""
+        """Write embedder.safetensors and embedder.json, each atomically."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        said = None if self.config.form is None else {"form": self.config.form}  # for who starts from these weights
+        said = None if self.config.form is None else {"form": self.config.form}  # read by `weights.load_weights`
         write_tensors(folder / "embedder.safetensors", tensors, said)
         write_atomically(folder / "embedder.json", json.dumps(asdict(self.config), indent=1).encode() + b"\n")
 
@@ -363,15 +364,15 @@ def load(
     eval_transform: Callable[[Any], Any] | None = None,
     precision: Precision = "no",
 ) -> Embedder:
-    """The Embedder of a run folder, ready to use: in evaluation mode, on the CPU.
+    """The Embedder of a run folder, in evaluation mode, on the CPU.
 
-    `hf://owner/name` is a model on the Hugging Face hub, and a folder that `tammes export --format hub` wrote will do.
+    Also loads a model on the Hugging Face hub, `hf://owner/name`, and a folder that `tammes export --format hub` wrote.
 
     Args:
-        embedding: take the vectors from this layer instead of the one that the run chose.
-        backbone: a module like the one that the run was given, if it was given one; a copy of it gets the weights.
-        eval_transform: the one that the run was given, if it was given one.
-        precision: bf16 runs the backbone in bfloat16, as `tammes.pretrained` has it.
+        embedding: use this layer as the embedding instead of that of the run.
+        backbone: for a run with a custom backbone, a module of the same architecture; it is copied.
+        eval_transform: for a run with a custom evaluation transform, the same transform.
+        precision: "bf16" runs the backbone in bfloat16, as in `tammes.pretrained`.
     """
     found = _loaded(folder, embedding, backbone, eval_transform)
     found.precision = checked_precision(precision)
@@ -379,7 +380,7 @@ def load(
 
 
 def checked_precision(precision: str) -> Precision:
-    """A precision that was asked for, or an error that says which there are."""
+    """A valid precision. Raises UserError."""
     if precision not in get_args(Precision):
         raise unknown_name("precision", str(precision), get_args(Precision))
     return precision  # type: ignore[return-value]
@@ -398,7 +399,7 @@ def _loaded(
     if of_hub is not None:
         return _loaded_from(folder, _from_hub(folder, of_hub, embedding))
     if (folder / "learner.json").exists():
-        raise UserError(f"{folder} was trained on vectors: load it by tammes.MetricLearner.load.")
+        raise UserError(f"{folder} was trained on vectors: load it with tammes.MetricLearner.load.")
     if not (folder / "embedder.json").exists():
         raise UserError(
             f"no trained model in {folder}: embedder.json is missing. Train one: tammes train DATA --out {folder}"
@@ -411,25 +412,25 @@ def _loaded(
     made = _given_backbone(config, backbone, folder)
     if config.eval_transform is not None and eval_transform is None:
         raise UserError(
-            f"{folder} was given the transform {config.eval_transform} for evaluation, which cannot be saved in a file."
-            f" Open it in Python, with the transform: tammes.load({str(folder)!r}, eval_transform=transform)"
+            f"{folder} was trained with the evaluation transform {config.eval_transform}, which cannot be saved in a"
+            f" file. Load it in Python with it: tammes.load({str(folder)!r}, eval_transform=transform)"
         )
     transform = None if eval_transform is None else Transform("eval_transform", eval_transform)
     return _loaded_from(folder, _built(config, read_tensors(file)[0], file, made, transform))
 
 
 def _given_backbone(config: EmbedderConfig, module: nn.Module | None, folder: Path) -> Backbone | None:
-    """What a network that was given as a module is made of; None for one that has a name."""
+    """The Backbone of a custom backbone; None for a network with a name."""
     own = config.backbone.startswith(OWN)
     if own and module is None:
         raise UserError(
             f"{folder} was trained with the module {config.backbone.removeprefix(OWN)}, which cannot be saved in a"
-            f" file. Open it in Python, with such a module: tammes.load({str(folder)!r}, backbone=module)"
+            f" file. Load it in Python with such a module: tammes.load({str(folder)!r}, backbone=module)"
         )
     if module is None:
         return None
     if not own:
-        raise UserError(f"{folder} was trained with {config.backbone}, which is made by its name: leave out backbone.")
+        raise UserError(f"{folder} was trained with {config.backbone}, which is built by name: leave out backbone.")
     return of_module(
         module, size=config.size, mean=config.mean, std=config.std, shorter_side=config.shorter_side, pool=config.pool
     )
@@ -441,7 +442,7 @@ def _loaded_from(folder: Path, embedder: Embedder) -> Embedder:
 
 
 def saved_embedder(folder: Path) -> tuple[EmbedderConfig, dict[str, Tensor]]:
-    """The description and the weights of the network of a run, also where its module or transform is not here."""
+    """The config and the weights of a run's network, even if its custom backbone or transform is not available."""
     file = folder / "embedder.json"
     config = _config(_json(file), file, None) if file.exists() else None
     if config is not None and (config.backbone.startswith(OWN) or config.eval_transform is not None):
@@ -456,20 +457,20 @@ def is_of_hub(model: str | Path) -> bool:
 
 
 class _OfHub(TypedDict):
-    """What config.json of a folder for the hub says of a model of ours."""
+    """The entry of a tammes model in the config.json of a hub folder."""
 
     embedder: dict[str, Any]
     classifier: NotRequired[str | None]
 
 
 class _HubConfig(TypedDict):
-    """That file, which other programs write too."""
+    """The config.json of a hub folder, which other programs also write."""
 
     tammes: NotRequired[_OfHub | None]
 
 
 def _of_hub(folder: Path) -> _OfHub | None:
-    """What a folder for the hub says of its model; None for another, such as a run, which has a config.json too."""
+    """The entry of a hub folder; None for any other folder, such as a run, which also has a config.json."""
     file = folder / "config.json"
     if (folder / "embedder.json").exists() or not file.exists() or not (folder / "model.safetensors").exists():
         return None
@@ -478,7 +479,7 @@ def _of_hub(folder: Path) -> _OfHub | None:
 
 
 def _from_hub(folder: Path, said: _OfHub, embedding: Embedding | None) -> Embedder:
-    """The Embedder of a folder for the hub, whose weights may be timm's, with our layer as the classifier."""
+    """The Embedder of a hub folder; its weights may be named as in timm, with our layer as the classifier."""
     file = folder / "model.safetensors"
     config = _config(said["embedder"], folder / "config.json", embedding)
     classifier = said.get("classifier")
@@ -504,10 +505,10 @@ def _built(
         if backbone is None:
             check_weights(config.backbone, sum(tensor.numel() for tensor in tensors.values()))
     except UserError as error:
-        raise UserError(f"{file} does not belong to its description: {error}") from None
+        raise UserError(f"{file} does not match its description: {error}") from None
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise UserError(f"{file}: {name} holds numbers that are not finite: the training diverged. Train it again.")
+            raise UserError(f"{file}: {name} has numbers that are not finite: the training diverged. Train it again.")
     embedder = Embedder(config, backbone=backbone, eval_transform=transform)
     try:
         embedder.load_state_dict(tensors)
@@ -521,43 +522,43 @@ def _json(file: Path) -> Any:
 
 
 def _config(given: Any, file: Path, embedding: Embedding | None) -> EmbedderConfig:
-    """What a file says of the network; it may be untrusted, so nothing in it is taken on trust."""
+    """Validate the config of a file, which is untrusted."""
     found: EmbedderConfig = built(given, EmbedderConfig, str(file), _ADVICE)
     return found if embedding is None else replace(found, embedding=embedding)
 
 
 def _check_sizes(config: EmbedderConfig, found: dict[str, tuple[int, ...]], file: Path) -> None:
-    """Refuse a network of another size than that of its weights, before memory is asked for."""
+    """Raise UserError if the config does not match the shapes of the weights, before memory is allocated."""
     for layer, size in (("penultimate.", config.dim), ("class_layer.", config.class_dim or 0)):
         outputs = sum(shape[0] for name, shape in found.items() if name.startswith(layer) and len(shape) == 2)
         if outputs != size:
             what = f"{size} outputs of {layer.rstrip('.')}"
-            raise UserError(f"{file} holds {outputs}, where embedder.json says {what}: they do not belong together.")
+            raise UserError(f"{file} has {outputs}, and embedder.json {what}: they do not belong together.")
 
 
 @cache
 def _say_if_slow() -> None:
-    """Once, where bfloat16 is emulated."""
+    """Print a note once if bfloat16 is emulated."""
     if not multiplies_bfloat16():
-        say("note: this processor has no instructions for bfloat16, so `precision='bf16'` is slower here than `no`.")
+        say("note: this processor has no bfloat16 instructions, so `precision='bf16'` is slower than `no`.")
 
 
 def _readable(image: Image.Image) -> Image.Image:
-    """A image that somebody else has opened, or an error if it has no pixels."""
+    """The Pillow image; UserError if its pixels cannot be read."""
     if 0 in image.size:
         raise UserError(f"an image of {image.width} x {image.height} pixels has nothing to encode: leave it out.")
     try:
         image.load()
-        image.getpixel((0, 0))  # one that was closed says so here
+        image.getpixel((0, 0))  # fails for a closed image
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"a Pillow image cannot be read: {error}. Open it again, and close it when it is encoded."
+            f"a Pillow image cannot be read: {error}. Open it again, and close it after encoding."
         ) from error
     return image
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or the images in the folder by their names."""
+    """The file, or the images in the folder."""
     if not path.exists():
         raise UserError(f"no such file or folder: {path}.")
     if not path.is_dir():

@@ -1,8 +1,8 @@
-"""The features of the frozen part of a network, computed once per image and cached for training and for galleries.
+"""The feature cache: activations of the frozen part of a network, computed once per image, for training and galleries.
 
-`--train head` freezes the whole backbone, `--train top` what lies below a cut; a network that only embeds is frozen as
-a whole. The activations of the centre or of random crops of each image are kept in a memory-mapped file of the network,
-by the digest of the image: other splits, and the same image in another folder, use them again.
+`--train head` freezes the whole backbone, `--train top` the layers below a cut; a network that only embeds is frozen
+completely. The activations of the centre crop or of random crops of each image are stored in a memory-mapped file per
+network, by the digest of the image, so that other splits, and the same image in another folder, use them again.
 """
 
 import json
@@ -40,12 +40,12 @@ _WHAT = "the activations"
 
 
 class Frozen:
-    """An Embedder of which a part is frozen: `below` gives activations, `above` turns them into features.
+    """An Embedder with a frozen part: `below` computes activations, `above` computes features from them.
 
     Args:
-        embedder: its frozen weights are marked as such, and so are left out by the optimizer.
-        at: the module that the part to be trained begins with; None freezes the whole backbone.
-        marks: False leaves the marks as they are, where nothing is going to be trained.
+        embedder: the Embedder; `requires_grad` of its frozen weights is set to False.
+        at: the lowest trainable module; None freezes the whole backbone.
+        marks: False leaves `requires_grad` unchanged, if nothing is trained.
     """
 
     def __init__(self, embedder: Embedder, at: str | None, *, marks: bool = True) -> None:
@@ -71,7 +71,7 @@ class Frozen:
         return features
 
     def digest(self) -> str:
-        """A text that changes with the frozen weights."""
+        """A SHA-256 of the frozen weights."""
         found = sha256()
         frozen = cut(self.embedder.backbone, self.at)[0] if self.at is not None else self.embedder.backbone
         for name, tensor in sorted(frozen.state_dict().items()):
@@ -82,13 +82,13 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Activations:
-    """What the frozen part gives for each view of each image.
+    """The cached activations of each view of each image.
 
     Attributes:
-        values: all that is kept of this network, memory-mapped: maps in half precision, their channels last, as the
-            convolutions above want them; features in full.
-        rows: where in it each is.
-        indices: which images, as numbers in the data set, in increasing order.
+        values: all cached activations of this network, memory-mapped: feature maps in half precision, channels last;
+            feature vectors in full precision.
+        rows: the row in `values` of each view of each image.
+        indices: the images, as indices of the data set, in increasing order.
     """
 
     file: Path
@@ -103,16 +103,16 @@ class Activations:
     def inputs(
         self, indices: Int64[ndarray, " batch"], views: Int64[ndarray, " batch"] | None = None
     ) -> Float[Tensor, "batch ..."]:
-        """The activations of these images, each in its view; by default in the first."""
+        """The activations of these images in the given views; by default the first."""
         places = np.searchsorted(self.indices, indices)
         taken = torch.from_numpy(self.values[self.rows[0 if views is None else views, places]])
         return taken.permute(0, 3, 1, 2) if taken.ndim == 4 else taken
 
 
 class Kept:
-    """Rows of numbers by the keys of what they were computed from, in a file that only grows.
+    """An append-only file of arrays by key.
 
-    After a line that says what a row is, each has its key before it. Whatever else is at the end was cut short.
+    A header line describes the rows; each row is a key followed by the array. An incomplete last row is ignored.
     """
 
     def __init__(self, file: Path) -> None:
@@ -128,7 +128,7 @@ class Kept:
                 said = json.loads(source.read(_HEADER))
             self._row = _row(tuple(said["shape"]), said["dtype"])
             number = (self.file.stat().st_size - _HEADER) // self._row.itemsize
-        except (OSError, ValueError, KeyError, TypeError):  # there is none, or its first line is not whole
+        except (OSError, ValueError, KeyError, TypeError):  # no file, or an incomplete header
             return
         if number > self._number:
             found = np.memmap(self.file, self._row, "r", offset=_HEADER, shape=(number,))
@@ -139,10 +139,10 @@ class Kept:
 
     @contextmanager
     def alone(self, *, wait: bool = True) -> Iterator[IO[bytes] | None]:
-        """The file to add to, when no other process does: what that has added is there too. None: there is one.
+        """Lock the file for writing and yield it, with the rows of other processes read; None if it is locked.
 
         Args:
-            wait: until the other is done.
+            wait: wait for another process instead.
         """
         folder_inside(self.file.parent)
         with open_inside(self.file) as sink:
@@ -153,7 +153,7 @@ class Kept:
             yield sink
 
     def add(self, sink: IO[bytes], keys: Sequence[bytes], values: Shaped[ndarray, "some ..."]) -> None:
-        """Write rows behind those that are there; `values` has them after the next `alone`, or `close`."""
+        """Append rows; `values` has them after the next `alone` or `close`."""
         if self._row is None:
             self._row = _row(values.shape[1:], values.dtype.str)
             sink.truncate(0)
@@ -167,7 +167,7 @@ class Kept:
         sink.flush()
 
     def close(self, sink: IO[bytes]) -> None:
-        """Have what was added on the disk, and in `values`."""
+        """Flush added rows to disk and update `values`."""
         fsync(sink.fileno())
         self._read()
 
@@ -177,11 +177,11 @@ def _row(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def kept_by(frozen: Frozen, *, crop: int, cache: Path | None = None) -> Kept:
-    """What the cache has of a frozen part: its file is named after all that it depends on beside the image."""
+    """The cache file of a frozen part; its name depends on everything that affects activations except the image."""
     given = frozen.embedder.config
     depends_on: list[Any] = [_VERSION, frozen.digest(), frozen.at, crop, given.backbone, given.form]
-    depends_on += [given.size, given.shorter_side, given.mean, given.std]  # of a module of the caller's own
-    if frozen.at is None:  # neither has weights, and both are above every cut
+    depends_on += [given.size, given.shorter_side, given.mean, given.std]  # set for custom backbones
+    if frozen.at is None:  # neither has weights, and both are above any cut
         depends_on += [given.pool, given.depths]
     if frozen.embedder.precision != "no":
         depends_on.append(frozen.embedder.precision)
@@ -193,9 +193,9 @@ def kept_by(frozen: Frozen, *, crop: int, cache: Path | None = None) -> Kept:
 def keys_of(
     images: Decoded, indices: Int64[ndarray, " images"], *, views: int = 0, mirror: bool = True, padding: int = 0
 ) -> list[list[bytes]]:
-    """What the activations of each view of each image are found by: all that they depend on beside the network.
+    """The cache keys of the activations of each view of each image: everything they depend on except the network.
 
-    Of the crop in the centre that is the image; a random crop follows from its number in the data set, too.
+    For the centre crop that is the image; for a random crop also the index of the image in the data set.
     """
     centres = [images.digests[index] for index in indices.tolist()]
     if not views:
@@ -211,7 +211,7 @@ def keys_of(
 
 
 def num_missing(kept: Kept, keys: list[list[bytes]]) -> int:
-    """How many activations are not kept yet."""
+    """How many activations are not cached yet."""
     return sum(key not in kept.places for view in keys for key in view)
 
 
@@ -232,17 +232,17 @@ def activations(
     on_plan: Callable[[int, float], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Activations:
-    """Activations of images, from the cache or, the first time, into it. What an interruption left is used.
+    """Activations of images: from the cache, or computed and cached. Partial results of an interruption are used.
 
     Args:
-        indices: which images, in increasing order.
-        crop: height and width of what the network sees.
-        views: random crops (mirrored at random if `mirror`) of each image; 0 for the one in the centre.
-        padding: pixels by which an image's border is repeated outwards before a random crop.
-        batch_size: images at a time; None: as many as the device does best.
-        together: other processes compute those of other images meanwhile. Otherwise they wait: they may want the same.
-        on_plan: told how many bytes are still to be kept and how many seconds they may take, after the first batch.
-        on_progress: called with (images done, images in all), of those that are not kept yet.
+        indices: the images, in increasing order.
+        crop: height and width of the network's input.
+        views: random crops of each image (mirrored at random if `mirror`); 0 for the centre crop.
+        padding: pixels by which the border is replicated before a random crop.
+        batch_size: images at a time; None for the best number for the device.
+        together: True if other processes compute other images at the same time; otherwise they wait for the lock.
+        on_plan: called after the first batch with the bytes and seconds that the missing activations will take.
+        on_progress: called with (images done, images in all), of those that are not cached yet.
     """
     kept = kept_by(frozen, crop=crop, cache=cache)
     keys = keys_of(images, indices, views=views, mirror=mirror, padding=padding)
@@ -253,7 +253,7 @@ def activations(
         places = np.array([place for place, key in enumerate(keys[view]) if key not in kept.places], dtype=np.int64)
         if not len(places):
             return
-        # A view's crops follow from its number alone: runs with other seeds find the same.
+        # The crops of a view depend only on its number, so that runs with other seeds use the same.
         given = batches(
             images, indices[places], places, batch_size=batch_size, crop=crop, train=views > 0, sampler="ordered",
             mirror=mirror, padding=padding if views else 0, seed=0, epoch=view,
@@ -289,7 +289,7 @@ def activations(
 def frozen_values(
     frozen: Frozen, images: Shaped[Tensor, "batch channels height width"]
 ) -> Shaped[ndarray, "batch ..."]:
-    """The activations of images as they are kept."""
+    """The activations of images in the form in which they are cached."""
     given = frozen.below(images)
     if given.ndim == 2:
         return given.float().cpu().numpy()
@@ -302,9 +302,9 @@ def frozen_values(
 
 
 class ImageFeatures:
-    """The features of single images, in evaluation mode: from the cache or, the first time, into it.
+    """The features of single images in evaluation mode: from the cache, or computed and cached.
 
-    Where the cache cannot be written, or another process writes to it, they are only computed.
+    If the cache is not writable, or locked by another process, they are computed without caching.
     """
 
     def __init__(self, embedder: Embedder, *, cache: Path | None = None) -> None:
@@ -315,10 +315,10 @@ class ImageFeatures:
     def __call__(
         self, images: Sequence[Shaped[ndarray, "channels height width"]], keys: Sequence[bytes]
     ) -> Float[Tensor, "images features"]:
-        """Those of images as the network sees them, on its device.
+        """The features of preprocessed images, on the network's device.
 
         Args:
-            keys: the `image_digest` of each as it was scaled, before its centre was cut out.
+            keys: the `image_digest` of each scaled image, before its centre crop.
         """
         kept, device = self._kept, self.embedder.mean.device
         known = {} if kept is None else kept.places
@@ -347,9 +347,9 @@ def activation_batches(
     labels: Int64[ndarray, " chosen"],
     **sampling: Unpack[Sampling],
 ) -> Batches:
-    """One epoch of batches of activations, as `data.batches` has them of images.
+    """One epoch of batches of activations, like `data.batches` for images.
 
-    Each image goes through its views in turn, an epoch each, from one that the seed decides.
+    Each image cycles through its views, one per epoch, from a view that depends on the seed.
     """
     seed, epoch = sampling.get("seed", 0), sampling.get("epoch", 0)
     first = np.random.default_rng([seed, 1]).integers(stored.views, size=len(indices))

@@ -1,4 +1,4 @@
-"""Heads: the parts of a layer's outputs that are unit vectors of their own, and the one unit vector that they make."""
+"""Heads: parts of an embedding layer that are normalised separately and joined into one unit vector."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from tammes.geometry import normalise
 
 
 def parted(outputs: Float[Tensor, "batch dim"], sizes: Sequence[int]) -> tuple[Float[Tensor, "batch _"], ...]:
-    """The outputs of each head; without heads, all of them in one."""
+    """The outputs of each head; without heads, all outputs."""
     return outputs.split(list(sizes), dim=1) if sizes else (outputs,)
 
 
 def joined(
     outputs: Float[Tensor, "batch dim"], sizes: Sequence[int], weights: Sequence[float]
 ) -> Float[Tensor, "batch dim"]:
-    """One unit vector: those of the heads, each scaled to unit length and then by its weight, one after the other."""
+    """One unit vector: the heads, each normalised and multiplied by its weight, concatenated and normalised."""
     if not sizes:
         return normalise(outputs)
     unit = [weight * normalise(part) for part, weight in zip(parted(outputs, sizes), weights, strict=True)]
@@ -25,11 +25,11 @@ def joined(
 
 
 class Layers(nn.Module):
-    """A layer for each head, side by side: each turns features of its own into its outputs.
+    """One linear layer for each head, each with its own features.
 
     Args:
-        features: how many each has, one after the other in what comes in.
-        sizes: the lengths of the heads.
+        features: the number of features of each head, in the order in which they are concatenated.
+        sizes: the sizes of the heads.
     """
 
     def __init__(self, features: Sequence[int], sizes: Sequence[int]) -> None:
@@ -47,5 +47,5 @@ class Layers(nn.Module):
     def with_features(
         self, features: Float[Tensor, "batch features"]
     ) -> list[tuple[nn.Linear, Float[Tensor, "batch own"]]]:
-        """Each layer with those of the features that are its own."""
+        """Each layer with its own features."""
         return list(zip(self.linear(), features.split(list(self.features), dim=1), strict=True))

@@ -1,4 +1,4 @@
-"""Where the weights of an Embedder come from, so that it can be built again. Imports no torch."""
+"""Network: the record of a pretrained network, from which its Embedder can be rebuilt. Imports no torch."""
 
 import json
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from typing import Literal
 from tammes.errors import UserError
 from tammes.io.files import opened
 
-Precision = Literal["no", "bf16"]  # of a network that nothing trains: float32, or bfloat16
+Precision = Literal["no", "bf16"]  # of a network that is not trained: float32 or bfloat16
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network without training, and all that is needed to build it again.
+    """A pretrained network, with everything needed to rebuild it.
 
     Attributes:
-        name: of the backbone; of a module that only its own program has, the name of its class.
-        weights: "imagenet", or a file of weights from the root; empty for a module.
-        sha256: of that file; empty for "imagenet".
-        size: height and width of the images that it sees.
-        pool: how its last map becomes a vector.
-        form: which form of the network, of those that have several.
-        whitening: the layer on top of it, weights and bias, as `models.whitening` writes it; empty without one.
-        whitened_within: the names of the classes that it was found within, as JSON; empty if it was found without.
+        name: the name of the backbone; for a custom module, the name of its class.
+        weights: "imagenet", or the absolute path of a file of weights; empty for a module.
+        sha256: checksum of that file; empty for "imagenet".
+        size: height and width of its input.
+        pool: how its last feature map is pooled.
+        form: the form of the network, if it has several.
+        whitening: the whitening layer, as written by `models.whitening`; empty without one.
+        whitened_within: the names of the classes used for the whitening, as JSON; empty for PCA whitening.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Network:
     whitened_within: str = ""
 
     def classes(self) -> list[str]:
-        """The names of the classes whose labels decided its vectors."""
+        """The names of the classes that were used for the whitening."""
         try:
             found = json.loads(self.whitened_within or "[]")
-        except ValueError:  # a gallery may be untrusted
+        except ValueError:  # galleries are untrusted
             return []
         return [str(each) for each in found] if isinstance(found, list) else []
 

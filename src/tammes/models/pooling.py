@@ -1,4 +1,4 @@
-"""Pooling: the last feature map of a network as one vector."""
+"""Global pooling: the last feature map of a network as one vector."""
 
 from inspect import signature
 from typing import Any, Literal
@@ -10,34 +10,34 @@ from torch import Tensor, nn
 from tammes.errors import UserError
 
 Pool = Literal["published", "token", "mean", "max", "mean-max", "gem"]
-# What timm calls them. Its networks have no generalised mean: ours takes the place of their pooling.
+# timm's names. Its networks have no generalised mean; for that, their pooling layer is replaced.
 TIMM_NAMES: dict[Pool, str] = {"token": "token", "mean": "avg", "max": "max", "mean-max": "avgmax"}
 GEM_POWER = 3.0
-_SMALLEST = 1e-6  # the power of 0 has no gradient
+_SMALLEST = 1e-6  # 0 has no gradient under the root
 
 
 class MeanMaxPool(nn.Module):
-    """The mean of a map's mean and its maximum over all places."""
+    """The mean of global mean pooling and global max pooling."""
 
     def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels 1 1"]:
         return (maps.mean((2, 3), keepdim=True) + maps.amax((2, 3), keepdim=True)) / 2
 
 
 class GeM(nn.Module):
-    """The generalised mean over all places, (mean x^p)^(1/p) with p = 3: between mean (1) and maximum (infinity).
+    """Generalised mean pooling, (mean x^p)^(1/p) with p = 3: between mean (p = 1) and maximum (p = infinity).
 
     Radenović et al., Fine-tuning CNN Image Retrieval with No Human Annotation. The power is fixed, not learned.
     """
 
     def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels 1 1"]:
-        powers = maps.float().clamp(min=_SMALLEST) ** GEM_POWER  # half precision would overflow
+        powers = maps.float().clamp(min=_SMALLEST) ** GEM_POWER  # overflows in half precision
         return (powers.mean((2, 3), keepdim=True) ** (1 / GEM_POWER)).to(maps.dtype)
 
 
 def pool_layer(pool: Pool) -> nn.Module:
-    """The layer that pools maps: (batch, channels, height, width) -> (batch, channels, 1, 1)."""
+    """A global pooling layer: (batch, channels, height, width) -> (batch, channels, 1, 1)."""
     if pool == "token":
-        raise UserError("`pool='token'` is the class token of a transformer, and this network gives maps.")
+        raise UserError("`pool='token'` is the class token of a transformer, and this network has feature maps.")
     if pool == "mean-max":
         return MeanMaxPool()
     if pool == "gem":
@@ -46,14 +46,14 @@ def pool_layer(pool: Pool) -> nn.Module:
 
 
 def exchange_pool(network: nn.Module, pool: Pool, *, channels: int, size: int) -> None:
-    """Let a network that makes vectors of images end in this pooling instead of the one that it was published with.
+    """Replace the final pooling of a network.
 
     Args:
-        channels: of its images.
-        size: their height and width.
+        channels: channels of its input.
+        size: height and width of its input.
 
     Raises:
-        UserError: it does not end in a pooling over all places that could be exchanged.
+        UserError: it does not end in a global pooling that can be replaced.
     """
     if pool == "published":
         return
@@ -75,7 +75,7 @@ def _exchange_in_timm(network: nn.Module, pool: Pool) -> None:
         from timm.layers.adaptive_avgmax_pool import SelectAdaptivePool2d
 
         found = [(name, part) for name, part in network.named_modules() if isinstance(part, SelectAdaptivePool2d)]
-        # A transformer that keeps the channels last gives its pooling maps of another shape.
+        # Networks with channels last pass maps of another shape to their pooling.
         if not found or getattr(network, "output_fmt", "NCHW") != "NCHW":
             raise _refused(network, pool)
         name, part = found[-1]
@@ -86,7 +86,7 @@ def _exchange_in_timm(network: nn.Module, pool: Pool) -> None:
         raise _refused(network, pool)
     try:
         reset(0, global_pool=TIMM_NAMES[pool])
-    except (AssertionError, ValueError, RuntimeError) as error:  # no token in it, or nothing but one
+    except (AssertionError, ValueError, RuntimeError) as error:  # no class token, or nothing but one
         raise _refused(network, pool) from error
 
 
@@ -97,7 +97,7 @@ def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
 
 @torch.no_grad()
 def _is_last(network: nn.Module, part: nn.Module, channels: int, size: int) -> bool:
-    """Whether the network's features are what this pooling gives: such layers are also used within blocks."""
+    """Whether the network's features are the output of this pooling layer, as such layers are also used in blocks."""
     given: list[Tensor] = []
     hook = part.register_forward_hook(lambda _, __, output: given.append(output))
     was_training = network.training
@@ -110,5 +110,5 @@ def _is_last(network: nn.Module, part: nn.Module, channels: int, size: int) -> b
 
 
 def _refused(network: nn.Module, pool: Pool) -> UserError:
-    what = "has no class token" if pool == "token" else "does not end in a mean or maximum over all places"
+    what = "has no class token" if pool == "token" else "does not end in global mean or max pooling"
     return UserError(f"{type(network).__name__} {what}, so it cannot have `pool={pool!r}`. Leave `pool` out.")

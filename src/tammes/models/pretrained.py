@@ -1,4 +1,4 @@
-"""Pretrained networks as embedders without training: images are compared by the features of the backbone."""
+"""Pretrained networks as embedders, without training: images are compared by the backbone's features."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from tammes.models.origin import Network, Precision, file_digest
 from tammes.models.pooling import Pool
 from tammes.models.whitening import whitening_from_text, whitening_to_text
 
-MOST_WHITENED = 8192  # images whose features decide a whitening
+MOST_WHITENED = 8192  # images used for a whitening
 
 
 def pretrained(
@@ -38,20 +38,20 @@ def pretrained(
     whiten: str | Path | None = None,
     **images: Any,
 ) -> Embedder:
-    """A network without training, ready to use: images are compared by its features.
+    """A pretrained network as an Embedder: images are compared by its features.
 
     Args:
         name: googlenet, vgg16, resnet50, …, any name of torchvision or timm, hf-hub:owner/name, open_clip:MODEL/TAG, or
             a module with its weights.
-        weights: imagenet for those that it was published with (downloaded), or a file of weights.
-        pool: how the last map becomes a vector.
-        form: of resnet50, 101 and 152, where the file of weights does not say it: torchvision or keras.
-        size: height and width of the images that it sees; None: as published.
-        precision: bf16 runs it in bfloat16: faster on a GPU, or on a processor with instructions for it. The features
-            stay float32 and differ a little.
-        whiten: a folder of images whose features decide a whitening, in closed form, down to 256 dimensions: within
-            their classes where the names of sub-folders are classes, otherwise PCA whitening.
-        images: `mean` and `std` of a module, as `train` takes them.
+        weights: "imagenet" for the published weights (downloaded), or a file of weights.
+        pool: how the last feature map is pooled.
+        form: "torchvision" or "keras", for resnet50, 101 and 152 if the file of weights does not name it.
+        size: height and width of its input; None as published.
+        precision: "bf16" runs it in bfloat16: faster on a GPU, or on a processor with bfloat16 instructions. The
+            features stay float32 and differ a little.
+        whiten: a folder of images to whiten the features with, in closed form, down to 256 dimensions: within classes
+            if there are sub-folders, otherwise PCA whitening.
+        images: `mean` and `std` of a module, as in `train`.
     """
     if isinstance(name, nn.Module):
         made = of_module(name, pool=pool, size=size, **images)
@@ -59,7 +59,7 @@ def pretrained(
         own.precision = checked_precision(precision)
         return own if whiten is None else whitened(own, *_of_folder(Path(whiten)))
     if images:
-        raise UserError(f"{next(iter(images))} is for a module; {name} says it itself: leave it out.")
+        raise UserError(f"{next(iter(images))} is for a module; {name} has its own: leave it out.")
     found = Embedder(EmbedderConfig(name, pool=pool, form=form, size=size), weights=weights).closed_form()
     found.precision = checked_precision(precision)
     of_file = str(weights) not in ("imagenet", "none")
@@ -75,12 +75,12 @@ def pretrained(
 
 
 def whitened(embedder: Embedder, images: Sequence[Path | Callable[[], Image.Image]], labels: Sequence[str]) -> Embedder:
-    """A pretrained network with its features whitened, as these images have them; kept with its origin.
+    """A pretrained network with a whitening of its features on these images; the origin records it.
 
     Args:
         images: files, or functions that read an image.
-        labels: the class of each, empty for none. Where there are not two or more it is whitened without, otherwise
-            images of no class are left out.
+        labels: the class of each image; "" for none. With fewer than two classes, PCA whitening is used; otherwise
+            images without a class are left out.
 
     Raises:
         UserError: fewer than two images can be read.
@@ -94,33 +94,33 @@ def whitened(embedder: Embedder, images: Sequence[Path | Callable[[], Image.Imag
         for start in range(0, len(chosen), embedder.at_once):
             read = []
             for image, label in chosen[start : start + embedder.at_once]:
-                with suppress(UserError, OSError):  # whoever stores its vector says that it cannot be read
+                with suppress(UserError, OSError):  # unreadable images are reported when they are indexed
                     read.append(embedder.prepared_with_key(image if isinstance(image, Path) else image()))
                     codes.append(numbers[label])
             if read:
                 rows.append(features([pixels for pixels, _ in read], [key for _, key in read]))
             on_progress(min(start + embedder.at_once, len(chosen)), len(chosen))
     if len(codes) < 2:
-        raise UserError(f"`whiten` needs two images or more that can be read, and there are {len(codes)}.")
+        raise UserError(f"`whiten` needs at least two readable images, and there are {len(codes)}.")
     seen = set(codes)
     labelled = not few and len(seen) > 1
     found = embedder.closed_form(torch.cat(rows), torch.tensor(codes) if labelled else None, dim=DIM)
     (top,) = found.new_layers()
     layer = torch.cat([top.weight, top.bias[:, None]], dim=1)
-    text = whitening_to_text((layer / layer.abs().max()).detach().cpu().numpy())  # its scale means nothing
+    text = whitening_to_text((layer / layer.abs().max()).detach().cpu().numpy())  # the scale is arbitrary
     within = json.dumps([name for name, number in numbers.items() if number in seen]) if labelled else ""
     return with_whitening(embedder, text, within)
 
 
 def with_whitening(embedder: Embedder, text: str, within: str = "") -> Embedder:
-    """A pretrained network with a whitening that was found before, within these classes: as `Network` has them.
+    """A pretrained network with a stored whitening, as recorded in `Network`.
 
     Raises:
-        UserError: it is not one of this network.
+        UserError: the whitening does not fit this network.
     """
     layer = whitening_from_text(text, embedder.new_layers()[0].in_features + 1)
     if layer is None:
-        raise UserError(f"the whitening is not one of {embedder.config.backbone}: it is damaged. Make it again.")
+        raise UserError(f"the whitening does not fit {embedder.config.backbone}: it is damaged. Compute it again.")
     found = embedder.with_layer(torch.from_numpy(layer[:, :-1].copy()), torch.from_numpy(layer[:, -1].copy()))
     if isinstance(embedder.origin, Network):
         found.origin = replace(embedder.origin, whitening=text, whitened_within=within)
@@ -136,13 +136,13 @@ def _of_folder(folder: Path) -> tuple[tuple[Path, ...], list[str]]:
 
 
 def rebuilt(network: Network, file: Path, precision: Precision = "no") -> Embedder:
-    """The embedder that a record describes.
+    """The Embedder of a `Network` record.
 
     Args:
-        file: where its weights are now; of "imagenet" it means nothing.
+        file: the current path of its file of weights; not used for "imagenet".
 
     Raises:
-        UserError: the file of weights is not there, or is another.
+        UserError: the file of weights is missing, or has another checksum.
     """
     published = network.weights == "imagenet"
     if not published and file_digest(file) != network.sha256:
@@ -154,13 +154,13 @@ def rebuilt(network: Network, file: Path, precision: Precision = "no") -> Embedd
 
 
 def load_model(model: str | Path, *, precision: Precision = "no", **how: Any) -> Embedder:
-    """The embedder of a run folder, of a model on the hub (`hf://owner/name`), or a pretrained network by its name.
+    """The Embedder of a run folder, of a model on the hub (`hf://owner/name`), or of a pretrained network.
 
     Args:
-        how: `weights`, `pool`, `form`, `size` of a pretrained network; None: as if not given.
+        how: `weights`, `pool`, `form`, `size` of a pretrained network; None means not given.
 
     Raises:
-        UserError: there is no such run and no such network, or what was given is for another kind of model.
+        UserError: there is no such run or network, or an option is for another kind of model.
     """
     if names_network(model):
         try:
@@ -173,7 +173,7 @@ def load_model(model: str | Path, *, precision: Precision = "no", **how: Any) ->
 
 
 def check_trained(model: str | Path, how: Mapping[str, Any]) -> None:
-    """Refuse for a trained model what only a pretrained network can be told."""
+    """Raise UserError if a trained model is given options of a pretrained network."""
     given = next((name for name, value in how.items() if value is not None), None)
     if given is not None:
         what = "weights_form" if given == "form" else given
@@ -181,7 +181,7 @@ def check_trained(model: str | Path, how: Mapping[str, Any]) -> None:
 
 
 def names_network(model: str | Path) -> bool:
-    """Whether a word means a pretrained network, and not a folder or a model on the hub."""
+    """Whether this is the name of a pretrained network, not a folder or a model on the hub."""
     if str(model).startswith(ADDRESS) or Path(model).exists():
         return False
     if len(Path(model).parts) > 1 and ":" not in str(model):

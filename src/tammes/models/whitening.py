@@ -1,4 +1,4 @@
-"""Whitening: the directions that separate the classes of labelled vectors, to initialise a layer with."""
+"""Whitening: directions of vectors, in closed form, to initialise an embedding layer."""
 
 from base64 import b64decode, b64encode
 
@@ -10,11 +10,11 @@ from numpy import ndarray
 def directions(
     vectors: Float64[ndarray, "items columns"], codes: Int64[ndarray, " items"] | None, *, whiten: bool = False
 ) -> Float64[ndarray, "columns directions"]:
-    """Principal directions, the one along which the vectors vary most first.
+    """Principal directions, in the order of decreasing variance.
 
-    With labels, of the vectors after each direction has been divided by how much the members of a class differ in it.
-    A direction in which they hardly do is not blown up: their mean variance is added to that of every direction.
-    Without labels, `whiten` does so as if all were of one class (PCA whitening).
+    With labels, after within-class whitening: each direction is divided by its within-class standard deviation. The
+    mean variance is added to that of every direction, so that small ones are not amplified. Without labels, `whiten`
+    does the same as if all vectors were of one class (PCA whitening).
     """
     centred = vectors - vectors.mean(axis=0)
     total = centred.T @ centred
@@ -25,18 +25,18 @@ def directions(
         apart, rank = _from_class_means(centred, codes), vectors.shape[1]
     values, turn = np.linalg.eigh(apart.T @ apart)
     damped = values.clip(min=0) + values.sum() / rank
-    if not damped.min() > 0:  # no class has two different vectors
+    if not damped.min() > 0:  # no class has two distinct vectors
         return np.asarray(np.linalg.eigh(total)[1][:, ::-1])
     shrink = turn / np.sqrt(damped)  # (columns, columns)
     whitened = shrink.T @ total @ shrink
     found = shrink @ np.linalg.eigh(whitened)[1][:, ::-1]
-    return np.asarray(found * np.sqrt(np.trace(total) / np.trace(whitened)))  # vectors as long as before
+    return np.asarray(found * np.sqrt(np.trace(total) / np.trace(whitened)))  # keeps the mean norm
 
 
 def _from_class_means(
     centred: Float64[ndarray, "items columns"], codes: Int64[ndarray, " items"]
 ) -> Float64[ndarray, "items columns"]:
-    """Each vector as seen from the mean of its class."""
+    """Each vector minus the mean of its class."""
     from scipy.sparse import csr_array
 
     _, own, sizes = np.unique(codes, return_inverse=True, return_counts=True)
@@ -45,12 +45,12 @@ def _from_class_means(
 
 
 def whitening_to_text(layer: Float[ndarray, "dim columns"]) -> str:
-    """A layer in half precision, as a gallery keeps it."""
+    """A layer in half precision as text, for the metadata of a gallery."""
     return b64encode(layer.astype("<f2").tobytes()).decode()
 
 
 def whitening_from_text(text: str, columns: int) -> Float[ndarray, "dim columns"] | None:
-    """The layer that `whitening_to_text` was given, but for its precision; None if it is not one of so many columns."""
+    """The inverse of `whitening_to_text`; None if the text is not a layer with this number of columns."""
     try:
         found = np.frombuffer(b64decode(text, validate=True), "<f2").astype(np.float32)
     except ValueError:

@@ -1,7 +1,7 @@
 """Squared distances by matrix products in float32, float64 or bfloat16, each with a bound on its error.
 
-Vectors come centred, in float64, and none longer than 1. What it buys: the output of a product is written into memory
-that is kept, as new memory costs a tenth of the product.
+Vectors are passed centred, in float64, with norms up to 1. The output of a product is written into a buffer that is
+reused, as allocating memory costs a tenth of the product.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from tammes.io.machine import multiplies_bfloat16
 Numbers = NDArray[np.floating[Any]]
 
 NUMBERS_AT_ONCE = 1 << 20  # 8 MB of float64
-_GATHERED_AT_ONCE = 1 << 22  # numbers of candidates that are multiplied again in float32: 16 MB
+_GATHERED_AT_ONCE = 1 << 22  # numbers gathered at a time when candidates are multiplied again in float32: 16 MB
 
 
 def row_blocks(vectors: Numbers) -> Iterator[slice]:
-    """Some vectors after the other, few enough to copy."""
+    """Consecutive slices of the vectors, small enough to copy."""
     size = max(1, NUMBERS_AT_ONCE // vectors.shape[1])
     return (slice(start, start + size) for start in range(0, len(vectors), size))
 
@@ -36,7 +36,7 @@ class _Table:
     room: Tensor | None = None
 
     def block(self, prepared: Tensor, columns: slice) -> Tensor:
-        """Some rows of products; the next call writes over them."""
+        """The products of prepared queries with some gallery rows; overwritten by the next call."""
         gallery = self.table[columns]
         shape = (len(prepared), len(gallery))
         if self.room is None or self.room.shape != shape:
@@ -46,7 +46,7 @@ class _Table:
 
 
 class Products(_Table):
-    """|b|² - 2 a·b, the squared distance up to a term that is the same for all b, as one matrix product."""
+    """|b|² - 2 a·b, the squared distance without |a|², as one matrix product."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Products(_Table):
         self.longest = longest**0.5
 
     def prepared(self, centred: Float64[np.ndarray, "rows dim"]) -> Tensor:
-        """Queries as `block` and `chosen` want them."""
+        """Queries in the form that `block` and `chosen` take."""
         ends = np.ones((len(centred), 1))
         return torch.from_numpy(np.concatenate([-2 * centred, ends], axis=1).astype(self.dtype))
 
     def chosen(self, prepared: Tensor, places: Int64[np.ndarray, "rows some"]) -> Float32[np.ndarray, "rows some"]:
-        """The products of each row with some items of its own."""
+        """The products of each query with its own list of items."""
         found = torch.empty(places.shape)
         size = max(1, _GATHERED_AT_ONCE // max(1, places.shape[1] * self.table.shape[1]))
         with _highest_precision():
@@ -85,15 +85,15 @@ class Products(_Table):
     def error(
         self, centred: Float64[np.ndarray, "rows dim"], reach: Float64[np.ndarray, " rows"] | None = None
     ) -> Float64[np.ndarray, " rows"]:
-        """How far a product can be from its value: the worst that rounding can do to a sum of dim + 1 terms.
+        """An upper bound on the rounding error of a product, a sum of dim + 1 terms.
 
-        The second term is for the float64 value itself, which is rounded too, the last for terms too small to be
-        rounded in proportion, which a processor may take for 0.
+        The second term covers the rounding of the float64 value itself, the last one denormal terms, which a processor
+        may flush to 0.
 
         Args:
-            reach: to tell items nearer than this from others. An item b with |b| ≥ 2 (|a| + reach) lies outside by
-                (|b| - |a|)² - reach² ≥ |b|²/4, which is more than its own error if rounding is below 1/8: it is told
-                right whatever the margin, and only shorter items count for it.
+            reach: only items nearer than this must be separated from others. An item b with |b| ≥ 2 (|a| + reach) lies
+                outside by (|b| - |a|)² - reach² ≥ |b|²/4, which exceeds its own error if rounding is below 1/8, so that
+                only items with a smaller norm count for the bound.
         """
         lengths = np.linalg.norm(centred, axis=1)
         rounding = 1.1 * (centred.shape[1] + 16) * float(np.finfo(self.dtype).eps) / 2
@@ -105,16 +105,16 @@ class Products(_Table):
 
 
 class BothWays(_Table):
-    """|a|² + |b|² - 2 a·b: whole squared distances, which count for both of their ends, as one matrix product.
+    """|a|² + |b|² - 2 a·b: full squared distances, valid for both items of a pair, as one matrix product.
 
-    In bfloat16, with float32 inside the product, it is rough, and twice as fast as in float32 where a processor knows
-    bfloat16. A square takes three numbers of bfloat16, which together hold all of a float32.
+    In bfloat16, accumulated in float32, it is approximate, and twice as fast as float32 on a processor with bfloat16
+    instructions. A squared norm is stored as three bfloat16 numbers, which together hold a float32.
     """
 
     def __init__(self, products: Products, dtype: torch.dtype) -> None:
         dim = products.table.shape[1] - 1
-        self.of, self.dtype, self.lost = products, dtype, 0.0  # the longest difference between a vector and its own
-        self.rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-23  # of a whole product, in proportion
+        self.of, self.dtype, self.lost = products, dtype, 0.0  # lost: the largest error of a vector in this dtype
+        self.rounding = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-23  # relative error of a product
         number = _parts_of(products.table[:1, -1], dtype).shape[1]
         self.table = torch.ones(len(products.table), dim + 2 * number, dtype=dtype)  # (gallery, dim, |b|², 1)
         for part in row_blocks(products.table.numpy()):
@@ -126,15 +126,15 @@ class BothWays(_Table):
             self.table[part, dim : dim + number] = _parts_of(products.table[part, -1], dtype)
 
     def prepared(self, centred: Float64[np.ndarray, "rows dim"]) -> Tensor:
-        """As that of `Products`."""
+        """Queries in the form that `block` takes."""
         squares = _parts_of(torch.from_numpy(np.square(centred).sum(axis=1)).float(), self.dtype)
         given = torch.from_numpy(centred).to(self.dtype)
         return torch.cat([-2 * given, torch.ones_like(squares), squares], dim=1)
 
     def error(self, centred: Float64[np.ndarray, "rows dim"]) -> Float64[np.ndarray, " rows"]:
-        """How far a product can be from its value before it is rounded itself.
+        """An upper bound on the error of a product before its own rounding.
 
-        a·b - a'·b' = (a - a')·b + a'·(b - b'), each at most the product of the lengths; and what float32 does to sums.
+        a·b - a'·b' = (a - a')·b + a'·(b - b'), each at most the product of the norms; plus the float32 summation.
         """
         given = torch.from_numpy(centred)
         rounded = given.to(self.dtype).double()
@@ -145,12 +145,12 @@ class BothWays(_Table):
 
 
 def _too_small(centred: Float64[np.ndarray, "rows dim"], dtype: type[np.float32] | type[np.float64]) -> float:
-    """What is lost where terms of a product are below the smallest number of full precision, none being above 4."""
+    """The error of denormal terms of a product, whose terms are at most 4."""
     return float(4 * (centred.shape[1] + 16) * np.finfo(dtype).tiny)
 
 
 def _parts_of(numbers: Float32[Tensor, " some"], dtype: torch.dtype) -> Float[Tensor, "some parts"]:
-    """Numbers of float32 as sums of as many of the type as hold all of them: three of bfloat16."""
+    """Float32 numbers as exact sums of numbers of the dtype: three for bfloat16."""
     if dtype == torch.float32:
         return numbers[:, None]
     first = numbers.bfloat16()
@@ -160,7 +160,7 @@ def _parts_of(numbers: Float32[Tensor, " some"], dtype: torch.dtype) -> Float[Te
 
 @cache
 def half_is_faster() -> bool:
-    """Whether this processor has instructions for bfloat16, and its products have sums in float32 as they should."""
+    """Whether this processor has bfloat16 instructions and accumulates their products in float32."""
     if not multiplies_bfloat16():
         return False
     left, right = torch.randn(2, 256, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -171,7 +171,7 @@ def half_is_faster() -> bool:
 
 @contextmanager
 def _highest_precision() -> Iterator[None]:
-    """Products in float32 proper: the caller may have allowed bfloat16 for the training."""
+    """Compute float32 products in full precision, also if the caller has allowed bfloat16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,8 +1,9 @@
-"""K-means, for NMI and AMI: scikit-learn's initialisation, and Lloyd's iterations without what cannot have changed.
+"""K-means for NMI and AMI: k-means++ and Lloyd's iterations, which skip comparisons that cannot change the result.
 
-What is our own, and what it buys (docs/log.md, docs/performance.md): starts drawn ahead, many to a product, where
-clusters are many (2,263 clusters: 2.8 s, scikit-learn 24.3); vectors compared only with centres that have moved
-(11,316 clusters: 15 s, scikit-learn 24); sums changed by what has changed clusters (113 clusters: 7 of 87 ms).
+Optimisations and their gain (docs/log.md, docs/performance.md):
+- k-means++ candidates are drawn ahead, many for one product (2,263 clusters: 2.8 s, scikit-learn 24.3).
+- Vectors are compared only with centres that have moved (11,316 clusters: 15 s, scikit-learn 24).
+- Sums are updated from the vectors that changed clusters (113 clusters: saves 7 of 87 ms).
 """
 
 import math
@@ -19,19 +20,19 @@ from tammes.search.validation import checked_vectors
 _AT_ONCE = (
     1 << 23
 )  # products in one block: 32 MB of float32; smaller blocks of thousands of centres take a fifth longer
-_MOST_ROWS = 1 << 11  # in one block of products: with few centres these stay in the cache
-_ROWS_AT_ONCE = 1 << 18  # numbers that are added up in one block: they stay in the cache
-_ITERATIONS, _TOLERANCE = 300, 1e-4  # those of scikit-learn
-_OWN_STARTS_FROM = 1 << 24  # pairs of a vector and a cluster, from which scikit-learn's starts take most of the time
+_MOST_ROWS = 1 << 11  # rows in one block of products: with few centres the block stays in the processor cache
+_ROWS_AT_ONCE = 1 << 18  # numbers that are summed in one block, which stays in the processor cache
+_ITERATIONS, _TOLERANCE = 300, 1e-4  # scikit-learn's defaults
+_OWN_STARTS_FROM = 1 << 24  # vectors times clusters from which scikit-learn's initialisation takes most of the time
 
 
 class Clustering(NamedTuple):
-    """Where Lloyd's iterations end."""
+    """The result of Lloyd's iterations."""
 
     clusters: Int64[np.ndarray, " items"]
     centres: Float64[np.ndarray, "clusters dim"]
     spread: float
-    """The sum of the squared distances of the vectors from their centres."""
+    """The inertia: the sum of squared distances of the vectors to their centres."""
     iterations: int
 
 
@@ -42,12 +43,12 @@ def kmeans(
     seed: int = 0,
     restarts: int = 10,
 ) -> Int64[np.ndarray, " items"]:
-    """The cluster of each vector, 0..num_clusters-1: k-means++ and Lloyd's iterations, the best of some restarts.
+    """The cluster of each vector, 0..num_clusters-1: k-means++ and Lloyd's iterations, the best of several restarts.
 
-    The starts are those of scikit-learn's KMeans with the same seed, and so are the clusters but for rounding; where
-    vectors times clusters are more than 16 million the starts are drawn in the same way, with other numbers, several
-    times as fast. The same seed gives the same clusters on the same number of threads. Where there are fewer distinct
-    vectors than clusters, some clusters stay empty.
+    Up to rounding, the result is that of scikit-learn's KMeans with the same seed. From 16 million vectors times
+    clusters on, the initial centres are drawn by the same method with other random numbers, several times as fast. The
+    same seed gives the same clusters on the same number of threads. With fewer distinct vectors than clusters, some
+    clusters stay empty.
     """
     array = checked_vectors(vectors)
     if not 1 <= num_clusters <= len(array):
@@ -78,12 +79,12 @@ def _starts(
 def plusplus(
     vectors: Float[np.ndarray, "items dim"], num_clusters: int, random: np.random.RandomState
 ) -> Int64[np.ndarray, " clusters"]:
-    """Greedy k-means++: which vectors to start from.
+    """Greedy k-means++: the vectors that are the initial centres.
 
-    As scikit-learn does it, each centre is the best of 2 + log(clusters) candidates, by what it leaves of the sum of
-    the squared distances from the nearest centre, and candidates are drawn in proportion to these. They are drawn ahead
-    of their turn, so that one matrix product serves many centres: distances only shrink, so that one which was drawn by
-    what they were, and is kept with the chance now / then, is one drawn by what they are.
+    As in scikit-learn, each centre is the best of 2 + log(clusters) candidates by the remaining sum of squared
+    distances to the nearest centre, and candidates are drawn in proportion to these distances. Here they are drawn
+    ahead, so that one matrix product serves many centres. Distances only shrink, so this is rejection sampling: a
+    candidate drawn by its earlier distance is kept with probability current / earlier.
     """
     points = np.asarray(vectors, dtype=np.float32)
     squares = np.square(points).sum(axis=1)  # (items,)
@@ -94,7 +95,7 @@ def plusplus(
     near[chosen[0]] = 0
     while len(chosen) < num_clusters:
         then, sums = near, np.cumsum(near, dtype=np.float64)
-        if sums[-1] == 0:  # no other vector is left: the rest start where another does
+        if sums[-1] == 0:  # no distinct vector is left: the other centres are duplicates
             chosen += random.choice(len(points), num_clusters - len(chosen)).tolist()
             break
         drawn = np.minimum(np.searchsorted(sums, random.random_sample(together) * sums[-1]), len(points) - 1)
@@ -105,7 +106,7 @@ def plusplus(
         apart += squares[drawn, None]
         at = 0
         while at < together and len(chosen) < num_clusters:
-            # The next candidates that are kept; the last turn of a product may have fewer than its share.
+            # The next candidates that are kept; the last centre of a product may have fewer than `trials`.
             kept = at + np.flatnonzero(chances[at:] < near[drawn[at:]])[:trials]
             at = together if len(kept) < trials else int(kept[-1]) + 1
             if len(kept):
@@ -124,17 +125,16 @@ def lloyd(
     iterations: int = _ITERATIONS,
     tolerance: float = 0.0,
 ) -> Clustering:
-    """Lloyd's iterations from given centres: each vector to its nearest centre, each centre to the mean of its vectors.
+    """Lloyd's iterations from given centres.
 
-    They end when no vector changes its cluster, when the centres together move by no more than the tolerance (the sum
-    of their squared ways), or after so many. A cluster that loses all its vectors takes the one that is farthest from
-    its own centre. Products are in float32 about the mean of the vectors, the means in float64.
+    They end when no vector changes its cluster, when the sum of the squared movements of the centres is within the
+    tolerance, or after `iterations`. A cluster that loses all its vectors takes the one that is farthest from its own
+    centre. Products are in float32 relative to the mean of the vectors, the means in float64.
 
-    What cannot have changed is not computed again: a vector whose own centre has stayed, or come nearer, is compared
-    with the centres that have moved, and with no others.
+    A vector whose own centre has not moved away is compared only with the centres that have moved.
     """
     vectors = np.ascontiguousarray(vectors)
-    # Of the vectors' own precision: what is taken from them is what is given back.
+    # In the precision of the vectors, so that adding it back is exact.
     middle = vectors.mean(axis=0, dtype=np.float64).astype(vectors.dtype)
     shifted = torch.from_numpy(vectors) - torch.from_numpy(middle)
     scale = _scale(shifted.numpy())
@@ -161,7 +161,7 @@ def lloyd(
         if float(ways.sum()) <= tolerance / scale**2:
             break
     if bool(moved.any()):
-        _assign(points, means, moved, clusters, nearest)  # the clusters are those of the centres that are returned
+        _assign(points, means, moved, clusters, nearest)  # so that the clusters match the returned centres
     spread = _spread(points, means, clusters)
     return Clustering(clusters.numpy(), scale * means.numpy() + middle, scale**2 * spread, done)
 
@@ -169,24 +169,24 @@ def lloyd(
 def _assign(
     points: Tensor, means: Tensor, moved: Tensor, clusters: Tensor, nearest: Tensor
 ) -> Bool[Tensor, " clusters"]:
-    """Each vector to its nearest centre, in place; and which clusters have lost or won one."""
+    """Assign each vector to its nearest centre, in place. Returns the clusters that have changed."""
     changed = torch.full((len(means),), bool(torch.isinf(nearest[0])))  # all, the first time
     table = means.float().numpy()
     squares = means.square().sum(dim=1).float().numpy()  # (clusters,)
     room = np.empty((0, 0), dtype=np.float32)
 
     def compare(rows: slice | Tensor, columns: Tensor, against: np.ndarray, added: np.ndarray, afresh: bool) -> Tensor:
-        """Some vectors with some centres, or with all of them `afresh`; and whose own centre has gone away."""
+        """Compare some vectors with some centres (with all if `afresh`). Returns those whose own centre moved away."""
         nonlocal room
         some = points[rows].numpy()
         if room.shape != (len(some), len(columns)):
             room = np.empty((len(some), len(columns)), dtype=np.float32)
-        # By NumPy's library: on an AMD processor it is a fifth to a half faster than PyTorch's.
+        # NumPy's matrix product: on an AMD processor 20 to 50 % faster than PyTorch's.
         np.add(np.matmul(some, against.T, out=room), added, out=room)
         own, before = clusters[rows], nearest[rows]
         lost = torch.zeros(len(some), dtype=torch.bool)
         if not afresh:
-            mine = moved[own].nonzero().squeeze(1)  # vectors whose own centre has moved, and is one of these
+            mine = moved[own].nonzero().squeeze(1)  # vectors whose own centre has moved
             column = torch.searchsorted(columns, own[mine])
             value = torch.from_numpy(room[mine.numpy(), column.numpy()])
             lost[mine] = value > before[mine]
@@ -204,14 +204,14 @@ def _assign(
 
     every = torch.arange(len(means)), -2 * table, squares
     which = moved.nonzero().squeeze(1)
-    afresh = 2 * len(which) > len(means)  # looking for what can be skipped would cost more than it saves
+    afresh = 2 * len(which) > len(means)  # otherwise finding what can be skipped costs more than it saves
     those: tuple[Tensor, np.ndarray, np.ndarray] = (
         every if afresh else (which, every[1][which.numpy()], squares[which.numpy()])
     )
     size = min(_MOST_ROWS, max(1, _AT_ONCE // max(1, len(those[0]))))
     starts = range(0, len(points) if len(which) else 0, size)
     lost = [compare(slice(start, start + size), *those, afresh) for start in starts]
-    # Their own centre has gone away, so any may be nearer now; for the others, only one that has moved.
+    # Their own centre has moved away, so any centre may be nearer now.
     away = torch.cat(lost).nonzero().squeeze(1) if lost else torch.zeros(0, dtype=torch.int64)
     for rows in away.split(max(1, _AT_ONCE // len(means))) if len(away) else ():
         compare(rows, *every, afresh=True)
@@ -219,10 +219,10 @@ def _assign(
 
 
 def _add(points: Tensor, was: Tensor | None, clusters: Tensor, sums: Tensor) -> None:
-    """Bring the sums of the clusters' vectors up to date: of those that have changed their cluster, or of all."""
+    """Update the sums of the clusters' vectors from those that changed clusters, or from all."""
     size = max(1, _ROWS_AT_ONCE // points.shape[1])
     rows = None if was is None else (clusters != was).nonzero().squeeze(1)
-    if was is None or rows is None or 4 * len(rows) > len(points):  # to choose them would cost more than it saves
+    if was is None or rows is None or 4 * len(rows) > len(points):  # selecting rows would cost more than it saves
         sums.zero_()
         for part, own in zip(points.split(size), clusters.split(size), strict=True):
             sums.index_add_(0, own, part.double())
@@ -233,14 +233,14 @@ def _add(points: Tensor, was: Tensor | None, clusters: Tensor, sums: Tensor) -> 
 
 
 def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor, sums: Tensor, means: Tensor) -> None:
-    """Each centre to the mean of its vectors, in place, where the cluster has changed."""
+    """Set each centre to the mean of its vectors, in place, where the cluster has changed."""
     sizes = torch.bincount(clusters, minlength=len(means))
     empty = (sizes == 0).nonzero().squeeze(1)
     if len(empty):
         distances = nearest.double() + _squares(points)
         far = distances.topk(min(len(empty), len(points))).indices
         empty = empty[: len(far)]
-        if float(distances[far[0]]) > 1e-6 * float(_squares(points).max()):  # else all lie on their centres
+        if float(distances[far[0]]) > 1e-6 * float(_squares(points).max()):  # otherwise all lie on their centres
             sums, sizes, changed = sums.clone(), sizes.clone(), changed.clone()
             for from_whom, sign in ((clusters[far], -1), (empty, 1)):
                 sums.index_add_(0, from_whom, points[far].double(), alpha=sign)
@@ -251,7 +251,7 @@ def _average(points: Tensor, clusters: Tensor, nearest: Tensor, changed: Tensor,
 
 
 def _scale(vectors: Float[np.ndarray, "items dim"]) -> float:
-    """What to divide vectors by so that their squares are numbers of full precision; 1 for most."""
+    """A divisor of the vectors that keeps their squares in range; 1 for most data."""
     largest = float(max(vectors.max(), -vectors.min()))
     return 1.0 if largest == 0 or 2.0**-30 < largest < 2.0**30 else 2.0 ** round(math.log2(largest))
 

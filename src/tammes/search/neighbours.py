@@ -1,19 +1,19 @@
-"""Nearest neighbours, exact and in bounded memory: the order is that of float64 distances, and ties are known as ties.
+"""Exact nearest neighbours in bounded memory: ranked by float64 distances, with exact ties.
 
-`reference.py` says in a few lines what is found. What makes it fast (Recall@K of 60,502 x 512 unless said otherwise,
-figures of docs/log.md and docs/performance.md):
+`reference.py` computes the same in a few lines. The optimisations and their gain (Recall@K of 60,502 x 512 unless
+noted; figures from docs/log.md and docs/performance.md):
 
-- A matrix product in float32 finds candidates, with a bound on its error. Only where the bound cannot tell two
-  candidates apart are their squared distances computed again from the differences, in float64: that value is what near
-  means here, and items with the same one are tied. Where it cannot tell whether the list is complete, float64 products
-  look again. Differences for all pairs would take dim times the memory traffic: not feasible.
-- Pieces of the gallery of 16,384 columns: 90 instead of 58 billion operations a second.
-- Where a processor multiplies bfloat16, a product in bfloat16 says first, with its bound, which few items can be
-  candidates at all: 14.6 s instead of 26.4; 10 neighbours of 6,050 queries 2.9 instead of 5.2.
-- Where all items are compared with all others, half of the products: 30 s instead of 55 in float32.
-- Candidates are multiplied again in float32 only as far as the nearest do not rule them out: 1.2 s instead of 2.9.
+- A float32 matrix product finds candidates, with a bound on its error. Only where the bound cannot separate two
+  candidates are their squared distances computed from the differences, in float64: this value defines the ranking, and
+  items with the same value are tied. Where it cannot guarantee that the list is complete, float64 products are used.
+  Differences for all pairs would take dim times the memory traffic.
+- The gallery is searched in pieces of 16,384 columns: 90 instead of 58 billion operations per second.
+- On a processor with bfloat16 instructions, a bfloat16 product with its error bound first selects the few items that
+  can be candidates: 14.6 s instead of 26.4; 10 neighbours of 6,050 queries 2.9 instead of 5.2.
+- If all items are compared with all others, each product is used for both: 30 s instead of 55 in float32.
+- Candidates are multiplied again in float32 only until the bound rules out the rest: 1.2 s instead of 2.9.
 - The lists of `topk.py`: 2.8 s instead of 7.3.
-- Duplicates are one vector to the float64 search: without it, a collapsed network would compare all with all.
+- The float64 search merges duplicates: otherwise, for a collapsed network, it would compare all with all.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,39 +32,39 @@ from tammes.search.topk import Smallest
 from tammes.search.validation import checked_vectors
 
 _AT_ONCE = 1 << 24  # products in one block: 64 MB of float32
-_GALLERY_AT_ONCE = 1 << 14  # a longer gallery is searched in pieces, whose products are faster than those of the whole
-_EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which keeps about ten arrays of that size
-_HALF_ROWS = 32  # queries at once from which bfloat16 is tried
-_HALF_FROM = 128  # items of the gallery for each candidate, from which bfloat16 saves more than it costs
-_SQUARE = 3 << 10  # items with each of which as many others are compared at once, where all are compared with all
-_TRIED = 256  # queries by which it is tried before all are compared with all
-_HALF_FAILS = 0.25  # share of the queries for which it may turn out in vain
-_SMALL = 2.0**-400  # the squares of differences between vectors that are all smaller may be lost
+_GALLERY_AT_ONCE = 1 << 14  # rows of one piece of the gallery
+_EXACT_AT_ONCE = 1 << 21  # pairs in one block of the float64 search, which needs about ten arrays of that size
+_HALF_ROWS = 32  # smallest number of queries for which bfloat16 is tried
+_HALF_FROM = 128  # gallery items per candidate from which bfloat16 saves more than it costs
+_SQUARE = 3 << 10  # rows and columns of a block when all items are compared with all
+_TRIED = 256  # queries with which bfloat16 is tried before all are compared with all
+_HALF_FAILS = 0.25  # bfloat16 is given up above this share of queries that float32 must repeat
+_SMALL = 2.0**-400  # squared differences of vectors below this size may underflow
 
 _Found = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.floating[Any]]]
 _Candidates = Callable[[NDArray[np.int64], NDArray[np.float64], int], _Found]
 
 
 class Neighbours(NamedTuple):
-    """The k nearest gallery items of each query, nearest first, tied ones in the order of the gallery."""
+    """The k nearest gallery items of each query, nearest first, ties in the order of the gallery."""
 
     distances: Float64[np.ndarray, "queries k"]
-    """Euclidean; infinite where nothing is left."""
+    """Euclidean distances; infinite where no item is left."""
     ids: Int64[np.ndarray, "queries k"]
-    """Rows of the gallery; -1 where nothing is left."""
+    """Rows of the gallery; -1 where no item is left."""
     ties_cut: Int64[np.ndarray, " queries"]
-    """How many more items are exactly as near as the last one listed."""
+    """How many more items have exactly the distance of the last one listed."""
 
 
 class Ranking(NamedTuple):
-    """Some queries with their nearest items, and everything that is tied with the last of them."""
+    """Some queries with their nearest items, including all ties with the last one."""
 
     rows: Int64[np.ndarray, " rows"]
-    """Which queries."""
+    """Indices of the queries."""
     ids: Int64[np.ndarray, "rows depth"]
-    """Rows of the gallery, nearest first, tied ones in the order of the gallery; -1 where the list has ended."""
+    """Rows of the gallery, nearest first, ties in the order of the gallery; -1 after the end of the list."""
     groups: Int64[np.ndarray, "rows depth"]
-    """Grows along a row; the same number means the same distance."""
+    """Non-decreasing along a row; equal numbers mean equal distances."""
 
 
 def search(
@@ -76,12 +76,11 @@ def search(
     query_groups: Integer[np.ndarray, " queries"] | None = None,
     gallery_groups: Integer[np.ndarray, " gallery"] | None = None,
 ) -> Neighbours:
-    """The k nearest gallery items of each query, by Euclidean distance between the vectors as they are.
+    """The k nearest gallery items of each query, by Euclidean distance without normalisation.
 
     Args:
-        itself: the gallery row that is the query and is left out, -1 for none. It is left out by its number: a
-            duplicate of the query stays.
-        query_groups, gallery_groups: a query does not find items of its own group, such as frames of its sequence.
+        itself: the gallery row of the query itself, which is excluded; -1 for none. Duplicates of the query stay.
+        query_groups, gallery_groups: items of the query's own group, such as frames of its video, are excluded.
 
     >>> search(np.array([[0.0], [3.0]]), np.array([[1.0], [-1.0], [5.0]]), k=1)
     Neighbours(distances=array([[1.],
@@ -104,7 +103,7 @@ def search(
 
 
 class NeighbourSearch:
-    """Queries, a gallery, and what each query may not find. Arguments as those of `search`."""
+    """A search problem: queries, a gallery, and exclusions. Arguments as for `search`."""
 
     def __init__(
         self,
@@ -136,8 +135,8 @@ class NeighbourSearch:
             )
         self.itself = None if itself is None else np.asarray(itself, dtype=np.int64)
         self.query_groups, self.gallery_groups = query_groups, gallery_groups
-        self.doubled = 0  # how often all vectors were
-        # Distances do not change with the origin, but the error of a product grows with the distance from it.
+        self.doubled = 0  # the vectors were multiplied by 2 to this power
+        # Centring does not change distances, and makes the error of a product smaller.
         self.centre, longest = self._extent()
         if longest < _SMALL:
             self._double()
@@ -148,7 +147,7 @@ class NeighbourSearch:
         self._of_all: Smallest | None = None
 
     def _extent(self) -> tuple[Float64[np.ndarray, " dim"], float]:
-        """The gallery's mean, and how far from it vectors reach."""
+        """The gallery's mean, and the largest distance of a vector from it."""
         centre = self.gallery.mean(axis=0, dtype=np.float64)
         longest = max(np.linalg.norm(self.queries[part] - centre, axis=1).max() for part in row_blocks(self.queries))
         if self.queries is not self.gallery:
@@ -159,7 +158,7 @@ class NeighbourSearch:
         return centre, float(longest)
 
     def _double(self) -> None:
-        """Double tiny vectors until the largest number is near 1: exact, so that what is tied stays tied."""
+        """Multiply tiny vectors by a power of two, which is exact, so that the largest number is near 1."""
         alone = self.queries is self.gallery
         largest = max(float(np.abs(each).max()) for each in (self.queries, self.gallery))
         if 0 < largest < _SMALL:
@@ -168,13 +167,13 @@ class NeighbourSearch:
             self.queries = self.gallery if alone else np.ldexp(self.queries, self.doubled)
 
     def centred(self, vectors: Numbers) -> Float64[np.ndarray, "rows dim"]:
-        """The vectors about the gallery's mean, none longer than 1, right to the last digits of float64."""
+        """The vectors relative to the gallery's mean, in float64, with norms up to 1."""
         moved: Float64[np.ndarray, "rows dim"] = (vectors - self.centre) / self.scale
         return moved
 
     @cached_property
     def distinct(self) -> tuple[Numbers, Int64[np.ndarray, " gallery"]]:
-        """The gallery without duplicates, and where each of its rows is in that."""
+        """The gallery without duplicates, and the index of each row in it."""
         rows = np.ascontiguousarray(self.gallery)
         bits = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
         _, first, inverse = np.unique(bits, return_index=True, return_inverse=True)
@@ -191,15 +190,15 @@ class NeighbourSearch:
     def squared_distances(
         self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
-        """Those of pairs of a query and an item; 0 where a square is too small for float64."""
+        """Squared distances of pairs of a query and an item; 0 where a square underflows."""
         return np.asarray(np.ldexp(self.squares(rows, ids), -2 * self.doubled))
 
     def squares(
         self, rows: Integer[np.ndarray, " pairs"], ids: Integer[np.ndarray, " pairs"]
     ) -> Float64[np.ndarray, " pairs"]:
-        """From the differences, in float64, pair by pair: the same for the same two vectors whatever the company.
+        """Squared distances of pairs from the differences, in float64: they define the ranking.
 
-        Of the vectors as they are here, doubled as often as `doubled` says: what the order goes by.
+        They are those of the scaled vectors (see `doubled`), and do not depend on which other pairs are computed.
         """
         result = np.empty(len(rows))
         size = max(1, NUMBERS_AT_ONCE // self.gallery.shape[1])
@@ -212,7 +211,7 @@ class NeighbourSearch:
     def excluded(
         self, rows: Integer[np.ndarray, " rows"], columns: Integer[np.ndarray, " columns"]
     ) -> Bool[np.ndarray, "rows columns"] | None:
-        """Which of these gallery items these queries may not find; None if they may find all."""
+        """The mask of gallery items that are excluded for these queries; None if there are no exclusions."""
         if self.itself is None and self.query_groups is None:
             return None
         result = np.zeros((len(rows), len(columns)), dtype=bool)
@@ -223,7 +222,7 @@ class NeighbourSearch:
         return result
 
     def _exclude(self, block: Tensor, rows: Int64[np.ndarray, " rows"], start: int) -> None:
-        """Put what may not be found infinitely far, in a block of products whose first column is `start`."""
+        """Set excluded items to infinity, in a block of products whose first column is `start`."""
         stop = start + block.shape[1]
         if self.query_groups is not None and self.gallery_groups is not None:
             own = self.query_groups[rows, None] == self.gallery_groups[start:stop]
@@ -234,16 +233,16 @@ class NeighbourSearch:
             block[torch.from_numpy(here), torch.from_numpy(column[here] - start)] = torch.inf
 
     def rankings(self, depths: Integer[np.ndarray, " queries"]) -> Iterator[Ranking]:
-        """The nearest items of each query, at least as many as `depths` says, all the queries in some order.
+        """The nearest items of each query, at least as many as `depths`, for all queries in some order.
 
-        A query with depth 0 is left out. A ranking holds whole groups of tied items, so its width has no bound but the
-        gallery; its rows are then few.
+        A query with depth 0 is skipped. A ranking contains whole groups of tied items, so it may be as wide as the
+        gallery; it then has few rows.
         """
         order = np.argsort(depths, kind="stable")
         order = order[depths[order] > 0]
         self._of_all = None
         self._of_all = self._candidates_of_all(depths)
-        left: list[NDArray[np.int64]] = []  # what bfloat16 could not tell, for float32 to look at together
+        left: list[NDArray[np.int64]] = []  # queries that bfloat16 could not decide, for float32
         for rows, depth in self._blocks(order, depths):
             if self._of_all is None and not self._in_half(len(rows), depth):
                 left.append(rows)
@@ -265,10 +264,10 @@ class NeighbourSearch:
     def _blocks(
         self, order: Int64[np.ndarray, " some"], depths: Integer[np.ndarray, " queries"]
     ) -> Iterator[tuple[Int64[np.ndarray, " rows"], int]]:
-        """Queries to look at together, and how deep. `order` has the shallow ones first."""
+        """Blocks of queries with their depth. `order` is sorted by depth."""
         columns, start = min(len(self.gallery), _GALLERY_AT_ONCE), 0
         while start < len(order):
-            # The rows of a block are as deep as its deepest; their lists must fit as well as their products.
+            # All rows of a block have the depth of its deepest; the lists must fit in memory as well as the products.
             rows = order[start : start + max(1, min(4096, _AT_ONCE // columns))]
             depth = min(int(depths[rows[-1]]), len(self.gallery))
             rows = rows[: max(1, _AT_ONCE // (4 * _listed(depth)))]
@@ -276,20 +275,20 @@ class NeighbourSearch:
             yield rows, min(int(depths[rows[-1]]), len(self.gallery))
 
     def _in_half(self, rows: int, depth: int) -> bool:
-        """Whether to look for candidates by products in bfloat16 first."""
+        """Whether to select candidates by bfloat16 products first."""
         return self._few(rows, depth) and self.half_helps and half_is_faster()
 
     def _few(self, rows: int, depth: int) -> bool:
-        """Whether candidates are few enough, of queries that are many enough, to compute their products twice."""
+        """Whether there are enough queries, and few enough candidates, for computing candidates twice to pay."""
         return rows >= _HALF_ROWS and len(self.gallery) >= _HALF_FROM * _listed_in_half(_listed(depth))
 
     def _ranking(
         self, rows: Int64[np.ndarray, " rows"], depth: int, candidates: _Candidates
     ) -> tuple[Ranking, Int64[np.ndarray, " unsure"]]:
-        """The ranking of those rows for which float32 products of candidates are enough, and the other rows."""
+        """The ranking of the rows for which float32 products suffice, and the other rows."""
         centred = self.centred(self.queries[rows])
-        margin = 2 * self.products.error(centred)  # (rows,): two products further apart than this are in that order
-        values, ids, bar = candidates(rows, centred, depth)  # (rows, listed), and what all others are beyond
+        margin = 2 * self.products.error(centred)  # (rows,): products that differ by more are in the right order
+        values, ids, bar = candidates(rows, centred, depth)  # (rows, listed), and a lower bound of all others
         complete = (bar > values[:, depth - 1] + margin) | np.isinf(bar)
         unsure = rows[~complete]
         if len(unsure):
@@ -297,13 +296,13 @@ class NeighbourSearch:
         present = np.isfinite(values)
         with np.errstate(invalid="ignore"):  # infinity minus infinity
             near = (values[:, 1:] - values[:, :-1] <= margin[:, None]) & present[:, 1:]  # (rows, listed - 1)
-        runs = np.cumsum(np.pad(~near, ((0, 0), (1, 0))), axis=1)  # (rows, listed): items that may be in another order
+        runs = np.cumsum(np.pad(~near, ((0, 0), (1, 0))), axis=1)  # (rows, listed): items whose order is uncertain
         same = np.zeros(near.shape, dtype=bool)
         row, place = np.nonzero(np.pad(near, ((0, 0), (1, 0))) | np.pad(near, ((0, 0), (0, 1))))
         if len(row):
             exact = self.squares(rows[row], ids[row, place])
             run = runs[row, place]
-            # The members of a run stand side by side: sorted, they go back to the places they came from.
+            # The members of a run are adjacent: once sorted, they go back to the same places.
             order = np.lexsort((ids[row, place], exact, run, row))
             ids[row, place] = ids[row, place][order]
             exact = exact[order]
@@ -314,7 +313,7 @@ class NeighbourSearch:
     def _candidates(
         self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
-        """The smallest products of each row in order, where they are, and a value that no other item is below."""
+        """The smallest products of each row in order, their columns, and a lower bound of all others."""
         listed = min(_listed(depth), len(self.gallery))
         values, places = self._smallest_products(self.products, rows, centred, listed).found()
         none_left = listed == len(self.gallery)
@@ -323,7 +322,7 @@ class NeighbourSearch:
     def _rough_candidates(
         self, rows: Int64[np.ndarray, " rows"], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
-        """The same by whole distances, maybe rough ones; products of the candidates that they leave are made again."""
+        """Like `_candidates`, but selected by `both_ways` products and then computed again in float32."""
         if self._of_all is None:
             lists = self._smallest_products(self.both_ways, rows, centred, _listed_in_half(_listed(depth)))
             return self._in_single(lists.found(), centred, depth)
@@ -332,15 +331,15 @@ class NeighbourSearch:
     def _in_single(
         self, listed: tuple[Numbers, NDArray[np.int64]], centred: Float64[np.ndarray, "rows dim"], depth: int
     ) -> _Found:
-        """Candidates by whole distances again in float32.
+        """Compute the products of candidates again in float32.
 
-        The first of them, as many as the depth, have to be computed. The largest of these products is a limit: whatever
-        is beyond it, by the bound on what the distances have lost, is none of the nearest.
+        The first `depth` candidates are computed. The largest of these products is a limit: a candidate whose rough
+        distance exceeds it by more than the error bound is not among the nearest.
         """
         rough, places = listed
         squares, error = np.square(centred).sum(axis=1), self.both_ways.error(centred)
         rounding = self.both_ways.rounding
-        low = np.where(rough < 0, 1 + rounding, 1 - rounding) * rough  # (rows, listed): as it was before it was rounded
+        low = np.where(rough < 0, 1 + rounding, 1 - rounding) * rough  # (rows, listed): lower bound before rounding
         low -= (squares + error + self.products.error(centred))[:, None]
         prepared = self.products.prepared(centred)
         values = np.full(rough.shape, np.inf, dtype=np.float32)
@@ -348,7 +347,7 @@ class NeighbourSearch:
         values[np.isinf(rough)] = np.inf
         limit = values[:, :depth].max(axis=1) + 2 * self.products.error(centred)  # (rows,)
         count = depth + ((low <= limit[:, None]) & np.isfinite(rough))[:, depth:].sum(axis=1)  # (rows,)
-        # Rows that want about as many more are computed together.
+        # Rows that need about the same number of further candidates are computed together.
         for some in np.array_split(np.argsort(count, kind="stable"), min(8, len(count))):
             more = slice(depth, int(count[some[-1]]))
             if more.start < more.stop:
@@ -363,9 +362,9 @@ class NeighbourSearch:
         return np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1), bar
 
     def _candidates_of_all(self, depths: Integer[np.ndarray, " queries"]) -> Smallest | None:
-        """The candidates of all items, where all are compared with all but themselves.
+        """The candidates of all items, if all are compared with all but themselves; None otherwise.
 
-        A distance counts for both its ends, so half of the products are enough. None where this is not the case.
+        A distance is valid for both items of a pair, so half of the products suffice.
         """
         number, depth = len(self.gallery), int(depths.max())
         everyone = self.itself is not None and self.queries is self.gallery and self.query_groups is None
@@ -374,7 +373,7 @@ class NeighbourSearch:
         if not np.array_equal(np.asarray(self.itself), np.arange(number)) or _listed_in_half(_listed(depth)) > max(
             64, self.gallery.shape[1] // 4
         ):
-            return None  # lists of all must stay short
+            return None  # lists for all items would take too much memory
         some = np.linspace(0, number - 1, _TRIED).astype(np.int64)
         _, unsure = self._ranking(some, depth, self._rough_candidates)
         self.half_helps = len(unsure) <= _HALF_FAILS * len(some)
@@ -407,7 +406,7 @@ class NeighbourSearch:
         return lists
 
     def _ranking_in_double(self, rows: Int64[np.ndarray, " rows"], depth: int) -> Ranking:
-        """By products in float64 with the distinct vectors, and the differences for whatever may be in the list."""
+        """The ranking by float64 products with the distinct vectors, and by differences for all candidates."""
         distinct, inverse = self.distinct
         centred = self.centred(self.queries[rows])
         products = self.double_products.block(
@@ -441,7 +440,7 @@ class NeighbourSearch:
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
         """The nearest of these gallery items to each of these queries, and how many of them are tied with it.
 
-        Among tied ones the first; `items` must not decrease, and each query must be allowed one of them.
+        Of tied items, the first. `items` must be sorted, and each query must be allowed at least one of them.
         """
         nearest, tied = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
         size = max(1, _EXACT_AT_ONCE // len(items))
@@ -460,10 +459,10 @@ class NeighbourSearch:
     def places(
         self, rows: Integer[np.ndarray, " rows"], ids: Integer[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Where in a query's full ranking one gallery item stands, without the ranking.
+        """The rank of one gallery item for each query, without computing the ranking.
 
-        Returns how many items are nearer, how many exactly as near (itself too), and how many of those come before it
-        in the gallery.
+        Returns how many items are nearer, how many have the same distance (including itself), and how many of those
+        come before it in the gallery.
         """
         closer, tied, before = (np.zeros(len(rows), dtype=np.int64) for _ in range(3))
         bars = self.squares(rows, ids)
@@ -475,7 +474,7 @@ class NeighbourSearch:
             prepared = self.products.prepared(centred)
             near = bars[part] / self.scale**2  # (rows,)
             margin = self.products.error(centred, np.sqrt(near))
-            bar = near - np.square(centred).sum(axis=1)  # (rows,): what its product should be
+            bar = near - np.square(centred).sum(axis=1)  # (rows,): the exact value of its product
             low, high = torch.from_numpy(bar - margin)[:, None], torch.from_numpy(bar + margin)[:, None]
             for start in range(0, len(self.gallery), _GALLERY_AT_ONCE):
                 block = self.products.block(prepared, slice(start, start + _GALLERY_AT_ONCE))
@@ -492,12 +491,12 @@ class NeighbourSearch:
 
 
 def _listed(depth: int) -> int:
-    """How many candidates to list: enough that the last is clearly farther than the one at `depth`."""
+    """How many candidates to list, so that the last is usually clearly farther than the one at `depth`."""
     return depth + 8 + depth // 8
 
 
 def _listed_in_half(listed: int) -> int:
-    """How many to list by bfloat16, so that the candidates are clearly among them."""
+    """How many to list by bfloat16, so that the candidates are usually among them."""
     return listed + listed // 4 + 12
 
 
@@ -507,7 +506,7 @@ def _whole_groups(
     same: Bool[np.ndarray, "rows listed-1"],
     depth: int,
 ) -> Ranking:
-    """Cut the lists behind the group of tied items that holds the last place of the depth."""
+    """Cut the lists after the group of tied items at `depth`."""
     groups = np.cumsum(np.pad(~same, ((0, 0), (1, 0)), constant_values=False), axis=1)  # (rows, listed), from 0
     kept = (groups <= groups[:, depth - 1 : depth]) & (ids >= 0)
     width = max(1, int(kept.sum(axis=1).max(initial=0)))
@@ -515,7 +514,7 @@ def _whole_groups(
 
 
 def check_k(k: int, others: int) -> None:
-    """An error if there are fewer than k items to find."""
+    """Raise UserError unless there are at least k items to find."""
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}.")
     if k > others:

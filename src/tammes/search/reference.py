@@ -1,6 +1,6 @@
 """Nearest neighbours in a few lines: the slow reference that `neighbours` is tested against.
 
-Distances from the differences in float64, and a sort of the whole gallery for every query.
+Distances are computed from the differences in float64, and the whole gallery is sorted for every query.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def squared_distances(
     query_groups: Integer[np.ndarray, " queries"] | None = None,
     gallery_groups: Integer[np.ndarray, " gallery"] | None = None,
 ) -> Float64[np.ndarray, "queries gallery"]:
-    """Of every query to every item; infinite where the query may not find the item. Arguments as those of `search`."""
+    """Squared distances of every query to every item; infinite for excluded items. Arguments as for `search`."""
     result = np.stack([np.square(query.astype(np.float64) - gallery).sum(axis=1) for query in queries])
     if itself is not None:
         result[itself[:, None] == np.arange(len(gallery))] = np.inf
@@ -31,7 +31,7 @@ def squared_distances(
 def search(
     queries: Float[np.ndarray, "queries dim"], gallery: Float[np.ndarray, "gallery dim"], k: int, **left_out: Any
 ) -> Neighbours:
-    """As `neighbours.search`.
+    """The same result as `neighbours.search`.
 
     >>> search(np.array([[0.0], [3.0]]), np.array([[1.0], [-1.0], [5.0]]), k=1).ids.tolist()
     [[0], [0]]

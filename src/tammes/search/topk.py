@@ -1,8 +1,8 @@
-"""Top-k: the smallest numbers of each row of a matrix that comes in blocks, and their columns.
+"""Top-k: the smallest numbers of each row of a matrix that is processed in blocks, with their columns.
 
-A number and its column are kept as one integer, ordered as the numbers are: NumPy sorts short rows of such integers
-more than ten times as fast as PyTorch lists the smallest floating-point numbers with their places. Once the lists are
-full, few numbers of a block are small enough, so only the smallest of every fold of columns is looked at first.
+A number and its column are stored as one integer that sorts like the number: NumPy sorts short rows of such integers
+more than ten times as fast as torch.topk. Once the lists are full, few numbers of a block are small enough, so the
+minimum of every 16 columns (a fold) is checked first.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from jaxtyping import Float, Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-_FOLD = 16  # columns of which only the smallest is looked at first
+_FOLD = 16  # columns whose minimum is checked first
 _KEYS_AT_ONCE = 1 << 20  # 8 MB
-_CROWDED = 16  # times as many new numbers as places in a list, from which on a row is sorted by itself
-_MANY = 8  # times as many folds as places in a list, from which on it is no longer worth while to look at folds
+_CROWDED = 16  # new numbers per place of a list from which a row is sorted separately
+_MANY = 8  # folds per place of a list from which checking folds does not pay
 _NOTHING = (0x7F80_0000 << 32) | 0xFFFF_FFFF  # infinity, in column -1
 
 _Keys = NDArray[np.int64]
 
 
 class Smallest:
-    """Lists of the smallest numbers of some rows, the same length for each. Equal numbers: those that came first.
+    """Lists of the smallest numbers of some rows, all of one length. Of equal numbers, the first ones are kept.
 
     >>> lists = Smallest(rows=1, length=2)
     >>> lists.put(torch.tensor([[3.0, -1.0]]), column=0)
@@ -33,10 +33,10 @@ class Smallest:
     """
 
     def __init__(self, rows: int, length: int) -> None:
-        self._keys = np.full((rows, length), _NOTHING)  # the last of a row is its largest; the others in any order
+        self._keys = np.full((rows, length), _NOTHING)  # the last of a row is its largest; the others are unordered
 
     def put(self, block: Float[Tensor, "rows columns"], *, column: int, row: int = 0) -> None:
-        """Look at a block of the matrix, of float32 or bfloat16 and without NaN, that begins at this row and column."""
+        """Process a block of the matrix, float32 or bfloat16 without NaN, that begins at this row and column."""
         keys = self._keys[row : row + len(block)]
         inside = block.shape[1] // _FOLD * _FOLD
         if inside and not _put_some(keys, block[:, :inside], column):
@@ -47,13 +47,13 @@ class Smallest:
     def found(
         self, rows: slice | Int64[np.ndarray, " rows"] = slice(None)
     ) -> tuple[Float32[np.ndarray, "rows length"], Int64[np.ndarray, "rows length"]]:
-        """The lists of some rows, smallest first, and their columns; infinity and -1 where there was nothing."""
+        """The lists of some rows, smallest first, and their columns; infinity and -1 in unused places."""
         keys = np.sort(self._keys[rows], axis=1)
         return _numbers(keys), keys.astype(np.int32).astype(np.int64)
 
 
 def _put_some(keys: _Keys, block: Tensor, column: int) -> bool:
-    """Put what is small enough into the lists; False, and nothing is done, where that may be much of the block."""
+    """Put the numbers that are small enough into the lists. Returns False, unchanged, if they may be too many."""
     rows, columns = block.shape
     width, length = columns // _FOLD, keys.shape[1]
     if width < 2 * length:
@@ -62,13 +62,13 @@ def _put_some(keys: _Keys, block: Tensor, column: int) -> bool:
     bar = _numbers(keys[:, -1])  # (rows,)
     fresh = np.isinf(bar)
     if fresh.any():
-        # As many folds as a list has places hold something no larger than the last of their smallest minima.
+        # At least `length` numbers are no larger than the `length`-th smallest minimum.
         some = minima[torch.from_numpy(fresh)].numpy()
         some.partition(length - 1, axis=1)
         bar[fresh] = _as_numbers(np.maximum(some[:, length - 1], 0) if some.dtype == np.int16 else some[:, length - 1])
     compare = np.less_equal if fresh.any() else np.less
     small = compare(minima.numpy(), _as_minima(bar, minima)[:, None])  # (rows, width)
-    small = torch.from_numpy(small).contiguous().numpy()  # along the rows, which NumPy takes six times as long for
+    small = torch.from_numpy(small).contiguous().numpy()  # row-major; six times as fast as NumPy
     if np.count_nonzero(small) > _MANY * length * rows:
         return False
     row, fold = np.divmod(np.flatnonzero(small), width)
@@ -81,14 +81,14 @@ def _put_some(keys: _Keys, block: Tensor, column: int) -> bool:
     row = row[which]
     new = _as_keys(numbers.reshape(-1)[where], fold[which] + width * part + column)
     counts = np.bincount(row, minlength=rows)
-    crowded = np.flatnonzero(counts > _CROWDED * length)  # few, by what is above: the others need not wait for them
+    crowded = np.flatnonzero(counts > _CROWDED * length)  # few rows, as checked above
     if len(crowded):
         own = keys[crowded]
         _put_all(own, block[torch.from_numpy(crowded)], column)
         keys[crowded] = own
         left = counts[row] <= _CROWDED * length
         row, new = row[left], new[left]
-    starts = np.searchsorted(row, np.arange(rows + 1))  # those of a row stand side by side
+    starts = np.searchsorted(row, np.arange(rows + 1))  # the numbers of a row are adjacent
     step = max(1, _KEYS_AT_ONCE // ((1 + _CROWDED) * length))
     for first in range(0, rows, step):
         mine = slice(starts[first], starts[min(first + step, rows)])
@@ -114,10 +114,10 @@ def _put_all(keys: _Keys, block: Tensor, column: int) -> None:
 
 
 def _minima(block: Tensor) -> Tensor:
-    """The smallest of the columns that stand a fold apart; along the memory, whichever way the block lies in it.
+    """The minimum of each fold of columns, in the order of memory, for row-major and column-major blocks.
 
-    Those of bfloat16 as integers of the same bits, which is four times as fast: positive ones keep their order, and
-    negative ones, which do not, come before them all.
+    bfloat16 numbers are compared as integers of the same bits, which is four times as fast: positive numbers keep their
+    order, and negative ones, which do not, come before them.
     """
     bits = block.view(torch.int16) if block.dtype == torch.bfloat16 else block
     if bits.stride(0) == 1:
@@ -126,7 +126,7 @@ def _minima(block: Tensor) -> Tensor:
 
 
 def _as_minima(bar: NDArray[np.float32], minima: Tensor) -> NDArray[Any]:
-    """What minima are compared with, so that none that is below the bar is missed."""
+    """The threshold for the minima, so that none below the bar is missed."""
     if minima.dtype == torch.int16:
         bits: NDArray[np.int16] = torch.from_numpy(bar).bfloat16().view(torch.int16).numpy()
         return np.maximum(bits, 0)
@@ -149,5 +149,5 @@ def _numbers(keys: _Keys) -> NDArray[np.float32]:
 
 
 def _in_order(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The bits of float32 as integers in the order of the numbers, and back."""
+    """Convert float32 bits to integers that sort like the numbers, and back."""
     return bits ^ ((bits >> 31) & 0x7FFF_FFFF)

@@ -32,7 +32,7 @@ def application(state: ServerState, *, hosts: Iterable[str] | None = None) -> AS
     """The application, for an ASGI server.
 
     Args:
-        hosts: the names that clients may call the server by; None: any.
+        hosts: the allowed host names; None for any.
     """
 
     @asynccontextmanager
@@ -65,7 +65,7 @@ def application(state: ServerState, *, hosts: Iterable[str] | None = None) -> AS
 
 
 def _request_error(error: Exception) -> RequestError:
-    """Any exception as what the client is told."""
+    """Turn any exception into the error response for the client."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RequestValidationError):

@@ -1,7 +1,7 @@
-"""Connections: how many at once, also of one address, and how long each may be silent or slow.
+"""Limits on connections: their number, also per address, and how long each may be idle or slow.
 
-uvicorn's own protocol reads requests and writes answers. It is wrapped here, not changed: what asyncio calls is passed
-on to it. An ASGI application around ours tells when a request begins and ends.
+uvicorn's protocol, which reads requests and writes answers, is wrapped here: calls of asyncio are passed on to it. An
+ASGI wrapper around the application signals when a request begins and ends.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _QUIET = 10.0  # seconds until the log has another line about the same
 
 
 class Connections:
-    """All connections of a server. One that is idle gives way to a new one where there are too many."""
+    """All connections of a server. If there are too many, an idle one is closed for a new one."""
 
     def __init__(self, limits: Limits, proxies: Sequence[IPv4Network | IPv6Network] = ()) -> None:
         """Args:
@@ -40,11 +40,11 @@ class Connections:
         return len(self._open)
 
     def protocol(self, inner: Callable[..., asyncio.Protocol]) -> Callable[..., asyncio.Protocol]:
-        """What makes the protocol of a new connection, around another that makes uvicorn's."""
+        """A factory of protocols for new connections, around uvicorn's."""
         return lambda **options: _Connection(self, inner(**options))
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """The application, whose requests are noted at their connections."""
+        """The application, with its requests tracked at their connections."""
 
         async def noted(scope: Scope, receive: Receive, send: Send) -> None:
             found = self._open.get(tuple(scope.get("client") or ())) if scope["type"] == "http" else None
@@ -59,7 +59,7 @@ class Connections:
         return noted
 
     def admit(self, new: "_Connection") -> bool:
-        """Whether there is room for a connection, even if only to be told that there is not."""
+        """Whether to accept a connection, possibly only to answer that there are too many."""
         if len(self._open) >= 2 * self._most:
             self.log("too many connections at once: some were closed at once")
             return False
@@ -87,14 +87,14 @@ class Connections:
             del self._open[connection.address]
 
     def log(self, text: str) -> None:
-        """One line, and not another of its kind at once: who is at fault must not fill the log."""
+        """Log a line, rate-limited per kind of message, so that clients cannot fill the log."""
         kind = re.sub(r"\d", "", text)
         if kind not in self._said:
             self._said[kind] = None
             print(f"tammes: {printable(text)}.", file=sys.stderr, flush=True)
 
     def handle_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What went wrong outside of a request, as an `accept` where no file can be opened, in one line."""
+        """Log errors outside of requests in one line, such as a failed `accept`."""
         error = context.get("exception")
         self.log(f"{context['message']}{'' if error is None else f' ({type(error).__name__}: {error})'}")
 
@@ -153,7 +153,7 @@ class _Connection(asyncio.Protocol):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """While a request is answered. All of it has to come in, and the answer to be taken, in time."""
+        """The block in which a request is answered, with a limit on its total time."""
         self._stop_timer()
         self.idle_since = None
         whole = self._limits.upload_seconds + self._limits.seconds + self._limits.header_seconds
@@ -164,13 +164,13 @@ class _Connection(asyncio.Protocol):
             self._wait()
 
     def close(self) -> None:
-        """Close it, and do not wait longer for the client to take in what is left."""
+        """Close the connection, and abort it if the client does not read the rest in time."""
         self._stop_timer()
         self._transport.close()
         self._timer = self._loop.call_later(self._limits.header_seconds, self._transport.abort)
 
     def _wait(self) -> None:
-        """For the next request."""
+        """Wait for the next request, with a time limit."""
         self._stop_timer()
         self.idle_since = self._loop.time()
         self._timer = self._loop.call_later(self._limits.header_seconds, self.close)
@@ -181,7 +181,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _open_files() -> int:
-    """How many files this process may have open."""
+    """The limit of open files of this process."""
     if sys.platform == "win32":
         return 512
     import resource

@@ -1,4 +1,4 @@
-"""Uploads are decoded in separate processes; `decoder` says what these may do."""
+"""Decode uploads in separate processes; see `decoder` for their restrictions."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from tammes.io.environment import bare_environment
 from tammes.serve.errors import RequestError
 from tammes.serve.limits import Limits
 
-_RENEWED_AFTER = 500  # images; whatever a library leaks goes with its process
+_RENEWED_AFTER = 500  # images after which a process is replaced, to bound memory leaks of libraries
 _STOPPING = "the server is stopping."
 _LINE, _THUMBNAIL_BYTES = 10_000, 2_000_000  # bytes, of what a process may answer
 
@@ -41,7 +41,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image is made the input of the network; as in `Embedder`."""
+    """The preprocessing of the network's input, as in `Embedder`."""
 
     mode: Mode
     shorter_side: int
@@ -49,14 +49,14 @@ class Preprocessing:
 
 
 class DecoderPool:
-    """Processes that decode, one for each upload that may be in memory at the same time. To be closed."""
+    """A pool of decoding processes, one for each concurrent upload. Must be closed."""
 
     def __init__(self, limits: Limits) -> None:
         self._all = [_Decoder(limits) for _ in range(limits.uploads_at_once)]
         self._free = self._all.copy()
 
     def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
-        """The image in a file's content, or an error. To be called in a thread of its own."""
+        """Decode an image; blocks, so call it in a thread."""
         decoder = self._free.pop()  # the last that was used: those that are never needed are never started
         try:
             return decoder.decode(content, preprocessing)
@@ -69,7 +69,7 @@ class DecoderPool:
 
 
 class _Decoder:
-    """One process, started when it is needed and again when it has ended."""
+    """One decoding process, started on demand and restarted if it has ended."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -79,7 +79,7 @@ class _Decoder:
         self._closed = False
 
     def decode(self, content: bytes, preprocessing: Preprocessing) -> Decoded:
-        """Once more if its process has ended: an image before this one may have been the cause."""
+        """Decode, with one retry if the process has ended, as an earlier image may have been the cause."""
         for _ in range(2):
             answer, late, killed = self._asked(content, preprocessing)
             if isinstance(answer, Decoded):
@@ -95,7 +95,7 @@ class _Decoder:
         raise RequestError(_status(why), why)
 
     def _asked(self, content: bytes, preprocessing: Preprocessing) -> tuple[Decoded | str | None, bool, bool]:
-        """The answer of the process, None if it has ended; whether it took too long; whether a signal ended it."""
+        """The answer of the process (None if it has ended), whether it timed out, and whether a signal killed it."""
         process, late, killed = self._running(), Event(), False
 
         def stop() -> None:
@@ -120,7 +120,7 @@ class _Decoder:
         return answer, late.is_set(), killed
 
     def end(self) -> None:
-        """For good."""
+        """End the process for ever."""
         self._closed = True
         self._end()
 
@@ -152,7 +152,7 @@ class _Decoder:
 
 
 def _exchange(process: "subprocess.Popen[bytes]", content: bytes, preprocessing: Preprocessing) -> Decoded | str:
-    """The image, or why there is none. Answers are bounded: a file may have taken that process over."""
+    """Send a request to the process and read its answer, with bounds, as a file may have taken the process over."""
     sink, source = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     sink.write(json.dumps({"bytes": len(content), **asdict(preprocessing)}).encode() + b"\n")
     sink.write(content)
@@ -174,5 +174,5 @@ def _exchange(process: "subprocess.Popen[bytes]", content: bytes, preprocessing:
 
 
 def _status(error: str) -> int:
-    """415 for what is not an image at all, 422 for an image that cannot be used."""
+    """415 for a file that is not an image, 422 for an unusable image."""
     return 415 if any(words in error for words in ("not an image", "not one of", "is empty")) else 422

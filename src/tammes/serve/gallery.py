@@ -1,4 +1,4 @@
-"""The gallery that is served: searches, thumbnails and files by the ids of items, kept up to date."""
+"""The served gallery: searches, thumbnails and files by item id, kept up to date."""
 
 import sys
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _KINDS = (
 class ServedGallery(Gallery):
     """A gallery with its items in memory.
 
-    `rows` is replaced when the gallery changes: who needs two answers of the same moment takes it once.
+    `rows` is replaced when the gallery changes: read the attribute once for consistent answers.
     """
 
     def __init__(self, uri: str, model: str | Path | None = None, on: Literal["auto", "cpu"] = "auto") -> None:
@@ -53,7 +53,7 @@ class ServedGallery(Gallery):
         self._lock = Lock()  # of the thumbnails
 
     def embed(self, pixels: UInt8[ndarray, "channels height width"]) -> Float32[ndarray, " dim"]:
-        """The unit vector of an image. Of one at a time: no more than `uploads_at_once` wait, too few for a batch."""
+        """The unit vector of an image. One at a time, as at most `uploads_at_once` wait, too few for a batch."""
         with torch.inference_mode():
             images = torch.from_numpy(pixels[None]).to(self.embedder.mean.device)
             vector = np.asarray(self.embedder(images)[0].float().cpu().numpy())
@@ -67,13 +67,13 @@ class ServedGallery(Gallery):
         return self.model.embeds
 
     def why_no_images(self) -> str:
-        """For a client: why it cannot be searched by an image."""
+        """The error for a search by image in a gallery without a model for images."""
         made = "of vectors of a model unknown here" if self.model.kind == "vectors" else "by a module that is not here"
         return f"this gallery was made {made}: search by one of its items, or by a vector."
 
     @property
     def items_word(self) -> str:
-        """What its items are."""
+        """The word for its items."""
         return "vectors" if self.model.kind == "vectors" else "images"
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class ServedGallery(Gallery):
     def nearest(
         self, vectors: Float32[ndarray, "queries dim"], k: int, **how: Unpack[SearchOptions]
     ) -> list[list[Hit]]:
-        """From memory where all vectors are there, else from the store; filters are the store's."""
+        """Search in memory if all vectors are there; otherwise, and with a filter, in the store."""
         rows, label = self.rows, how.get("label")
         if not rows.complete or how.get("where") is not None:
             return self.store.search(vectors, k, **how)
@@ -106,7 +106,7 @@ class ServedGallery(Gallery):
         return kept
 
     def load_thumbnails(self, items: Sequence[str]) -> dict[str, bytes]:
-        """Those of some items; what is not in memory is read together: the store takes as long for one as for many."""
+        """The thumbnails of some items; missing ones are read together, as one read of the store costs like many."""
         rows = self.rows
         keys = {rows.path(item): (item, rows.mark(item)) for item in items[:_AHEAD] if item in rows}
         with self._lock:
@@ -123,13 +123,13 @@ class ServedGallery(Gallery):
         return {keys[path][0]: content for path, content in {**kept, **new}.items()}
 
     def untrusted_roots(self) -> list[str]:
-        """Folders that the gallery names and that were not indexed here: their files are not served."""
+        """Folders named by the gallery that were not indexed on this machine; their files are not served."""
         roots = self.store.about.roots
         trusted = trusted_roots(self.uri, roots)
         return [root for root in roots if Path(root).resolve() not in trusted]
 
     def file(self, item: str) -> tuple[Path, str]:
-        """The file of an item and its kind; an error unless it is an image in one of the folders that were indexed."""
+        """The file of an item and its media type; an error unless it is an image in a trusted folder."""
         gone = RequestError(404, "the file of this item no longer exists; its thumbnail is still there.")
         try:
             file = Path(self.rows.path(item)).resolve(strict=True)
@@ -149,11 +149,10 @@ class ServedGallery(Gallery):
 
 
 class GalleryWatcher:
-    """The gallery at an address, read again when it has changed; for a server that runs for weeks.
+    """Reloads a gallery when it has changed.
 
     Attributes:
-        pause: seconds to wait before the next look; a gallery that is being written to is read no more than a
-            twentieth of the time.
+        pause: seconds until the next check; at most a twentieth of the time is spent on reloading.
     """
 
     def __init__(self, uri: str, model: str | Path | None, on: Literal["auto", "cpu"]) -> None:
@@ -162,7 +161,7 @@ class GalleryWatcher:
         self.pause = 0.0
 
     def refresh(self) -> bool:
-        """Look whether the gallery has changed, and read it again if so; whether it was."""
+        """Reload the gallery if it has changed. Returns whether it was."""
         began = monotonic()
         try:
             changed = self._look()
@@ -193,7 +192,7 @@ class GalleryWatcher:
 
 
 def unit_vector(values: Sequence[float], dim: int) -> Float32[ndarray, " dim"]:
-    """Numbers of a client as a vector to search with, or an error."""
+    """A client's numbers as a query vector. Raises RequestError."""
     given = np.asarray(values, dtype=np.float64)
     if given.shape != (dim,):
         raise RequestError(422, f"vector: the gallery holds vectors of {dim} numbers, got {given.size}.")

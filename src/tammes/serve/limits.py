@@ -1,4 +1,4 @@
-"""Limits on what a client may request."""
+"""Limits on requests."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -10,20 +10,19 @@ _BYTES_A_PIXEL = 20  # of the kinds of image that take most
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of what a client may ask for.
+    """Limits on requests.
 
     Attributes:
-        upload_bytes: of a body with an image; `other_bytes`: of any other.
-        upload_pixels: of an image, by its header, before it is decoded.
-        uploads_at_once: bodies and images that are in memory at the same time; further ones wait for their turn. One
-            client never has all of these slots.
-        rate: requests a second of one client, over time; a burst may be `burst` times that. 0: no limit.
-        seconds: that a request may take, without its upload.
-        upload_seconds: that a body may take to arrive.
-        wait_seconds: that a request waits for its turn before it is told to come again.
-        header_seconds: that a connection may take to say what it wants.
-        decode_seconds: that decoding an image may take; `decode_bytes`: the memory it may take.
-        connections: at the same time.
+        upload_bytes: size of a body with an image; `other_bytes`: of any other body.
+        upload_pixels: pixels of an image, checked in its header before decoding.
+        uploads_at_once: concurrent uploads in memory; further ones wait. A single client never gets all slots.
+        rate: average requests per second of one client, with bursts of `burst` times that; 0 for no limit.
+        seconds: time for a request without its upload.
+        upload_seconds: time for a body to arrive.
+        wait_seconds: time that an upload waits for a slot before a 503.
+        header_seconds: time for the headers of a request.
+        decode_seconds: time for decoding an image; `decode_bytes`: memory for it.
+        connections: concurrent connections.
         remembered: uploaded images that are kept in memory, so that their address can be shared.
     """
 

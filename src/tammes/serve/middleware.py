@@ -1,7 +1,6 @@
-"""The middleware that every request passes before it is answered, and the headers of every answer.
+"""The middleware of every request: host, token, rate and body size are checked before the body is read; time limits;
 
-It checks the host, the token, the number of requests of a client and the size of a body before any of it is read,
-bounds the time, and turns whatever goes wrong into an error response.
+error responses; security headers.
 """
 
 import asyncio
@@ -60,9 +59,9 @@ class RequestMiddleware:
         respond: Callable[[Request, RequestError], Response],
     ) -> None:
         """Args:
-        hosts: the names that clients may call the server by; None: any. Otherwise a page of another site, opened in
-            a browser on this machine, could let its own name point here and read what is served.
-        respond: makes the error response, JSON for a program, a page for a person.
+        hosts: the allowed host names; None for any. The check prevents DNS rebinding: a page of another site, opened on
+            this machine, could otherwise let its own name point here and read what is served.
+        respond: creates the error response, JSON for a program, a page for a person.
         """
         self._app, self._limits, self._telemetry, self._token = app, limits, telemetry, token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -160,7 +159,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 
 
 class _Response:
-    """What is sent: its status is remembered, and every answer has the security headers."""
+    """The response: records its status and adds the security headers."""
 
     def __init__(self, send: Send, body: "_Body | None") -> None:
         self._send, self._body = send, body
@@ -204,7 +203,7 @@ class _Body:
             raise self._too_large()
 
     async def drain(self) -> None:
-        """Read the rest and drop it, for a moment."""
+        """Read and discard the rest, for a limited time."""
         if not self.expected or self._whole:
             return
         with suppress(TimeoutError):
@@ -240,7 +239,7 @@ class _Body:
 
 
 def _simplified(scope: Scope) -> Scope:
-    """A request as the routes know it: HEAD is a GET, whose body the server leaves out, and Range is ignored."""
+    """The request without Range, and with HEAD as GET, whose body the server leaves out."""
     headers = [each for each in scope["headers"] if each[0] != b"range"]
     return {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], "headers": headers}
 
@@ -251,12 +250,12 @@ def same_token(given: str, token: str) -> bool:
 
 
 def cookie_of(token: str) -> str:
-    """What a browser keeps: the token does not follow from it."""
+    """The value of the cookie, from which the token cannot be computed."""
     return hmac.new(token.encode(), b"tammes-cookie", "sha256").hexdigest()
 
 
 def _of_another_site(request: Request) -> bool:
-    """Whether a browser says that a page of another site sends this. A link there that leads here is not that."""
+    """Whether a page of another site sends this request (CSRF). Following a link from another site is allowed."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return request.method not in ("GET", "HEAD") and site not in ("same-origin", "none")

@@ -1,7 +1,6 @@
 """The map of a gallery: two coordinates for each item, by PCA at once, then by t-SNE when that is done.
 
-t-SNE runs in a process of its own, on one core, at the lowest priority: searches do not wait for it. Its result is kept
-in the cache folder for the next start.
+t-SNE runs in a separate process on one core at the lowest priority, so that searches do not wait. Its result is cached.
 """
 
 import asyncio

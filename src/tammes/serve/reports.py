@@ -1,4 +1,4 @@
-"""The reports of runs and benchmarks in a folder, by their names; nothing else of the folder can be reached."""
+"""The reports of runs and benchmarks in a folder, by name; nothing else in the folder is accessible."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def has_reports(folder: Path) -> bool:
 
 
 def policy() -> str:
-    """What a report may do: run the script of this version and show what is in it; it cannot see this site."""
+    """The Content-Security-Policy of a report: only the script of this version, isolated from this site."""
     return (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_digest()}';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"

@@ -1,7 +1,7 @@
-"""The items of a gallery in memory: ids, names and classes of all of them, and the vectors of a gallery that fits.
+"""The items of a gallery in memory: ids, names and classes, and the vectors of a small gallery.
 
-The server answers from here whatever it can. It asks the store for thumbnails, and, of a gallery of more than 100,000
-items (`EXACT_UP_TO`), also for searches and vectors.
+The store is asked only for thumbnails, and in a gallery of more than 100,000 items (`EXACT_UP_TO`) for searches and
+vectors.
 """
 
 from collections import defaultdict

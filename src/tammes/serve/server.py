@@ -1,4 +1,4 @@
-"""The server process: it listens, and stops on SIGTERM or Ctrl-C after the requests in progress."""
+"""The server process: it stops on SIGTERM or Ctrl-C after the requests in progress."""
 
 import asyncio
 import ipaddress
@@ -29,7 +29,7 @@ _NAMED = 5  # folders in a note
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach a server there."""
+    """Whether only this machine can reach this address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(token: str | None, file: Path | None) -> str | None:
-    """The token, or that in the first line of a file; None without both."""
+    """The token, or the first line of a file; None without both."""
     if file is None:
         return token
     if token is not None:
@@ -56,11 +56,11 @@ def read_token(token: str | None, file: Path | None) -> str | None:
 def open_sources(
     what: Sequence[str], model: str | Path | None, on: Literal["auto", "cpu"], *, trust_roots: bool = False
 ) -> tuple[GalleryWatcher | None, list[Path]]:
-    """The gallery among what is to be served, and the folders of runs; with the run that made the gallery.
+    """The gallery and the folders of runs to serve, including the run of the gallery's model.
 
     Args:
-        model: what made the gallery, where it was moved or does not say it.
-        trust_roots: let the files be served of all folders that the gallery names now, from now on.
+        model: the model of the gallery, if it was moved or is not recorded.
+        trust_roots: trust all folders that the gallery names, from now on.
     """
     if not what:
         raise UserError("serve what? For example: tammes serve gallery. `tammes index` makes one.")
@@ -95,7 +95,7 @@ def open_sources(
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Refuse to serve others without a token."""
+    """Raise UserError for a host that others can reach without a valid token."""
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise UserError(
             f"a token of {len(token)} characters can be guessed: it must have {_SHORTEST_TOKEN} or more."
@@ -111,7 +111,7 @@ def check_address(host: str, token: str | None) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes any that is free."""
+    """A listening socket; port 0 picks a free one."""
     if not 0 <= port <= 65535:
         raise UserError(f"`port` must be 0 to 65535, got {port}.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -128,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Where a browser finds it."""
+    """The URL for a browser."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

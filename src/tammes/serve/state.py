@@ -1,4 +1,4 @@
-"""What the request handlers share: the gallery, the decoders, the uploaded images, the reports."""
+"""The shared state of the request handlers: gallery, decoders, uploads and reports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -38,10 +38,10 @@ _REPORTS_LAST = 5.0  # seconds, until the folder is looked at again
 
 @dataclass(frozen=True)
 class Upload:
-    """An image that was searched with; kept in memory for a while, never on disk.
+    """An uploaded query image, kept in memory for a while, never on disk.
 
     Attributes:
-        id: cannot be guessed: only who was given it sees the image.
+        id: unguessable; needed to see the image.
         thumbnail: as a WebP file.
     """
 
@@ -55,7 +55,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Search:
-    """How to search: for how many items, in a class (by its name as it is shown), by a condition on their columns."""
+    """The parameters of a search: number of items, class (by its displayed name), and filter."""
 
     k: int
     label: str | None = None
@@ -65,14 +65,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Answer:
-    """The items near an image, and what the image may be; None where the gallery has no threshold."""
+    """The neighbours of an image, and its classification (None if the gallery has no threshold)."""
 
     neighbours: list[Neighbour]
     classification: Classification | None
 
 
 class ServerState:
-    """Everything that is served. To be started and closed in the same event loop."""
+    """The shared state. Must be started and closed in the same event loop."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ServerState:
 
     @property
     def gallery(self) -> ServedGallery:
-        """The gallery as it is now. A handler takes it once: another model may take its place at any moment."""
+        """The current gallery. Read it once per request, as it may be replaced at any time."""
         if self._watcher is None:
             raise RequestError(404, "no gallery is served here, only reports: tammes serve GALLERY serves one.")
         return self._watcher.current
@@ -145,14 +145,14 @@ class ServerState:
         return self._reports
 
     def upload(self, name: str, gallery: ServedGallery) -> Upload:
-        """An image that was searched with a while ago."""
+        """An earlier upload."""
         kept = self._uploads.get(name)
         if kept is None or kept.model != gallery.store.about.model:
             raise RequestError(404, "this image is no longer in memory. Search with it again.")
         return kept
 
     async def receive_upload(self, request: Request, gallery: ServedGallery) -> Upload:
-        """The image in a request, decoded and embedded when there is a slot for it; then kept for a while."""
+        """Decode and embed the image in a request when a slot is free, and keep it for a while."""
         assert self._decoders is not None
         if gallery.preprocessing is None:
             raise RequestError(422, gallery.why_no_images())
@@ -175,11 +175,11 @@ class ServerState:
     async def search(
         self, gallery: ServedGallery, vector: Float32[ndarray, " dim"], asked: Search, *, leave_out: str | None = None
     ) -> Answer:
-        """The nearest items to a vector; items that were added since the rows were read are not among them.
+        """The nearest items to a vector, among those that were loaded.
 
         Args:
-            gallery: whose model made the vector.
-            leave_out: the id of an item that is not to be found: the one that is searched with.
+            gallery: the gallery whose model made the vector.
+            leave_out: the id of the query item, which is not found.
         """
         rows = gallery.rows
         try:
@@ -217,7 +217,7 @@ class ServerState:
 
 
 class UploadSlots:
-    """How many uploads are read and decoded at once; one client never has all of the slots."""
+    """Slots for concurrent uploads; a single client never gets all of them."""
 
     def __init__(self, limits: Limits) -> None:
         self._seconds = limits.wait_seconds

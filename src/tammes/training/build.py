@@ -1,4 +1,4 @@
-"""What is trained, built from the configuration: network, loss, objective, initialisation, optimizer."""
+"""Build network, loss, objective, initialisation and optimizer from the configuration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tammes.centroids import CENTROIDS
 from tammes.errors import UserError, out_of_memory, unknown_name
-from tammes.geometry import typical_length
+from tammes.geometry import rms_norm
 from tammes.io.console import working
 from tammes.io.machine import TRAINING, images_at_once
 from tammes.losses import DiscriminativeLoss, SoftmaxLoss, find_miner
@@ -29,15 +29,15 @@ from tammes.training.objects import NONE, Objects
 from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.verdict import is_epoch
 
-MOST_FOR_INIT = 8192  # images whose features decide the initialisation
-FEW = 256  # images whose embeddings decide their norm
+MOST_FOR_INIT = 8192  # images used for the initialisation in closed form
+FEW = 256  # images used to measure the norm of the embeddings
 
 
 def build_backbone(config: TrainConfig, *, pretrained: bool = True) -> Backbone:
-    """The backbone with the weights that it starts from; the same for the same seed.
+    """The backbone with its initial weights, reproducible by the seed.
 
     Args:
-        pretrained: False leaves the weights random, where others take their place.
+        pretrained: False leaves the weights random, if they are replaced later.
     """
     torch.manual_seed(config.seed)
     if config.objects.module is not None:
@@ -48,13 +48,13 @@ def build_backbone(config: TrainConfig, *, pretrained: bool = True) -> Backbone:
 
 
 def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Embedder:
-    """The network before training: the backbone, with new layers on top."""
+    """The network before training: the backbone with new layers."""
     method = config.method
     heads = method.head_sizes(config.dim)
     if method.depths and not made.depths:
         raise UserError(
-            f"`loss={config.loss!r}` takes features from several depths, and {config.backbone} cannot be cut at two"
-            " places far apart. Use another backbone: googlenet, resnet18, …"
+            f"`loss={config.loss!r}` uses features from several depths, which {config.backbone} does not offer. Use"
+            " another backbone: googlenet, resnet18, …"
         )
     shape = EmbedderConfig(
         config.backbone,
@@ -68,22 +68,22 @@ def build_embedder(config: TrainConfig, made: Backbone, num_classes: int) -> Emb
         config.weights_form,
         config.size,
     )
-    torch.manual_seed((config.seed + 1) % 2**64)  # whatever the backbone has drawn
+    torch.manual_seed((config.seed + 1) % 2**64)  # independent of how many numbers the backbone has drawn
     try:
         return Embedder(shape, backbone=made, eval_transform=config.objects.eval_transform)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         raise UserError(
-            "out of memory: the network itself does not fit, whatever the size of a batch. Try a smaller `backbone`,"
+            "out of memory: the network itself does not fit, for any batch size. Try a smaller `backbone`,"
             " `dim` or `centroid_dim`."
         ) from error
 
 
 def freeze(config: TrainConfig, embedder: Embedder) -> Frozen | None:
-    """Mark what of a network does not train. Where that is a part of the backbone, also return it in its two parts.
+    """Set `requires_grad` of all layers. If a part of the backbone is frozen, return the network in its two parts.
 
-    Nothing else decides it: the optimizer, what is saved once and what each checkpoint holds follow from the marks.
+    The optimizer and the checkpoints depend on `requires_grad` only.
     """
     frozen = None if config.train == "all" else Frozen(embedder, cut_of(config, embedder))
     if not config.train_batch_norm:
@@ -94,20 +94,20 @@ def freeze(config: TrainConfig, embedder: Embedder) -> Frozen | None:
 
 
 def cut_of(config: TrainConfig, embedder: Embedder) -> str | None:
-    """The lowest module of the backbone that trains; None where all of it does, or none."""
+    """The lowest trainable module of the backbone; None if all of it is trainable, or none."""
     if config.train != "top":
         return None
     if config.cut is None and embedder.config.depths:
         return embedder.config.depths[0]  # features are taken from there up
     if config.cut is None and embedder.default_cut is None:
         raise UserError(
-            f"{config.backbone} has no usual place to cut: name a module of it with `cut`, or `train='all'`."
+            f"{config.backbone} has no default cut: name one of its modules with `cut`, or use `train='all'`."
         )
     return config.cut or embedder.default_cut
 
 
 def pretrained_embedder(config: TrainConfig) -> Embedder:
-    """The network of a run as it was before training; of its backbone only, the new layers being random."""
+    """The network of a run before training, with its initial backbone and random new layers."""
     embedder = build_embedder(config, build_backbone(config), 2).eval()
     if config.source is not None:
         embedder.load_state_dict(matching(trained_embedder(config.source, config.objects), embedder))
@@ -115,53 +115,53 @@ def pretrained_embedder(config: TrainConfig) -> Embedder:
 
 
 def load_embedder(folder: Path, objects: Objects | None, embedding: Embedding | None = None) -> Embedder:
-    """The network in a run folder, with what the run was given as Python objects."""
+    """The network in a run folder, with the run's Python objects."""
     given = objects or NONE
     transform = given.eval_transform
     return load(folder, embedding=embedding, backbone=given.module, eval_transform=transform and transform.function)
 
 
 def trained_embedder(folder: Path, objects: Objects = NONE, *, only_kept: bool = False) -> Embedder:
-    """The network of another run as training left it: what was kept, or where that is not trained the last epoch.
+    """The trained network of another run: the one that was kept, or the last epoch if that is not a trained one.
 
     Raises:
-        UserError: it must be what was kept, with which galleries were made, and that is not trained.
+        UserError: with `only_kept`, if the network that was kept is not a trained one.
     """
     verdict = (RunFolder(folder).read("results") or {}).get("verdict") if is_run(folder) else None
     if verdict is None or is_epoch(verdict["kept"]):
         return load_embedder(folder, objects)
     if only_kept:
         raise UserError(
-            f"`compatible` holds the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
-            " embedding, which does not train. Leave out `compatible`."
+            f"`compatible` keeps the embeddings of {folder} in place, and that run kept its {verdict['kept']}"
+            " embedding, which is not trained. Leave out `compatible`."
         )
     return load_embedder(folder / LAST, objects)
 
 
 def matching(source: Embedder, target: Embedder) -> dict[str, Tensor]:
-    """The weights of another run's network; its class layer stays behind if the classes are others."""
+    """The weights of another run's network, without its class layer if the classes differ."""
     theirs, ours = source.state_dict(), target.state_dict()
     for name in ("backbone", "dim", "pool"):
         one, other = (getattr(embedder.config, name) for embedder in (source, target))
         if one != other:
-            raise UserError(f"`init_from` has {name} {one}, this run {other}. Say `{name}={one!r}`.")
+            raise UserError(f"`init_from` has {name} {one}, this run {other}. Use `{name}={one!r}`.")
     if source.config.form != target.config.form:
         raise UserError(
             f"`init_from` has the {source.config.form} form of {source.config.backbone}, this run the"
-            f" {target.config.form} one. Say `weights='none'` and `weights_form={source.config.form!r}`."
+            f" {target.config.form} one. Use `weights='none'` and `weights_form={source.config.form!r}`."
         )
     if (source.config.heads, source.config.depths) != (target.config.heads, target.config.depths):
-        raise UserError("`init_from` has another number of heads: it must be a run of the same `loss`.")
+        raise UserError("`init_from` has a different number of heads: it must be a run with the same `loss`.")
     same = {name: tensor for name, tensor in theirs.items() if name in ours and tensor.shape == ours[name].shape}
     return ours | same
 
 
 @torch.inference_mode()
 def init_layers(config: TrainConfig, data: Data, objective: Objective, *, after: int = 0) -> None:
-    """Find the new layers in closed form, unless they are random; scale them where the loss depends on their norm.
+    """Initialise the new layers in closed form, unless they are random; scale them if the loss depends on their norm.
 
     Args:
-        after: the epoch whose images, as it saw them, the features are of: 0 before training.
+        after: the epoch whose training images give the features; 0 before training.
     """
     embedder, loss, norm = objective.embedder, objective.loss, config.method.initial_norm
     if config.init != "random":
@@ -175,16 +175,14 @@ def init_layers(config: TrainConfig, data: Data, objective: Objective, *, after:
                     embedder.scale_outputs(loss.best_scale(embedder.outputs(features), labels))
     if norm is not None and config.init != "ridge":
         with working("measuring the norm of the embeddings"), leaving_no_trace(objective):
-            objective.gain = (
-                norm / typical_length(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
-            )
+            objective.gain = norm / rms_norm(embedder.penultimate(_features(config, data, objective, FEW)[0])).item()
         for layer in embedder.embedding_layers():
             layer.weight *= objective.gain
 
 
 @torch.inference_mode()
 def first_features(config: TrainConfig, data: Data, objective: Objective, epoch: int = 0) -> tuple[Tensor, Tensor]:
-    """Features of training images, as the network has them now, with their labels: what closed forms are found from."""
+    """Current features of training images with their labels, for an initialisation in closed form."""
     objective.eval()
     found = _features(config, data, objective, MOST_FOR_INIT, epoch)
     objective.train()
@@ -194,11 +192,11 @@ def first_features(config: TrainConfig, data: Data, objective: Objective, epoch:
 def _features(
     config: TrainConfig, data: Data, objective: Objective, most: int, epoch: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Features of training images, and their labels; of about so many, or of all."""
+    """Features and labels of about `most` training images, or of all."""
     rows, of, seen = [], [], 0
     device, in_bf16 = objective.embedder.mean.device, config.precision == "bf16"
     for inputs, labels, _ in training_batches(config, data, epoch):
-        with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):  # as it trains, in half of the time
+        with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):  # as in training, which halves the time
             rows.append(objective.features(inputs.to(device)).float())
         of.append(labels)
         seen += len(labels)
@@ -209,7 +207,7 @@ def _features(
 
 @contextmanager
 def leaving_no_trace(objective: nn.Module) -> Iterator[None]:
-    """Let the network compute as in training, and leave its statistics and what is random as they were."""
+    """Run the network in training mode, then restore its buffers and the random state."""
     random, before = torch.get_rng_state(), {name: each.clone() for name, each in objective.named_buffers()}
     yield
     for name, tensor in objective.named_buffers():
@@ -218,7 +216,7 @@ def leaving_no_trace(objective: nn.Module) -> Iterator[None]:
 
 
 def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module:
-    """The loss that was asked for, made of what it takes; options of another loss are refused, not ignored."""
+    """The loss of the configuration. Raises UserError for options that it does not have."""
     method, options = config.method, config.options_of_loss()
     classes, dim = data.num_slots, embedder.config.class_dim or embedder.config.dim
     given: dict[Any, Any] = {"num_classes": classes, "dim": dim, "base": _base(config, classes)}
@@ -231,21 +229,21 @@ def build_loss(config: TrainConfig, data: Data, embedder: Embedder) -> nn.Module
     if "class_sizes" in method.options:
         sizes = np.bincount(data.labels, minlength=classes)
         if config.sampler == "balanced":
-            sizes = np.where(sizes > 0, sizes.max(), 0)  # as large as the largest is what training sees
+            sizes = np.where(sizes > 0, sizes.max(), 0)  # the sampler makes all classes as large as the largest
         options["class_sizes"] = sizes.tolist()  # free centroids have no images
-    torch.manual_seed(config.seed)  # what it learns itself begins the same for the same seed
+    torch.manual_seed(config.seed)  # for the initialisation of proxies and other parameters of the loss
     loss = method.make(given, options)
     if config.miner is not None:
         miner = find_miner(config.miner)
         loss.miner = miner.make({}, miner.parse(config.miner_options))
     _check_comparable(config, data, loss)
     if config.proxy_lr is not None and not list(loss.parameters()):
-        raise UserError(f"`proxy_lr` is for what a loss learns itself, and {config.loss} learns nothing: drop it.")
+        raise UserError(f"`proxy_lr` is for the parameters of a loss, and {config.loss} has none: drop it.")
     return loss
 
 
 def check_growth(config: TrainConfig, embedder: Embedder) -> None:
-    """Refuse to let images grow where the network takes one size only, as most transformers do."""
+    """Raise UserError for `grow_from` with a network of a fixed input size, as most transformers are."""
     if config.grow_from is None:
         return
     size = size_of_epoch(config, embedder.size, 1)
@@ -254,13 +252,13 @@ def check_growth(config: TrainConfig, embedder: Embedder) -> None:
             embedder.eval()(torch.zeros(1, len(embedder.mode), size, size))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"`grow_from={config.grow_from}` needs a backbone that takes images of any size, and {config.backbone} does"
-            " not: leave it out."
+            f"`grow_from={config.grow_from}` needs a backbone that accepts images of any size, and {config.backbone}"
+            " does not: leave it out."
         ) from error
 
 
 def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:
-    """Refuse batches in which the loss would find nothing to compare, and be 0 without a word."""
+    """Raise UserError if batches have too few images of a class, so that the loss would silently be 0."""
     method = config.method
     fewest = getattr(loss, "fewest_per_class", 2 if method.mines or method.images_per_class > 1 else 1)
     if fewest == 1:
@@ -281,13 +279,13 @@ def _check_comparable(config: TrainConfig, data: Data, loss: nn.Module) -> None:
         )
     if size < 2 * each:
         raise UserError(
-            f"a batch of {size} holds one class of {each} images only, and `loss={config.loss!r}` compares classes."
+            f"a batch of {size} holds only one class of {each} images, and `loss={config.loss!r}` compares classes."
             f" Use `batch_size={2 * each}` or more."
         )
 
 
 def _base(config: TrainConfig, classes: int) -> Base | None:
-    """What a method is built on, where it is more than a loss: how that is made for an embedding of some length."""
+    """The base loss of an objective that is built on one; None for a plain loss."""
     name = config.base
     if name is None:
         return None
@@ -307,7 +305,7 @@ def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
     if kind not in CENTROIDS:
         raise unknown_name("kind of centroids", kind, CENTROIDS)
     if kind == "one-hot" and dim == classes:
-        return classes  # takes no matrix product
+        return classes  # needs no matrix product
     try:
         return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
     except UserError as error:
@@ -317,11 +315,11 @@ def _centroids(kind: str, classes: int, dim: int, seed: int) -> Tensor | int:
 def build_objective(
     config: TrainConfig, embedder: Embedder, loss: nn.Module, frozen: Frozen | None, hold: Hold | None = None
 ) -> Objective:
-    """The network and the loss that it is trained by.
+    """The network with its loss.
 
     Args:
-        frozen: the network in its two parts, where some layers of the backbone do not train.
-        hold: what keeps embeddings of old classes in place.
+        frozen: the network in its two parts, if some layers of the backbone are frozen.
+        hold: the term that keeps embeddings of old classes in place.
     """
     method = config.method
     return Objective(
@@ -330,25 +328,25 @@ def build_objective(
         features=None if frozen is None else frozen.above,
         sees=method.sees,
         on_features=method.on == "features",
-        gathers=not method.each_on_its_own,
+        gathers=not method.per_image_loss,
         hold=hold,
     )
 
 
 def at_once(config: TrainConfig, objective: Objective) -> int | None:
-    """Images that go through the network together in training; None: a whole batch.
+    """Images in one forward pass of a training step; None for a whole batch.
 
-    Pieces come to the same as the whole where every image is looked at on its own, by the network and by the loss.
+    A batch can be split if both network and loss treat images independently.
     """
     normalised = any(is_trained(layer) for layer in batch_norms(objective))
-    if normalised or config.train != "all" or not config.method.each_on_its_own:
+    if normalised or config.train != "all" or not config.method.per_image_loss:
         return None
     shape = objective.embedder
     return images_at_once(len(shape.mode) * shape.size**2, shape.mean.device, on_cpu=TRAINING)
 
 
 def build_optimizer(config: TrainConfig, objective: Objective) -> torch.optim.Optimizer:
-    """The optimizer of what is marked as training: `freeze` has decided that."""
+    """The optimizer of all parameters that require a gradient, as set by `freeze`."""
     method = config.method
     sgd = config.optimizer == "sgd"
     multiple = method.proxy_lr if sgd else 1.0
@@ -363,18 +361,18 @@ def build_optimizer(config: TrainConfig, objective: Objective) -> torch.optim.Op
         proxy_decay=config.weight_decay if method.proxy_decay else 0.0,
     )
     if method.initial_norm is not None:
-        # Of weights that are smaller by a factor, gradients are larger by it: such steps come to those of embeddings
-        # that are scaled after the layer. Adam's are as long whatever the gradient.
+        # Scaling the weights down scales their gradients up. These learning rates give the steps that would result if
+        # the embeddings were scaled after the layer instead. Adam's steps do not depend on the size of the gradient.
         weights = [layer.weight for layer in objective.embedder.embedding_layers()]
         groups = _with_steps(groups, weights, objective.gain**2 if sgd else objective.gain)
-    # Fused: one pass over the memory instead of a dozen, on a CPU too.
+    # fused: one pass over memory instead of a dozen, also on a CPU.
     if sgd:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
     return torch.optim.AdamW(groups, lr=config.lr, fused=True)
 
 
 def _with_steps(groups: list[dict[str, Any]], weights: list[Tensor], factor: float) -> list[dict[str, Any]]:
-    """The groups, and these weights in one of their own: steps are `factor` times as long, decay is the same."""
+    """Move these weights to groups of their own, with `factor` times the learning rate and the same decay per step."""
     chosen, found, own = {id(each) for each in weights}, [], []
     for group in groups:
         parted = {mine: [each for each in group["params"] if (id(each) in chosen) == mine] for mine in (False, True)}

@@ -1,4 +1,4 @@
-"""Checkpoints: trainable weights, optimizer, random state and position in the epoch; and the one before."""
+"""Checkpoints: trainable weights, optimizer, random state and position in the epoch. The previous one is kept."""
 
 import json
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ START_OVER = "The run cannot be resumed: start over with `overwrite=True`."
 
 
 class State(TypedDict):
-    """What a checkpoint says beside its tensors.
+    """The metadata of a checkpoint, besides its tensors.
 
     Attributes:
-        without: numbers of the weights of which the optimizer keeps nothing; older checkpoints do not say.
+        without: numbers of the weights without optimizer state; missing in older checkpoints.
     """
 
     position: dict[str, Any]
@@ -38,7 +38,7 @@ class State(TypedDict):
 
 
 def save_frozen(run: RunFolder, objective: nn.Module) -> None:
-    """The weights that do not train, if there are any, once: checkpoints hold all others, and none of these."""
+    """Write the frozen weights, if there are any. Written once; checkpoints contain all other weights."""
     if not is_first():
         return
     frozen, own = _frozen(objective), objective.state_dict()
@@ -47,10 +47,10 @@ def save_frozen(run: RunFolder, objective: nn.Module) -> None:
 
 
 def load_weights(run: RunFolder, objective: nn.Module) -> None:
-    """Put all weights of an interrupted run back, before anything is computed with the network.
+    """Restore all weights of an interrupted run, before anything is computed with the network.
 
-    Those that do not train are in a file of their own. Statistics of batch normalisation are in the checkpoint, also
-    those of a part that does not train, on which its activations depend.
+    Frozen weights are in a separate file. The statistics of batch normalisation are in the checkpoint, also those of
+    the frozen part, on which its activations depend.
     """
     tensors, _ = read_tensors(run.checkpoint)
     weights, frozen, own = _under("model/", tensors), _frozen(objective), objective.state_dict()
@@ -58,7 +58,7 @@ def load_weights(run: RunFolder, objective: nn.Module) -> None:
     if frozen:
         file = run.folder / FROZEN
         if not file.exists():
-            raise UserError(f"{file}, with the weights that do not train, is missing. {START_OVER}")
+            raise UserError(f"{file}, with the frozen weights, is missing. {START_OVER}")
         try:
             fixed, _ = read_tensors(file)
         except DamagedError as error:
@@ -71,11 +71,11 @@ def load_weights(run: RunFolder, objective: nn.Module) -> None:
 def save_checkpoint(
     run: RunFolder, objective: nn.Module, optimizer: Optimizer, position: Any, scaler: dict[str, Any] | None = None
 ) -> None:
-    """Everything to resume from, in one file: weights, optimizer, random state, position; `save_frozen` has the rest.
+    """Write a checkpoint: weights, optimizer, random state and position. Frozen weights: see `save_frozen`.
 
     Args:
-        position: where training is, a dataclass that JSON can hold.
-        scaler: the state of what scales the loss of half precision.
+        position: the position in the training, a dataclass that can be written as JSON.
+        scaler: the state of the gradient scaler for half precision.
     """
     if not is_first():
         return
@@ -99,7 +99,7 @@ def save_checkpoint(
     }
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     newest, fresh = run.folder / NEWEST, run.folder / FRESH
-    # At every moment there is a whole one under one of the two names.
+    # At any time, one of the two names is a complete checkpoint.
     write_tensors(fresh, tensors, {"state": json.dumps(said)})
     with errors_name(newest):
         with suppress(FileNotFoundError):
@@ -109,10 +109,10 @@ def save_checkpoint(
 
 
 def mend_checkpoint(run: RunFolder) -> str | None:
-    """Put the previous checkpoint in the place of one that is damaged; returns what was done, None if nothing was.
+    """Replace a damaged checkpoint by the previous one. Returns a message, or None if nothing was damaged.
 
     Raises:
-        UserError: there is no other, or that one is damaged too.
+        UserError: there is no previous checkpoint, or it is damaged too.
     """
     newest, previous = run.folder / NEWEST, run.folder / PREVIOUS
     try:
@@ -129,26 +129,26 @@ def mend_checkpoint(run: RunFolder) -> str | None:
     except DamagedError as error:
         raise UserError(f"{what} {error} {START_OVER}".lstrip()) from None
     previous.replace(newest)
-    if not what:  # a process was stopped between the two names
+    if not what:  # a process was stopped between the two renames
         return None
-    return f"{what} The checkpoint before it is sound: training resumes from there."
+    return f"{what} The previous checkpoint is intact: training resumes from there."
 
 
 def load_checkpoint(
     run: RunFolder, objective: nn.Module, optimizer: Optimizer, kind: type[Any] | None = None
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Put weights, optimizer and random state back as they were; the position to resume from, and the scaler's state.
+    """Restore weights, optimizer and random state. Returns the position to resume from, and the scaler's state.
 
-    It may be untrusted: nothing is put back before all of it is known to fit. Weights that do not train are left as
-    they are: `load_weights` puts them back.
+    The file is untrusted: everything is validated before anything is restored. Frozen weights are not touched; see
+    `load_weights`.
 
     Args:
-        kind: what the position is made with, a dataclass; None: that of a training on images.
+        kind: the dataclass of the position; None for that of a training on images.
     """
     from tammes.training.loop import Position
 
     if not any((run.folder / name).exists() for name in (NEWEST, PREVIOUS)):
-        raise UserError(f"{run.folder} has no checkpoint to resume from: it was stopped before its first epoch ended.")
+        raise UserError(f"{run.folder} has no checkpoint: it was stopped before the end of its first epoch.")
     mend_checkpoint(run)
     file = run.checkpoint
     tensors, metadata = read_tensors(file)
@@ -171,27 +171,27 @@ def load_checkpoint(
 
 
 def check_random(state: Tensor | None, file: Path) -> None:
-    """Refuse what is not a state of torch's generator on the CPU."""
+    """Raise UserError unless the tensor is a state of torch's CPU generator."""
     try:
         torch.Generator().set_state(torch.empty(0) if state is None else state)
     except (RuntimeError, TypeError):
-        raise UserError(f"{file} holds no random number state. {START_OVER}") from None
+        raise UserError(f"{file} has no valid random number state. {START_OVER}") from None
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor], file: str) -> None:
-    """Refuse weights of other names, shapes or types than a network's own."""
+    """Raise UserError for weights whose names, shapes or types differ from the network's."""
     for name in sorted(own.keys() ^ given.keys()):
-        what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network has not"
+        what = f"has no {name!r}, which the network has" if name in own else f"has {name!r}, which the network lacks"
         raise UserError(f"{file} {what}. {START_OVER}")
     for name, tensor in given.items():
         if name.endswith("_extra_state"):
-            continue  # of whatever length; who takes it looks at it
+            continue  # its length varies; the module that loads it validates it
         found, right = (f"{tuple(each.shape)} of {each.dtype}" for each in (tensor, own[name]))
         if found != right:
             raise UserError(f"{file}: {name!r} is {found}, and the network's is {right}. {START_OVER}")
 
 
-# What an optimizer keeps of each weight: in the shape of the weight, but for the number of steps.
+# The optimizer state of each weight. All but the number of steps have the shape of the weight.
 _KEPT = {
     "Adam": {"step", "exp_avg", "exp_avg_sq"},
     "AdamW": {"step", "exp_avg", "exp_avg_sq"},
@@ -200,7 +200,7 @@ _KEPT = {
 
 
 def _optimizer_state(optimizer: Optimizer, said: State, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
-    """What an optimizer resumes from. A fused one goes by addresses: it would write past what is too short."""
+    """The validated state of the optimizer. A fused optimizer would write beyond a tensor that is too short."""
     own = optimizer.state_dict()["param_groups"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, dict[str, Any]] = {}
@@ -232,12 +232,12 @@ def _fits(name: str, value: Any, parameter: Tensor) -> bool:
 
 
 def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """The groups of weights with the numbers of the file, such as learning rates; how to compute is ours to say."""
+    """The parameter groups with the numbers of the file, such as learning rates; flags such as `fused` stay ours."""
     if [group.get("params") for group in given] != [group["params"] for group in own]:
-        raise UserError(f"{file}: its groups of weights are not those of the optimizer. {START_OVER}")
+        raise UserError(f"{file}: its parameter groups are not those of the optimizer. {START_OVER}")
     found = []
     for ours, group in zip(own, given, strict=True):
-        # The first is what schedules start from.
+        # initial_lr is the base of the learning rate schedule.
         numbers = ["initial_lr", *(name for name, value in ours.items() if type(value) in (int, float))]
         pairs = [name for name, value in ours.items() if isinstance(value, tuple)]
         known = {name: group[name] for name in numbers if name in group}
@@ -249,10 +249,10 @@ def _groups(own: list[dict[str, Any]], given: list[dict[str, Any]], file: Path) 
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:
-    """Put what an optimizer keeps of a weight into the order in memory that the weight has.
+    """Give the optimizer state of each weight the memory layout of the weight.
 
-    A file has one order, weights of convolutions another (channels last), and a fused optimizer goes through both by
-    their addresses: it would mix up their elements without a word.
+    Files store tensors contiguously, but weights of convolutions may be channels-last. A fused optimizer iterates over
+    the raw memory of both and would silently mix up their elements.
     """
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
@@ -261,7 +261,7 @@ def _lay_out_alike(optimizer: Optimizer) -> None:
 
 
 def _frozen(network: nn.Module) -> set[str]:
-    """What a checkpoint leaves out: the weights that are marked as not training."""
+    """The names of the frozen weights, which checkpoints leave out."""
     return {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a training on images: complete after `resolve`, which merges options, preset and method once."""
+"""The configuration of a training on images. `resolve` merges options, preset and method once into a TrainConfig."""
 
 import shlex
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ from tammes.training.options import (
 from tammes.training.presets import Recipe, recipe_of
 from tammes.training.run_folder import RunFolder, open_finished
 
-MOST_OUTPUTS = 4096  # classes up to which the class layer has one output each
-BEYOND = 512  # its outputs for more classes
-DIM = 256  # of an embedding of images, where it is not said: the paper's
-VIEWS = {"top": 4, "head": 0}  # of each image whose activations are kept, where it is not said
-# What --continue-from takes over for good, and what is said for each run.
+MOST_OUTPUTS = 4096  # up to this many classes, the class layer has one output per class
+BEYOND = 512  # outputs of the class layer for more classes
+DIM = 256  # default dimension of an image embedding, as in the paper
+VIEWS = {"top": 4, "head": 0}  # default number of random crops whose activations are cached
+# Options that --continue-from keeps and that cannot be changed, and those that each run sets for itself.
 KEPT = (
     *("backbone", "weights_form", "dim", "pool", "embedding", "class_layer", "centroid_dim", "loss", "base"),
     *("centroids", "seed", "reserve_classes"),
@@ -53,19 +53,19 @@ OF_EACH_RUN = ("data", "out", "init_from", "continue_from", "compatible", "init"
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Every option of a training with its value; `TrainOptions` says what each means.
+    """Every option of a training with its value; `TrainOptions` documents them.
 
     Attributes:
-        data: where the images are: a path from the root, or glyphs.
+        data: the absolute path of the data, or "glyphs".
         out: the run folder.
-        cut: None: as the network has it by default, or nothing is cut.
-        views: crops of each image whose activations are kept; 0: the one in the centre; None where all layers train.
-        sampler: None for a loss that mines its batches itself.
-        size: height and width of the images that the backbone sees; None: as published.
-        shorter_side: likewise, what they are scaled to first.
-        mean: likewise, of each channel; ().
-        std: likewise.
-        objects: what was given as Python objects; not a part of config.json.
+        cut: None for the network's default cut, or no cut.
+        views: random crops of each image whose activations are cached; 0 for the centre crop; None if all layers train.
+        sampler: None for a loss that mines its own batches.
+        size: height and width of the backbone's input; None as published.
+        shorter_side: the length to which the shorter side is scaled first; None as published.
+        mean: mean of each channel; () as published.
+        std: standard deviation of each channel; () as published.
+        objects: Python objects that were passed; not part of config.json.
     """
 
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
@@ -137,12 +137,12 @@ class TrainConfig:
 
     @cached_property
     def method(self) -> Method:
-        """The loss, and what it needs."""
+        """The method of the loss."""
         return find_method(self.loss, self.miner, self.base)
 
     @property
     def has_centroids(self) -> bool:
-        """Whether distances to centroids are a part of the loss."""
+        """Whether the loss uses class centroids."""
         return self.loss in WITH_CENTROIDS or self.base == "discriminative"
 
     @property
@@ -155,16 +155,16 @@ class TrainConfig:
         return self.continue_from or self.init_from
 
     def class_outputs(self, num_classes: int) -> int:
-        """How many outputs a class layer has."""
+        """The number of outputs of the class layer."""
         one_each = num_classes <= MOST_OUTPUTS or not self.has_centroids or self.centroids == "one-hot"
         return self.centroid_dim or (num_classes if one_each else BEYOND)
 
     def options_of_loss(self) -> dict[str, Any]:
-        """The options of the loss, whichever way they were given."""
+        """The options of the loss, from `loss_options` and from options of their own."""
         return merge_loss_options(self.loss, self.method, vars(self), METHODS)
 
     def saved(self) -> dict[str, Any]:
-        """What config.json holds."""
+        """The content of config.json."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "objects"}
 
     def command(self) -> str:
@@ -177,7 +177,7 @@ class TrainConfig:
         return command_of(given.pop("data"), given) if self.objects == NONE else self._call(given)
 
     def _call(self, given: dict[str, Any]) -> str:
-        """The call that repeats this run, where a part of it was given as Python objects."""
+        """The Python call that repeats this run, if it was given Python objects."""
         data = "data" if given.pop("data").startswith(OBJECTS) else repr(self.data)
         words = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         texts = {name: repr(value) for name, value in words.items()}
@@ -190,10 +190,10 @@ class TrainConfig:
 def merge_loss_options(
     loss: str, method: Method, given: Mapping[str, Any], known: Mapping[str, Method]
 ) -> dict[str, Any]:
-    """The options of a loss, whichever way they were given: by `loss_options`, or by an option of their own name.
+    """The options of a loss, from `loss_options` and from options of their own (push, weighting, temperature).
 
     Args:
-        known: the losses that could have been meant.
+        known: all losses, for the error message.
     """
     found = method.parse(given.get("loss_options") or ())
     for option in ("push", "weighting", "temperature"):
@@ -222,13 +222,13 @@ def command_of(data: str, options: Mapping[str, Any]) -> str:
 
 
 def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Objects = NONE) -> TrainConfig:
-    """The complete configuration: what was given, then the run that it continues, the preset, and the method.
+    """The complete configuration: given options first, then the run that it continues, the preset and the method.
 
     Args:
-        objects: what was given as Python objects: their names stand in `data` and `given`.
+        objects: the Python objects that were passed; their names are in `data` and `given`.
 
     Raises:
-        UserError: an option cannot be what it is, or would change nothing.
+        UserError: an option is invalid, conflicts with another, or would have no effect.
     """
     given = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     typed = given
@@ -260,7 +260,7 @@ def resolve(data: str, given: TrainOptions, out: Path | None = None, objects: Ob
     recipe = _recipe(given, found, recipe_of(preset, backbone, None), method, part)
     if method.mines and recipe.batch_size > 3 and recipe.batch_size % 3:
         recipe = replace(recipe, batch_size=recipe.batch_size - recipe.batch_size % 3)
-        say(f"note: {given.get('loss')} takes whole triplets: batches of {recipe.batch_size} images.")
+        say(f"note: {given.get('loss')} needs whole triplets: batches of {recipe.batch_size} images.")
     sampler = given.get("sampler") or (None if method.mines else "shuffled" if method.images_per_class == 1 else "pk")
     per_class = given.get("images_per_class")
     options |= asdict(recipe) | {
@@ -317,33 +317,33 @@ _USUAL: dict[str, Any] = {
 
 
 def _recipe(given: TrainOptions, found: Recipe, usual: Recipe, method: Method, part: Part) -> Recipe:
-    """The preset's recipe as it suits the method, with the options that were given in its place."""
+    """The preset's recipe, adapted to the method, with the given options."""
     if found.init == "ridge" and not _has_class_layer(method, given.get("class_layer", True)):
         found = usual
     found_at_pca = method.trains_embedding or method.on != "class layer" or method.lr != 1
     if part == "head" and found.init == "whiten" and found_at_pca:
-        # The learning rates that losses declare were found from pca; some diverge from a whitened layer.
+        # The learning rates of the losses were tuned with init pca; some diverge from a whitened layer.
         found = replace(found, init=usual.init, lr=usual.lr)
-    # Not with Adam, whose steps do not depend on the size of a gradient. The paper's own loss has 1.
+    # Not with Adam, whose steps do not depend on the size of the gradient. The factor of the paper's loss is 1.
     if given.get("optimizer", found.optimizer) == "sgd":
         found = replace(found, lr=found.lr * method.lr, backbone_lr=found.backbone_lr * method.lr)
     if method.trains_embedding:
-        # A layer that trains does not start whitened: docs/log.md.
+        # An embedding layer that trains is not initialised by whitening: docs/log.md.
         found = replace(found, keep_init=False, refit=False, init="pca" if found.init == "whiten" else found.init)
     own = {field.name for field in fields(Recipe)}
     found = replace(found, **{name: value for name, value in given.items() if name in own})  # type: ignore[arg-type]
-    # What begins from another run has no initialisation to repeat; a layer that trains is not found again.
+    # No refit for a run that starts from another one, or whose embedding layer trains.
     refit = found.refit and found.keep_init and not {"init_from", "continue_from"} & given.keys()
     return replace(found, refit=given.get("refit", refit))
 
 
 def _has_class_layer(method: Method, class_layer: bool) -> bool:
-    """Whether there is a class layer, with centroids for its outputs or one output per class."""
+    """Whether the network has a class layer."""
     return class_layer and method.on == "class layer" and bool(method.takes)
 
 
 def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
-    """bfloat16 where it is twice as fast (docs/decisions/0019-bfloat16-by-default.md): convolutions, on some CPUs."""
+    """bfloat16 where it is twice as fast: convolutions on some CPUs (docs/decisions/0019-bfloat16-by-default.md)."""
     if asked != "auto":
         if asked == "fp16" and not on_gpu:
             raise UserError("`precision='fp16'` is for a GPU, and has no effect on a CPU: use bf16, or leave it out.")
@@ -352,15 +352,15 @@ def _precision(asked: str, part: Part, *, on_gpu: bool) -> str:
 
 
 def _name(config: TrainConfig) -> str:
-    """What a run folder is called where nobody says."""
+    """The default name of the run folder."""
     words = [config.loss, *([] if config.base is None else [config.base])]
     words += [config.centroids] if config.has_centroids else []
-    kind = "-".join(words).replace(":", "-")  # not every file system has it
+    kind = "-".join(words).replace(":", "-")  # some file systems do not allow colons
     return f"{Path(config.data).name.removeprefix(OBJECTS)}-{kind}-{config.seed}"
 
 
 def _continued(given: TrainOptions) -> TrainOptions:
-    """The options of the finished run that a new one continues, with those that were given in their place."""
+    """The options of the finished run that a new run continues, overridden by the given ones."""
     folder = given["continue_from"]
     saved = load_config(open_finished(folder))
     if not isinstance(saved, TrainConfig) or saved.loss not in WITH_CENTROIDS:
@@ -382,22 +382,22 @@ _NAMES = {field.name for field in fields(TrainConfig)} - {"objects"}
 
 
 def load_config(run: RunFolder) -> TrainConfig:
-    """The configuration that a run of images was started with."""
+    """The configuration of a run of images."""
     found: TrainConfig = read_config(run, TrainConfig)
     return replace(found, objects=run.objects or NONE)
 
 
 def read_config(run: RunFolder, kind: type) -> Any:
-    """What config.json says, which may be untrusted, as a configuration of that kind."""
+    """Read and validate config.json, which may be untrusted."""
     file, advice = run.folder / "config.json", run.advice("config")
     found = built(read_json(file, dict[str, Any], advice), kind, str(file), advice)
-    if getattr(found, "objects", NONE) != NONE:  # a file holds no Python objects
+    if getattr(found, "objects", NONE) != NONE:  # a file cannot contain Python objects
         raise UserError(f"{file}: objects is not known to this version of tammes. {advice}")
     return replace(found, out=run.folder)
 
 
 def number_or_file(given: str | None) -> float | int | Path | None:
-    """A fraction, a number of classes, or a file that lists them."""
+    """A fraction, a number of classes, or the path of a file that lists classes."""
     if given is None:
         return None
     for kind in (int, float):
@@ -409,7 +409,7 @@ def number_or_file(given: str | None) -> float | int | Path | None:
 
 
 def check_values(given: Mapping[str, Any], at_least_1: tuple[str, ...], not_negative: tuple[str, ...]) -> None:
-    """Refuse numbers that are out of range."""
+    """Raise UserError for numbers out of range."""
     for name in at_least_1:
         if given.get(name) is not None and given[name] < 1:
             raise UserError(f"`{name}` must be at least 1, got {given[name]}.")
@@ -422,7 +422,7 @@ def check_values(given: Mapping[str, Any], at_least_1: tuple[str, ...], not_nega
 
 
 def _check_values(given: TrainOptions) -> None:
-    """Refuse what cannot be, whatever the other options are."""
+    """Raise UserError for values that are invalid regardless of other options."""
     unknown = sorted(set(given) - _NAMES)
     if unknown:
         raise TypeError(f"train() got an unexpected keyword argument {unknown[0]!r}")
@@ -440,15 +440,15 @@ def _check_values(given: TrainOptions) -> None:
             raise UserError(f"`curve` names epochs, from 1, got {epoch}.")
     check_seed("`seed`", given.get("seed", 0), bits=64)
     if given.get("momentum", 0) >= 1:
-        raise UserError(f"`momentum` must be below 1, got {given['momentum']}: steps would grow without end.")
+        raise UserError(f"`momentum` must be below 1, got {given['momentum']}: steps would grow without bound.")
     if "init" in given and "init_from" in given:
-        raise UserError("`init_from` says what the layers start from: leave out `init`.")
+        raise UserError("`init_from` already initialises the layers: leave out `init`.")
     if "centroid_dim" in given and not given.get("class_layer", True):
-        raise UserError("`centroid_dim` is the size of the class layer, which `class_layer=False` leaves out.")
+        raise UserError("`centroid_dim` is the size of the class layer, which `class_layer=False` removes.")
 
 
 def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
-    """Refuse what cannot go together with what was given as Python objects."""
+    """Raise UserError for options that conflict with Python objects."""
     for name in ("transform", "eval_transform"):
         if getattr(objects, name) is not None and part != "all":
             raise UserError(
@@ -457,51 +457,51 @@ def _check_objects(given: TrainOptions, objects: Objects, part: Part) -> None:
     if objects.transform is not None:
         for name in ("mirror", "shift", "crop_area", "grow_from"):
             if given.get(name):
-                raise UserError(f"transform takes the place of random crops and mirrors: leave out {name}.")
+                raise UserError(f"transform replaces random crops and mirroring: leave out {name}.")
     if objects.module is not None:
         for name in ("weights", "weights_form"):
             if given.get(name) not in (None, "none"):
-                raise UserError(f"backbone is a module, which has its weights: leave out {name}.")
+                raise UserError(f"backbone is a module, which brings its weights: leave out {name}.")
     else:
         for name in ("shorter_side", "mean", "std"):
             if given.get(name) not in (None, ()):
-                raise UserError(f"{name} is for a backbone that is a module; a network with a name knows it.")
+                raise UserError(f"{name} is for a backbone that is a module: leave it out.")
 
 
 def _images_of(module: nn.Module, given: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
-    """What images a module wants: as was given, or as timm says of it."""
+    """The input of a module: as given, or as timm declares it."""
     wants = {name: given.get(name) for name in ("size", "shorter_side", "mean", "std")}
     found = of_module(module, **wants, pool=pool)
     return {"size": found.size, "shorter_side": found.shorter_side, "mean": found.mean, "std": found.std}
 
 
 def _check_new_classes(given: TrainOptions, out: Path | None) -> None:
-    """Refuse what cannot go together where classes are to come, or have come."""
+    """Raise UserError for conflicting options of `reserve_classes`, `continue_from` and `compatible`."""
     loss = given.get("loss", "discriminative")
     if "reserve_classes" in given:
         if "continue_from" not in given and loss not in WITH_CENTROIDS:
             raise UserError(
-                f"`reserve_classes` keeps centroids free, and `loss={loss!r}` has none: leave it out, or use"
+                f"`reserve_classes` reserves centroids, and `loss={loss!r}` has none: leave it out, or use"
                 f" `loss` {' or '.join(WITH_CENTROIDS)}."
             )
         if given.get("weighting", "none") != "none":
-            raise UserError("`weighting` weighs classes by their images, and reserved ones have none: leave one out.")
+            raise UserError("`weighting` weights classes by their images, and reserved ones have none: leave one out.")
     if "compatible" in given:
         if "continue_from" not in given:
-            raise UserError("`compatible` keeps what another run has learned: name it by `continue_from=RUN`.")
+            raise UserError("`compatible` keeps the embeddings of another run: name it with `continue_from=RUN`.")
         if not given["compatible"] > 0:
             raise UserError(f"`compatible` is a weight above 0, got {given['compatible']}.")
     if "continue_from" not in given:
         return
     for name in ("init_from", "init"):
         if name in given:
-            raise UserError(f"`continue_from` says what the network starts from: leave out `{name}`.")
+            raise UserError(f"`continue_from` already initialises the network: leave out `{name}`.")
     if out is None:
-        raise UserError("`continue_from` makes a new run: say where by `out`.")
+        raise UserError("`continue_from` creates a new run: give its folder with `out`.")
 
 
 def _check_loss(given: TrainOptions, method: Method, base: str | None) -> None:
-    """Refuse what means nothing for the loss that was asked for."""
+    """Raise UserError for options that the loss does not use."""
     loss = given.get("loss", "discriminative")
     method.parse(given.get("loss_options", ()))
     if "miner" in given:
@@ -525,33 +525,33 @@ def _check_loss(given: TrainOptions, method: Method, base: str | None) -> None:
                 raise UserError(f"`loss={loss!r}` is computed on the {method.on}, without a class layer: drop {flag}.")
     for name in ("sampler", "images_per_class"):
         if method.mines and given.get(name) is not None:
-            raise UserError(f"`loss={loss!r}` mines its batches itself: drop `{name}`.")
+            raise UserError(f"`loss={loss!r}` mines its own batches: drop `{name}`.")
     if given.get("images_per_class") is not None:
         if given.get("sampler", "pk") != "pk":
             raise UserError("`images_per_class` is for `sampler='pk'`.")
         if "sampler" not in given and method.images_per_class == 1:
-            raise UserError(f"`images_per_class` is for `sampler='pk'`, and `loss={loss!r}` takes any batch: add it.")
+            raise UserError(f"`images_per_class` is for `sampler='pk'`: add it (`loss={loss!r}` accepts any batch).")
     if given.get("log_bound") and loss not in WITH_CENTROIDS:
         raise UserError(f"`log_bound` is for a loss with centroids, not for {loss}.")
 
 
 def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
-    """Refuse what would change nothing, or leave nothing to train, now that all is known."""
+    """Raise UserError if an option has no effect, or nothing would train, given the complete configuration."""
     config.options_of_loss()
     if "cut" in given and config.train != "top":
-        raise UserError("`cut` says where the trained part begins: it is for `train='top'`.")
+        raise UserError("`cut` is the lowest trainable module: it is for `train='top'`.")
     if "views" in given and config.train == "all" and config.views is not None:
         raise UserError(
-            "`views` is how many crops have their activations cached: it is for `train='top'` or `train='head'`."
+            "`views` is the number of crops whose activations are cached: it is for `train='top'` or `train='head'`."
         )
     for name in ("crop_area", "grow_from"):
         if given.get(name, 1.0) != 1.0 and config.train != "all":
             raise UserError(
-                f"`{name}` changes the images that the first layers see, and `train={config.train!r}` caches their"
+                f"`{name}` changes the input of the first layers, and `train={config.train!r}` caches their"
                 " activations: leave it out, or train all layers."
             )
     if "grow_from" in given and config.epochs == 1:
-        raise UserError("`grow_from` lets images grow from epoch to epoch, and this run has one: leave it out.")
+        raise UserError("`grow_from` lets images grow from epoch to epoch, and this run has one epoch: leave it out.")
     if config.crop_area < 1 and config.shift:
         raise UserError("`crop_area` scales crops of the image, and `shift` pads it: leave one out.")
     if config.sync_batch_norm and not config.on_gpu:
@@ -565,7 +565,7 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
         )
     if config.keep_init:
         if config.init == "random" and config.source is None:
-            raise UserError("`keep_init` keeps what `init` finds: give `init='pca'` or `init='whiten'`.")
+            raise UserError("`keep_init` freezes the result of `init`: give `init='pca'` or `init='whiten'`.")
         if config.train == "head" and not config.class_layer:
             raise UserError(
                 "`keep_init`, `train='head'` and `class_layer=False` leave nothing to train: leave one out."
@@ -576,15 +576,13 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 " embedding, without a class layer. Leave one out."
             )
     if config.refit and not config.keep_init:
-        raise UserError("`refit` finds the embedding layer again, which then must not train: add `keep_init=True`.")
+        raise UserError("`refit` computes the embedding layer again, which must not train: add `keep_init=True`.")
     if config.refit and config.source is not None:
-        raise UserError(
-            "`refit` finds again what `init` found, and this run starts from the layers of another: leave it out."
-        )
+        raise UserError("`refit` repeats `init`, and this run starts from the layers of another: leave it out.")
     if given.get("refit") and config.train == "head":
-        raise UserError("`refit` is for features that training changes, and `train='head'` changes none: leave it out.")
+        raise UserError("`refit` needs features that training changes, and `train='head'` changes none: leave it out.")
     if all(field.name in given for field in fields(Recipe) if field.default is MISSING):
-        return  # the whole recipe, as a run writes down its command, with what does not count
+        return  # the whole recipe was given, as in the command that a run records, including options without effect
     for name, of, right in (("momentum", "optimizer", "sgd"), ("halve_every", "schedule", "halve")):
         if name in given and getattr(config, of) != right:
             raise UserError(
@@ -592,9 +590,9 @@ def _check_complete(given: TrainOptions, config: TrainConfig) -> None:
                 f" `{of}={right!r}`."
             )
     if given.get("train_batch_norm") and config.train == "head":
-        raise UserError("`train_batch_norm` is for layers of the backbone that train, and `train='head'` trains none.")
+        raise UserError("`train_batch_norm` is for trainable layers of the backbone; `train='head'` has none.")
     if "backbone_lr" in given and config.train == "head":
-        raise UserError("`backbone_lr` is for the layers of the backbone that train, and `train='head'` trains none.")
+        raise UserError("`backbone_lr` is for trainable layers of the backbone; `train='head'` has none.")
     if config.train != "all" and config.views == 0:
         for name in ("shift", "mirror"):
             if given.get(name):

@@ -1,4 +1,4 @@
-"""The images of a training: which of them train, validate and test, decoded, and batch by batch."""
+"""The data of a training on images: split, decoding, cached activations and batches."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +31,16 @@ from tammes.training.embedding import decode_for
 from tammes.training.run_folder import RunFolder, open_finished
 from tammes.training.verdict import held_out
 
-MOST_WORKERS = 8  # processes that transform images for a GPU
+MOST_WORKERS = 8  # data loading processes for a GPU
 
 
 @dataclass(frozen=True)
 class KeptActivations:
-    """Activations that stand for the images where a part of the network is frozen.
+    """Cached activations of the frozen part of the network, used in place of the images.
 
     Attributes:
-        views: those of the training images (and validation images), to train on.
-        centres: those of centre crops, to evaluate: of the training and validation images, and of the test images.
+        views: activations of random crops of the training and validation images, to train on.
+        centres: activations of centre crops, to evaluate: of training and validation images, and of test images.
     """
 
     frozen: Frozen
@@ -50,11 +50,11 @@ class KeptActivations:
 
 @dataclass(frozen=True)
 class CentroidSlots:
-    """Which class has which centroid, where there are more centroids than training classes.
+    """The assignment of classes to centroids, if there are more centroids than training classes.
 
     Attributes:
-        number: of all centroids, the free ones too.
-        of: class names -> numbers below it.
+        number: the number of centroids, including free ones.
+        of: class name -> number of its centroid.
         old: names of the classes that an earlier run was trained on.
     """
 
@@ -65,16 +65,16 @@ class CentroidSlots:
 
 @dataclass(frozen=True)
 class Data:
-    """The images of a training, and which of them train, validate and test.
+    """The images of a training and their split.
 
     Attributes:
         images: None before they are decoded.
-        labels: of the training images: which centroid, or output, is that of their class.
-        class_names: of the training classes.
-        size: height and width of what the network sees, once it is known.
-        kept: what stands for the images where a part of the network is frozen.
-        slots: which class has which centroid, where some are free or an earlier run's classes were fewer.
-        eval_transform: what takes the place of the centre crop.
+        labels: the centroid, or output, of the class of each training image.
+        class_names: names of the training classes.
+        size: height and width of the network's input, once known.
+        kept: cached activations, if a part of the network is frozen.
+        slots: the assignment of classes to centroids, if some are free or an earlier run is continued.
+        eval_transform: replaces the centre crop.
     """
 
     dataset: Dataset
@@ -89,7 +89,7 @@ class Data:
 
     @property
     def images(self) -> Decoded:
-        assert self.decoded is not None, "they are listed, not decoded"
+        assert self.decoded is not None, "the images are not decoded yet"
         return self.decoded
 
     @property
@@ -98,16 +98,16 @@ class Data:
 
     @property
     def num_slots(self) -> int:
-        """Classes that there is room for: those that train, and those that may come."""
+        """The number of centroids: training classes and reserved ones."""
         return self.num_classes if self.slots is None else self.slots.number
 
     def class_sizes(self) -> dict[str, int]:
-        """How many images each class has, those that cannot be read included."""
+        """How many images each class has, including unreadable ones."""
         counts = np.bincount(self.dataset.labels, minlength=self.dataset.num_classes).tolist()
         return dict(zip(self.dataset.class_names, counts, strict=True))
 
     def classes(self) -> dict[str, list[str]]:
-        """The names of the classes by their use."""
+        """The class names of each split: train, val, test."""
         uses = {"train": self.split.train, "val": self.split.val, "test": self.split.test}
         return {
             use: [] if chosen is None else [self.dataset.class_names[n] for n in np.unique(self.dataset.labels[chosen])]
@@ -115,10 +115,10 @@ class Data:
         }
 
     def with_split(self, chosen: Split) -> "Data":
-        """The same images, split otherwise; labels and class names follow."""
+        """The same images with another split."""
         for use, part in (("test", chosen.test), ("validation", chosen.val)):
             if part is not None and len(part) and np.bincount(self.dataset.labels[part]).max() < 2:
-                raise UserError(f"every {use} class has one image only, so none could be found. Choose other classes.")
+                raise UserError(f"every {use} class has only one image, so nothing can be found. Choose other classes.")
         labels, numbers = relabel(self.dataset.labels, chosen.train)
         names = tuple(self.dataset.class_names[number] for number in numbers)
         if self.slots is not None:
@@ -134,12 +134,12 @@ def load_data(config: TrainConfig, wants: Backbone | Embedder, classes: dict[str
 def list_data(
     config: TrainConfig, classes: dict[str, Any] | None = None, select: Callable[[Data], Data] = lambda data: data
 ) -> Data:
-    """The images of a training and what each is for; none is decoded yet.
+    """The images of a training and their split, not decoded yet.
 
     Args:
-        classes: those that a run was started with, as its folder has them. Others are ignored, with a note; an error if
-            one is missing or has another use now.
-        select: which of the images train, validate and test, where the configuration does not say it.
+        classes: the content of classes.json of a run that is resumed or evaluated. New classes are ignored, with a
+            note; a class that is missing, or now in another split, is an error.
+        select: changes the split, if the configuration does not define it.
     """
     dataset = config.objects.dataset or open_dataset(config.data)
     wanted = started_with(config.data, dataset.class_names, classes)
@@ -161,7 +161,7 @@ def list_data(
 
 
 def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> Data:
-    """The same with its images decoded; those that cannot be read are left out, where that was asked for."""
+    """The same data with its images decoded; with `skip_bad`, unreadable images are left out."""
     images = decode_for(wants, data.dataset, skip_bad=config.skip_bad)
     data = replace(data, decoded=images, size=wants.size, eval_transform=config.objects.eval_transform)
     if not len(images.bad):
@@ -184,12 +184,12 @@ def decode_data(config: TrainConfig, data: Data, wants: Backbone | Embedder) -> 
 
 
 def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None) -> Split:
-    """Which images train, validate and test; where it is not said, enough training classes hold out some of them.
+    """The split. By default, some training classes are held out for validation if there are enough.
 
-    Not by the paper's letter, and not where the classes of an earlier run, which may not validate, train again.
+    Not with preset paper, and not if a run is continued, whose old classes must all train again.
 
     Args:
-        classes: those that a run was started with, which may have held out none.
+        classes: the classes of a run that is resumed, which may have no validation classes.
     """
     asked, test_classes = number_or_file(config.val_classes), number_or_file(config.test_classes)
     if isinstance(asked, Path):
@@ -206,7 +206,7 @@ def _split(config: TrainConfig, dataset: Dataset, classes: dict[str, Any] | None
 
 
 def started_with(data: str, names: tuple[str, ...], classes: Mapping[str, Any] | None) -> list[str]:
-    """Those of the classes that a run was started with, all where there is none; a note says which were added."""
+    """The classes of the run that still exist, with a note on added ones; all classes without a run."""
     if classes is None:
         return list(names)
     uses = (classes.get(use, ()) for use in ("train", "val", "test", "unused"))
@@ -226,38 +226,38 @@ def started_with(data: str, names: tuple[str, ...], classes: Mapping[str, Any] |
 
 
 def _check_uses(config: TrainConfig, data: Data, classes: dict[str, Any]) -> None:
-    """Refuse to take for a test what a run was trained on."""
-    now, words = data.classes(), {"train": "trained", "val": "validated", "test": "tested"}
+    """Raise UserError if a class of the run is now in another split."""
+    now, words = data.classes(), {"train": "training", "val": "validation", "test": "test"}
     for use, word in words.items():
         moved = sorted((set(classes[use]) ^ set(now[use])) - set(classes.get("unused", ())))
         if moved:
-            other = "no longer does" if moved[0] in classes[use] else "did not then"
+            other = "no longer is" if moved[0] in classes[use] else "was not"
             raise UserError(
-                f"the classes in {config.data} are no longer used as when the run was started: of those that {word},"
-                f" {moved[0]!r} {other}. Put back the images or the list of classes as they were, or train again."
+                f"the split of {config.data} has changed since the run was started: of the {word} classes,"
+                f" {moved[0]!r} {other} one. Restore the images or the list of classes, or train again."
             )
 
 
 def changed_images(run: RunFolder, data: Data) -> str | None:
-    """In which classes the images are not those that a run was started with; None if all are."""
+    """A description of the classes whose images have changed since the run was started; None if none have."""
     before = run.read("images")
     if before is None or before["digest"] == data.images.digest:
         return None
     sizes, now = before.get("classes"), data.class_sizes()
     differ = [name for name in now if sizes is not None and sizes.get(name) != now[name]]
     if sizes is None or not differ:
-        return "some have changed" if sizes is None else "as many as then, but some have changed"
-    return first_names([f"{name!r} has {now[name]}, and had {sizes.get(name, 0)} then" for name in differ])
+        return "some have changed" if sizes is None else "the same number of images, but some have changed"
+    return first_names([f"{name!r} has {now[name]} images, and had {sizes.get(name, 0)}" for name in differ])
 
 
 def first_names(names: Sequence[str], shown: int = 5) -> str:
-    """The first of many names, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
 
 def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] | None) -> CentroidSlots | None:
-    """Which centroid each class has: as a run says, or now; None where the classes have them in turn, and all."""
+    """The assignment of classes to centroids; None if class n has centroid n, and none is free."""
     if classes is not None:
         found = classes.get("places")
         return None if found is None else CentroidSlots(found["number"], found["of"], tuple(found["old"]))
@@ -272,8 +272,8 @@ def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] 
     free = old.number - len(old.of)
     if len(new) > free:
         raise UserError(
-            f"{config.data} has {len(new)} classes that {config.continue_from} has not, and that run has"
-            f" {free} free centroids. Train again with room for more: `reserve_classes={len(new)}`."
+            f"{config.data} has {len(new)} classes that {config.continue_from} lacks, and that run has"
+            f" {free} free centroids. Train again and reserve more: `reserve_classes={len(new)}`."
         )
     taken = set(old.of.values())
     free_slots = (slot for slot in range(old.number) if slot not in taken)
@@ -281,19 +281,19 @@ def _slots(config: TrainConfig, names: tuple[str, ...], classes: dict[str, Any] 
 
 
 def _check_old(config: TrainConfig, data: Data, slots: CentroidSlots) -> None:
-    """Refuse to test on what an earlier run was trained on."""
+    """Raise UserError for validation or test classes on which an earlier run was trained."""
     known, uses = set(slots.old), data.classes()
     for use, flag in (("test", "`test_classes=FILE`"), ("val", "`val_classes=0`")):
         wrong = [name for name in uses[use] if name in known]
         if wrong:
             raise UserError(
-                f"{config.continue_from} was trained on the class {wrong[0]!r}, so it cannot be one to measure on."
-                f" Name others by {flag}."
+                f"{config.continue_from} was trained on the class {wrong[0]!r}, so it cannot be used to evaluate."
+                f" Choose others with {flag}."
             )
 
 
 def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> KeptActivations | None:
-    """The activations of the layers that do not train, from the cache or computed now; None where all layers train."""
+    """The activations of the frozen layers, from the cache or computed now; None if all layers train."""
     if frozen is None:
         return None
     embedder, views = frozen.embedder, config.views or 0
@@ -310,7 +310,7 @@ def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> 
         computing = f"computing the activations of the {what} images"
         with progress(computing, "Those computed are kept in the cache. " + CONTINUE) as on_progress:
             was_training = embedder.training
-            embedder.eval()  # normalisation below the cut stays as it is
+            embedder.eval()  # batch normalisation below the cut is frozen
             found = activations(
                 frozen, data.images, indices, crop=data.size, views=views, mirror=config.mirror,
                 padding=config.shift, device=embedder.mean.device, on_plan=plan, on_progress=on_progress,
@@ -330,14 +330,11 @@ def keep_activations(config: TrainConfig, data: Data, frozen: Frozen | None) -> 
 
 
 def check_batches(config: TrainConfig, size: int) -> None:
-    """Refuse batches that cannot be made of the training images, of which the network sees so many pixels."""
+    """Raise UserError for options that do not fit the network's input size or the batch size."""
     if config.shift > size:
-        raise UserError(
-            f"`shift={config.shift}` is more than the {size} pixels that the network sees of an image. Use {size} or"
-            " fewer."
-        )
+        raise UserError(f"`shift={config.shift}` exceeds the network's input of {size} pixels. Use {size} or less.")
     if config.grow_from is not None and config.grow_from >= size:
-        raise UserError(f"`grow_from={config.grow_from}` must be below the {size} pixels that the network sees.")
+        raise UserError(f"`grow_from={config.grow_from}` must be below the network's input of {size} pixels.")
     if config.method.mines:
         check_sampler(config.batch_size, "triplets")
     else:
@@ -350,7 +347,7 @@ def training_batches(
     """One epoch of the training images, or of their cached activations.
 
     Args:
-        loss: for one that mines, the batches that it has chosen; without it, or before it has, triplets at random.
+        loss: a loss that mines its batches; without it, or before its first mining, triplets are random.
     """
     chosen: dict[str, Any] = {
         "batch_size": config.batch_size,
@@ -381,9 +378,9 @@ def training_batches(
 
 
 def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
-    """Height and width of the training images in an epoch: from `grow_from` in the first to all of it in the last.
+    """Height and width of the training images in an epoch: from `grow_from` in the first to `size` in the last.
 
-    In multiples of 32, which networks shrink their maps by.
+    In multiples of 32, the total stride of most networks.
     """
     if config.grow_from is None:
         return size
@@ -392,9 +389,9 @@ def size_of_epoch(config: TrainConfig, size: int, epoch: int) -> int:
 
 
 def centre_batches(data: Data, indices: np.ndarray, device: torch.device) -> Batches:
-    """The centre crops of images, or their cached activations, with their positions; in batches that suit the device.
+    """Batches of centre crops, or of their cached activations, with their positions.
 
-    Of several processes each has some of the batches.
+    With several processes, each gets some of the batches.
     """
     places, of_all = np.arange(len(indices)), dict[str, Any](rank=rank(), world_size=number())
     if data.kept is None:

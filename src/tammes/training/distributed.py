@@ -1,7 +1,7 @@
-"""Several processes that train together: which this one is, and what they tell each other.
+"""Distributed training: rank and number of processes, and communication between them.
 
-A launcher (torchrun, accelerate launch) starts the same command several times; nothing here starts or schedules. Alone,
-a process has every answer at hand. What exchanges something is called by all processes, in the same order.
+A launcher (torchrun, accelerate launch) starts the same command several times; nothing is started here. In a single
+process, all functions return at once. Functions that communicate must be called by all processes in the same order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# The first process evaluates and writes while the others wait; one that dies is noticed at once, by its connections.
+# The first process evaluates and writes while the others wait. A process that dies is noticed by its connection.
 _PATIENCE = timedelta(hours=24)
 
 
 @dataclass
 class _Here:
-    """This process among all; `group` is for what they tell each other beside the tensors of training."""
+    """This process; `group` is for communication besides the gradients."""
 
     rank: int = 0
     local_rank: int = 0
@@ -39,23 +39,23 @@ _here = _Here()
 
 
 def rank() -> int:
-    """Which of the processes this one is, from 0."""
+    """The rank of this process, from 0."""
     return _here.rank
 
 
 def number() -> int:
-    """How many processes train together."""
+    """The number of processes."""
     return _here.number
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is the first process, which writes files and prints."""
     return _here.rank == 0
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """In here this process is one of those that a launcher has started together, if there are several."""
+    """Connect this process to the others of the same launch, if there are several."""
     found = launched()
     if found.number == 1 or _here.number > 1:
         yield
@@ -79,7 +79,7 @@ def joined() -> Iterator[None]:
         if alive is not None:
             alive.start()
         yield
-        dist.barrier(_here.group)  # the first may be at its last pages, and the connections are the others' too
+        dist.barrier(_here.group)  # the first process may still be writing, and hosts the connections
     except RuntimeError as error:
         if not _of_another(error):
             raise
@@ -104,7 +104,7 @@ def _briefly(error: Exception) -> str:
 
 
 def _of_another(error: RuntimeError) -> bool:
-    """Whether an error says that a connection to another process broke."""
+    """Whether the error is a broken connection to another process."""
     import torch.distributed as dist
 
     text = str(error).lower()
@@ -112,7 +112,7 @@ def _of_another(error: RuntimeError) -> bool:
 
 
 def agreed(work: Callable[[], Result]) -> Result:
-    """What `work` gives in each process; where one of them cannot do it, all end, and the first says why."""
+    """Call `work` in each process and return its result. If one fails, all end, and the first prints the error."""
     if _here.number == 1:
         return work()
     import torch.distributed as dist
@@ -129,12 +129,12 @@ def agreed(work: Callable[[], Result]) -> Result:
 
 
 def same_everywhere(said: str) -> BaseException:
-    """What to raise where every process has the same to say: the first says it, the others end without a word."""
+    """The exception to raise for an error that all processes have: the first prints it, the others exit silently."""
     return UserError(said) if _here.rank == 0 else SystemExit(2)
 
 
 def one_a_host_first(work: Callable[[], Result]) -> Result:
-    """The same, by one process of each host before its others: what it puts into the cache they only read."""
+    """Call `work` in one process of each host first, so that the others find its results in the cache."""
     leads = _here.local_rank == 0
     found = agreed(lambda: work() if leads else None)
     return agreed(lambda: found if leads else work())  # type: ignore[return-value]
@@ -160,17 +160,16 @@ def summed_floats(numbers: Sequence[float]) -> list[float]:
 
 
 def in_any(*flags: bool) -> list[bool]:
-    """Which of these are true in one process or more."""
+    """Which of the flags are true in at least one process."""
     return [value > 0 for value in summed([int(flag) for flag in flags])]
 
 
 def gathered(rows: "torch.Tensor", labels: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """The rows of all processes in the order of their ranks, with their gradient, and their labels.
+    """The rows of all processes in the order of their ranks, with gradients, and their labels.
 
-    Every process then computes the same loss of the whole batch. DistributedDataParallel takes the mean of the
-    gradients over the processes. That is right for what the loss learns itself, of which each process has the whole
-    gradient. Of the network each has only what its own rows contribute, so that their gradient is multiplied by the
-    number of processes.
+    Every process then computes the same loss of the whole batch. DistributedDataParallel averages gradients over the
+    processes. That is right for parameters of the loss, whose full gradient each process has. For the network each
+    process has only the gradient of its own rows, which is therefore multiplied by the number of processes.
     """
     if _here.number == 1:
         return rows, labels
@@ -194,7 +193,7 @@ def gathered(rows: "torch.Tensor", labels: "torch.Tensor") -> "tuple[torch.Tenso
 
 
 def by_place(rows: "Sequence[torch.Tensor]", places: "Sequence[torch.Tensor]", total: int) -> "torch.Tensor":
-    """The rows of all processes, each at its place, in all of them; on the CPU and without a gradient."""
+    """Gather the rows of all processes, each at its position; on the CPU, without a gradient."""
     import torch
     import torch.distributed as dist
 
@@ -215,17 +214,17 @@ def by_place(rows: "Sequence[torch.Tensor]", places: "Sequence[torch.Tensor]", t
 
 
 def from_first(text: str) -> str:
-    """What the first process has to say, in all of them."""
+    """Broadcast a text of the first process."""
     return text if _here.number == 1 else _told(text, 0)
 
 
 def from_each(text: str) -> list[str]:
-    """What each process has to say, in all of them, in the order of their ranks."""
+    """Gather a text from each process, in the order of their ranks."""
     return [text] if _here.number == 1 else [_told(text, source) for source in range(_here.number)]
 
 
 def take_over(tensors: "Sequence[torch.Tensor]") -> None:
-    """Put the first process's values into these tensors of every process."""
+    """Broadcast the first process's values of these tensors."""
     import torch.distributed as dist
 
     for tensor in tensors if _here.number > 1 else ():
@@ -235,7 +234,7 @@ def take_over(tensors: "Sequence[torch.Tensor]") -> None:
 
 
 def take_over_statistics(network: "nn.Module") -> None:
-    """Give every process the first one's running means and variances: each has seen other images."""
+    """Broadcast the first process's running statistics of batch normalisation."""
     from torch.nn.modules.batchnorm import _NormBase
 
     normalised = [module for module in network.modules() if isinstance(module, _NormBase)]
@@ -243,7 +242,7 @@ def take_over_statistics(network: "nn.Module") -> None:
 
 
 def _told(text: str, source: int) -> str:
-    """A text of one process, in all of them."""
+    """Broadcast a text of one process."""
     import torch
     import torch.distributed as dist
 

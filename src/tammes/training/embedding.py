@@ -1,4 +1,4 @@
-"""From images to vectors, by a trained network or by its backbone alone."""
+"""Embed images: from images to vectors, by a network or by its backbone alone."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @runtime_checkable
 class Images(Protocol):
-    """Images by their numbers: (channels, height, width)."""
+    """Images by their index: (channels, height, width)."""
 
     def __getitem__(self, number: int) -> np.ndarray: ...
 
@@ -38,13 +38,13 @@ class Items:
     """Embedded items.
 
     Attributes:
-        vectors: what a model makes of them.
-        labels: the class of each, a number of `class_names`.
-        numbers: of each in its data set, as `images` has them.
-        names: what each is called: the path of an image, the number of a vector.
-        images: the images, by these numbers; None for vectors.
-        masks: those of query, gallery and sequence that the data has.
-        what: whose they are, in words.
+        vectors: the embeddings.
+        labels: the class of each item, an index of `class_names`.
+        numbers: the index of each item in its data set and in `images`.
+        names: the path of an image, or the number of a vector.
+        images: the images by `numbers`; None for vectors.
+        masks: the arrays query, gallery and sequence, if the data has them.
+        what: a description, such as "the test classes".
     """
 
     vectors: Float[np.ndarray, "items dim"]
@@ -58,10 +58,10 @@ class Items:
 
 
 def decode_for(wants: Backbone | Embedder, dataset: Dataset, *, skip_bad: bool, verify: bool = False) -> Decoded:
-    """The images of a data set as a network wants them.
+    """Decode the images of a data set for a network.
 
     Args:
-        verify: decode them again, also where the cache has them.
+        verify: decode again, ignoring the cache.
     """
     with progress("decoding images", KEPT) as on_progress:
         return decode(
@@ -83,19 +83,19 @@ def embed(
     backbone_only: bool = False,
     on_progress: Progress | None = None,
 ) -> Float32[np.ndarray, "images dim"]:
-    """Unit vectors of the images with these numbers, from their centre crops, in evaluation mode.
+    """Unit vectors of images, from their centre crops, in evaluation mode.
 
-    Of several processes each embeds whole batches, and all have the vectors.
+    With several processes, each embeds some batches, and all get all vectors.
 
     Args:
-        batch_size: images at a time; None: as many as the device does best.
-        backbone_only: the features of the backbone instead: what the network knew before the new layers were trained.
+        batch_size: images at a time; None for the best number for the device.
+        backbone_only: return the normalised features of the backbone instead of embeddings.
     """
     batch_size, transform = embedder.in_a_batch(batch_size), embedder.eval_transform
     places, how = own_places(len(indices), batch_size), dict[str, Any](batch_size=batch_size, train=False)
     own = indices[places]
     inputs: Iterable[Batch] = ()  # a process may have nothing to do
-    if transform is not None:  # nobody knows what its images depend on
+    if transform is not None:  # features of a custom transform cannot be cached
         if len(own):
             inputs = batches(images, own, places, crop=embedder.size, transform=transform, **how)
         of = embedder.features
@@ -107,7 +107,7 @@ def embed(
 
 
 def own_places(number: int, batch_size: int) -> Int64[np.ndarray, " own"]:
-    """Which of so many images this process embeds: every batch that one process would have is embedded whole."""
+    """The images that this process embeds: whole batches of those that a single process would have."""
     batch = np.arange(number) // batch_size
     return np.flatnonzero(batch % distributed.number() == distributed.rank())
 
@@ -120,7 +120,7 @@ def features_of(
     batch_size: int | None = None,
     on_progress: Progress | None = None,
 ) -> Activations:
-    """What the backbone makes of the centre of images, in evaluation mode; computed once, and kept."""
+    """The backbone's features of centre crops, in evaluation mode; from the cache or computed now."""
     was_training = embedder.training
     embedder.eval()
     found = activations(
@@ -141,11 +141,12 @@ def vectors(
     backbone_only: bool = False,
     on_progress: Progress | None = None,
 ) -> Float32[np.ndarray, "images dim"]:
-    """Unit vectors of batches of whatever `features` turns into the backbone's features: images, or activations.
+    """Unit vectors of batches of images or activations.
 
     Args:
-        inputs: with the place of each among all, from 0, for a label; of several processes, what this one has of them.
-        number: how many there are in all.
+        features: maps inputs to the backbone's features.
+        inputs: the batches of this process, with positions in place of labels.
+        number: the number of items over all processes.
     """
     was_training, device = embedder.training, embedder.mean.device
     embedder.eval()
@@ -172,18 +173,18 @@ def embed_images(
     skip_bad: bool = False,
     verify: bool = False,
 ) -> dict[str, Any]:
-    """Write a .npz or .parquet file with the vectors of images, their labels and paths; what was written.
+    """Write a .npz or .parquet file with the vectors of images, their labels and paths. Returns a summary.
 
-    A .npy file has the vectors alone. Of several processes (`distributed.joined`) each embeds a share of the images and
-    the first writes.
+    A .npy file has the vectors alone. With several processes (`distributed.joined`), each embeds a share of the images
+    and the first writes.
 
     Args:
-        data: any folder of images, with sub-folders or without, or any other data.
-        whiten: with their features whitened: within classes, or without classes by PCA.
-        verify: decode the images again, also where the cache has them.
+        data: a folder of images, with or without sub-folders, or any other data.
+        whiten: whiten the features within classes, or by PCA if there are no classes.
+        verify: decode the images again, ignoring the cache.
     """
     path = Path(data)
-    # Any folder will do: what is embedded needs no classes.
+    # A plain folder needs no sub-folders, as embedding needs no classes.
     plain = path.is_dir() and not any(recognised(path) for recognised, _ in READERS.values())
 
     def decoded() -> tuple[Dataset, Decoded]:
@@ -206,7 +207,7 @@ def embed_images(
     finite = np.isfinite(found).all(axis=1)
     if not finite.all():
         first = dataset.keys[chosen[finite.argmin()]]
-        raise same_everywhere(f"the vector of {first} is not finite: the model cannot be used. Train it again.")
+        raise same_everywhere(f"the vector of {first} is not finite: the model is unusable. Train it again.")
     labels, paths = np.array(dataset.class_names)[dataset.labels[chosen]], np.array(dataset.keys)[chosen]
     columns = {"labels": labels, "paths": paths}
     agreed(lambda: write_vectors(out, [found], found.shape, found.dtype, columns) if is_first() else None)

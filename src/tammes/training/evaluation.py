@@ -1,4 +1,4 @@
-"""Evaluation of a network on the images of a training, in one process or several."""
+"""Evaluate a network on the images of a training, in one process or several."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,13 +21,13 @@ from tammes.training.objectives import Objective
 from tammes.training.run_folder import RunFolder
 from tammes.training.verdict import Candidates, by_class
 
-RESTARTS = 3  # of K-means, for NMI and AMI
+RESTARTS = 3  # restarts of K-means for NMI and AMI
 
 
 def evaluate_images(
     embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False, quick: bool = False
 ) -> dict[str, Any]:
-    """The metrics of images; of several processes each embeds some of them, and the first measures."""
+    """The metrics of images. With several processes, each embeds some of them, and the first evaluates."""
     found = embedded(embedder, data, indices, backbone_only=backbone_only)
     if not is_first():
         return {}
@@ -35,12 +35,12 @@ def evaluate_images(
 
 
 def validate(run: RunFolder, data: Data, candidates: Candidates | None, name: str, embedder: Embedder) -> float:
-    """R@1 on the validation classes; the network is saved in the run folder if it is the candidate to keep.
+    """R@1 on the validation classes; the network is saved in the run folder if it is the best candidate.
 
-    Of several processes each embeds some of the images, and the first judges.
+    With several processes, each embeds some of the images, and the first decides.
 
     Args:
-        candidates: those before it; None where it is only measured.
+        candidates: the earlier candidates; None to evaluate only.
     """
     assert data.split.val is not None
     found = embedded(embedder, data, data.split.val)
@@ -52,17 +52,17 @@ def validate(run: RunFolder, data: Data, candidates: Candidates | None, name: st
     if candidates is not None:
         if candidates.add(name, queries, right):
             embedder.save(run.folder)
-        run.write("candidates", asdict(candidates))  # last: it says what was saved
+        run.write("candidates", asdict(candidates))  # last: it names what was saved
     return sum(right) / sum(queries)
 
 
 def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_only: bool = False) -> np.ndarray:
-    """Unit vectors of centre crops; from their cached activations where a part of the network is frozen."""
+    """Unit vectors of centre crops, from cached activations if a part of the network is frozen."""
     features: Callable[[Tensor], Tensor] = embedder.features
     if data.kept is not None:
         frozen, at = data.kept.frozen, data.kept.frozen.at
         features = (frozen if frozen.embedder is embedder else Frozen(embedder, at)).above
-        if at is None and not embedder.config.depths:  # what is kept may be of several depths
+        if at is None and not embedder.config.depths:  # cached activations may be of several depths
             features = lambda stored: frozen.embedder.of_backbone(stored.float())  # noqa: E731
     found = vectors(
         embedder,
@@ -72,24 +72,24 @@ def embedded(embedder: Embedder, data: Data, indices: np.ndarray, *, backbone_on
         backbone_only=backbone_only,
     )
     if not np.isfinite(found).all():
-        raise UserError("the network gives numbers that are not finite: its learning rate was too high. Try a tenth.")
+        raise UserError("the embeddings are not finite: the learning rate was too high. Try a tenth.")
     return found
 
 
 def measure(found: np.ndarray, dataset: Dataset, indices: np.ndarray, *, quick: bool = False) -> dict[str, Any]:
-    """All metrics, or only the recalls if it must be quick."""
-    # One seed with a few restarts: K-means is what takes the longest. `tammes evaluate` does more where it is asked to.
+    """All metrics; with `quick`, without clustering and intervals."""
+    # One seed with a few restarts, as K-means takes the longest. `tammes evaluate` has options for more.
     options: dict[str, Any] = {"seeds": (0,), "restarts": RESTARTS, "bootstrap": 0 if quick else 1000}
     options |= protocol(dataset, indices, clustering=not quick)
     return evaluate(found, dataset.labels[indices], **options)
 
 
 def protocol(data: Dataset | Vectors, indices: np.ndarray, *, clustering: bool) -> dict[str, Any]:
-    """How these items are measured: who is a query, who is found, at which ranks, and whether they are clustered."""
+    """Options of `evaluate` for these items: queries, gallery, sequences, ranks and clustering."""
     masks = {name: getattr(data, name) for name in ("query", "gallery", "sequence")}
     found = {name: mask[indices] for name, mask in masks.items() if mask is not None}
     if "query" in found and "gallery" in found and not (found["query"] | found["gallery"]).all():
-        # They speak of the data's own test images; of others, chosen by --test-classes, each is both.
+        # The masks are for the data's own test images; with other --test-classes, each image is query and gallery.
         del found["query"], found["gallery"]
     gallery = len(indices) - 1 if "gallery" not in found else int(found["gallery"].sum())
     ks = tuple(k for k in (1, 2, 4, 8) if k <= gallery) or (1,)
@@ -97,15 +97,15 @@ def protocol(data: Dataset | Vectors, indices: np.ndarray, *, clustering: bool) 
 
 
 def all_loss_inputs(data: Data, objective: Objective) -> tuple[Tensor, Tensor]:
-    """What the loss is given of all training images, and their labels."""
-    with working("looking at all training images"):
+    """The inputs of the loss for all training images, and their labels."""
+    with working("embedding all training images"):
         outputs = loss_inputs(data, objective, data.split.train)
         return outputs, torch.from_numpy(data.labels).to(outputs.device)
 
 
 @torch.no_grad()
 def loss_inputs(data: Data, objective: Objective, indices: np.ndarray) -> Tensor:
-    """What the loss is given of images: of their centre crops, in evaluation mode."""
+    """The inputs of the loss for images: outputs of their centre crops, in evaluation mode."""
     device = objective.embedder.mean.device
     objective.eval()
     rows, at = [], []

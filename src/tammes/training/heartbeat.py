@@ -1,7 +1,7 @@
-"""Whether all processes that train together are still alive: each says so every few seconds.
+"""Heartbeats of distributed processes: each process sends one every few seconds.
 
-One that has ended is noticed at once, by its connections. One that was stopped, or hangs with its machine, is not: the
-others wait for it. Without a word from it for a minute, the first process says so.
+A process that has ended is noticed at once, by its connection. One that is stopped, or whose machine hangs, is not: the
+others wait for it. After a minute without a heartbeat, the first process prints a warning.
 """
 
 import sys
@@ -14,11 +14,11 @@ from typing import Any
 from tammes.io.console import say
 
 _EVERY = 5.0  # seconds
-_SILENT = 60.0  # seconds after which it is said
+_SILENT = 60.0  # seconds without a heartbeat until the warning
 
 
 class Heartbeats:
-    """The signs of life of all processes, counted in a store that all of them reach."""
+    """The heartbeats of all processes, counted in a shared TCP store."""
 
     def __init__(self, store: Any, rank: int, number: int) -> None:
         self._store, self._rank, self._number = store, rank, number
@@ -38,7 +38,7 @@ class Heartbeats:
         self._store.add(f"beat {self._rank}", 1)
 
     def look(self, now: float) -> None:
-        """Say which process has been silent for too long, once; and that it is back."""
+        """Warn once about a process that has been silent for too long, and report when it is back."""
         for rank in range(self._number):
             count = self._store.add(f"beat {rank}", 0)
             before, since = self._seen[rank]
@@ -50,7 +50,7 @@ class Heartbeats:
             elif now - since > _SILENT and rank not in self._missed:
                 self._missed.add(rank)
                 say(
-                    f"warning: process {rank} of {self._number} has not been heard of for a minute: it is stopped, or"
+                    f"warning: no sign of process {rank} of {self._number} for a minute: it is stopped, or"
                     " its machine hangs. The others wait for it. If it does not come back, stop them all and"
                     " resume the run: tammes train --resume RUN"
                 )
@@ -61,19 +61,19 @@ class Heartbeats:
                 self.beat()
                 if self._rank == 0:
                     self.look(monotonic())
-            except Exception:  # the store is that of the first process
-                if not self._stop.is_set() and self._rank == 1:  # the first cannot say it
+            except Exception:  # the store belongs to the first process, which is gone
+                if not self._stop.is_set() and self._rank == 1:
                     with suppress(OSError, ValueError):
-                        print("warning: process 0 has not been heard of for a minute.", file=sys.stderr, flush=True)
+                        print("warning: no sign of process 0 for a minute.", file=sys.stderr, flush=True)
                 return
 
 
 def heartbeats(host: str, rank: int, number: int, tell: Any) -> Heartbeats | None:
-    """Those of the processes of a group; None where they cannot reach one another by another port.
+    """The heartbeats of a group of processes; None if they cannot connect on another port.
 
     Args:
-        host: of the first process.
-        tell: gives a text of the first process to all of them.
+        host: the host of the first process.
+        tell: broadcasts a text of the first process.
     """
     import torch.distributed as dist
 

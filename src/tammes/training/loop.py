@@ -1,4 +1,4 @@
-"""The training loop: fit() yields an epoch at a time; the caller evaluates, logs, saves, breaks."""
+"""The training loop: fit() yields one epoch at a time; the caller evaluates, logs, saves or breaks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,14 +21,14 @@ Batches = Callable[[int], Iterable[Batch]]
 
 @dataclass
 class Position:
-    """Where training is: what a checkpoint needs beside weights and optimizer to go on as if nothing had happened.
+    """The position in the training: with weights and optimizer, all that is needed to resume.
 
     Attributes:
-        epoch: the epoch under way, from 1.
-        step: batches of it that are done.
-        images: images of it that are done.
-        seconds: time it has taken so far.
-        totals: the sums over its images of each part of the loss.
+        epoch: the current epoch, from 1.
+        step: finished batches of the epoch.
+        images: finished images of the epoch.
+        seconds: time spent in the epoch.
+        totals: sums of each part of the loss over the images of the epoch.
     """
 
     epoch: int = 1
@@ -40,16 +40,16 @@ class Position:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that has ended, or was stopped: `complete` says which.
+    """A finished or interrupted epoch.
 
     Attributes:
         number: from 1.
-        losses: the mean over its images of each part of the loss.
-        seconds: how long it took.
-        images: how many images it saw.
-        rates: the learning rate of each group of parameters.
-        position: where to go on from.
-        complete: whether it saw all its batches.
+        losses: the mean of each part of the loss over the images.
+        seconds: the duration.
+        images: the number of images.
+        rates: the learning rate of each parameter group.
+        position: the position to resume from.
+        complete: whether all batches were used; False if the epoch was interrupted.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Epoch:
 
 
 class OneProcess:
-    """What `fit` asks of accelerate, for a network on the CPU in one process; nothing is set up for the process."""
+    """The part of accelerate's interface that `fit` needs, for one process on the CPU."""
 
     device = torch.device("cpu")
 
@@ -93,32 +93,31 @@ def fit(
     save_every: float = 600.0,
     everything: Callable[[], tuple[Tensor, Tensor]] | None = None,
 ) -> Iterator[Epoch]:
-    """Train, and yield each epoch when it has ended; the objective can be evaluated and saved in between.
+    """Train, and yield each finished epoch; the caller can evaluate and save in between.
 
-    Of several processes each gives its own share of every batch, and all end, stop and save after the same step. An
-    objective that `gathers` has the loss of the whole batch in each of them, any other that of its share.
+    With several processes, each computes its own share of every batch, and all stop and save after the same step. An
+    objective with `gathers` computes the loss of the whole batch in each process, any other that of its share.
 
     Args:
-        objective: (images, labels) -> the parts of the loss by name; if it has `begin(epoch, epochs)`, it is told of
-            each epoch, and of the one that training resumes in.
-        batches: epoch number -> the batches (images, labels, indices) of that epoch, the same whenever asked; of
-            several processes, what this one has of them.
-        schedule: epoch number, batches of it that are done -> the factor on the learning rates that the optimizer was
-            made with, for the next step.
-        seed: of what is random inside the network (dropout); with the epoch's number it decides all of it.
-        start: where to resume; weights and optimizer must be those of that moment.
-        accelerator: the device and the processes; None: the CPU of this process.
-        accumulate: batches whose gradients are added up before a step. As the loss is a mean over images, a step then
-            equals that of one large batch of them; not so for a loss of pairs.
-        at_once: images that go through the network together: a larger batch is computed in pieces, whose gradients are
-            added up. None: every batch in one go.
-        stop: asked after each step; True ends training with an epoch that is not complete.
-        save: called within long epochs with where training is, each time that so many seconds have passed.
-        everything: the outputs for all training images in evaluation mode, and their labels; for an objective that
-            declares that it sees them before the first epoch, or before each. `batches` is asked after that.
+        objective: (images, labels) -> the parts of the loss by name. If it has `begin(epoch, epochs)`, that is called
+            at the start of each epoch, and when training resumes within one.
+        batches: epoch number -> the batches (images, labels, indices) of that epoch, reproducible; with several
+            processes, the share of this one.
+        schedule: (epoch number, finished batches) -> factor on the initial learning rates for the next step.
+        seed: seeds the randomness inside the network (dropout), together with the epoch number.
+        start: the position to resume from; weights and optimizer must belong to it.
+        accelerator: the device and the processes; None for the CPU of this process.
+        accumulate: batches whose gradients are summed before a step. For a loss that is a mean over images, this equals
+            one large batch; for a loss of pairs it does not.
+        at_once: images in one forward pass: a larger batch is computed in pieces whose gradients are summed. None for
+            whole batches.
+        stop: called after each step; True ends training with an incomplete epoch.
+        save: called within long epochs with the position, every `save_every` seconds.
+        everything: returns the outputs for all training images in evaluation mode, and their labels; needed for an
+            objective that sees them before the first epoch, or before each. Called before `batches`.
 
     Raises:
-        UserError: the loss is not a number or infinite.
+        UserError: the loss is NaN or infinite.
     """
     accelerator = accelerator or OneProcess()
     at = start or Position()
@@ -141,7 +140,7 @@ def fit(
             for name, value in at.totals.items()
         }
         for together in _groups(islice(batches(at.epoch), at.step, None), accumulate):
-            if number_of_processes > 1:  # each draws its own, whatever it drew before: a resumed run draws the same
+            if number_of_processes > 1:  # a seed for each step and process, so that a resumed run draws the same
                 torch.manual_seed(_mixed(_mixed(seed, at.epoch), at.step * number_of_processes + distributed.rank()))
             sizes = distributed.summed([len(labels) for _, labels, _ in together])  # of the batches, not of our shares
             seen = sum(sizes)
@@ -155,12 +154,12 @@ def fit(
                 wait = nullcontext() if number == len(pieces) else accelerator.no_sync(objective)
                 with wait:
                     parts = objective(images.to(accelerator.device), labels.to(accelerator.device))
-                    # Each image counts alike in the step, also when the last batch is smaller than the others; what
-                    # the processes have is averaged over them.
+                    # Each image has the same weight in the step, also if the last batch is smaller. Gradients are
+                    # averaged over the processes.
                     loss = torch.stack(list(parts.values())).sum()
                     accelerator.backward(loss * (counted * number_of_processes / seen))
                 for name, part in parts.items():
-                    # It stays on its device: reading it would make a GPU wait.
+                    # Stays on its device, as reading it would make a GPU wait.
                     totals[name] = totals.get(name, 0.0) + part.detach().double() * counted
             _set_rates(optimizer, base_rates, schedule(at.epoch, at.step))
             at.step += len(together)
@@ -187,7 +186,7 @@ def fit(
         if not all(isfinite(total) for total in at.totals.values()):
             raise distributed.same_everywhere(_not_finite(at, optimizer, saves=save is not None))
         if complete and not all(tensor.isfinite().all() for tensor in own.state_dict().values()):
-            # By the last step, whose loss nobody has seen.
+            # The last step may have broken the weights: no loss was computed after it.
             raise distributed.same_everywhere(_not_finite(at, optimizer, "a weight", saves=save is not None))
         losses = {name: value / max(1, at.images) for name, value in at.totals.items()}
         rates = tuple(group["lr"] for group in optimizer.param_groups)
@@ -199,7 +198,7 @@ def fit(
 
 
 def _look(objective: nn.Module, everything: Callable[[], tuple[Tensor, Tensor]] | None, epoch: int, seed: int) -> None:
-    """Show an objective all training images, if it wants to see them before this epoch."""
+    """Call the objective's `look` with all training images, if it needs them before this epoch."""
     sees = getattr(objective, "sees", "batches")
     if sees == "batches" or (sees == "all images once" and epoch > 1):
         return
@@ -215,12 +214,12 @@ def _set_rates(optimizer: Optimizer, base_rates: Sequence[float], factor: float)
 
 
 def halved_every(epochs: int) -> Callable[[int, int], float]:
-    """The paper's schedule: half the learning rate after every so many epochs."""
+    """The paper's schedule: halve the learning rate after every `epochs` epochs."""
     return lambda epoch, _: 0.5 ** ((epoch - 1) // epochs)
 
 
 def cosine(epochs: int, batches: int = 1) -> Callable[[int, int], float]:
-    """From 1 down to 0 along a cosine, in a step for each of the batches of an epoch; by default once an epoch.
+    """A cosine from 1 to 0, with one step per batch; by default one step per epoch.
 
     >>> [round(cosine(2)(epoch, done), 3) for epoch in (1, 2) for done in (0, 1)]
     [1.0, 1.0, 0.5, 0.5]
@@ -231,7 +230,7 @@ def cosine(epochs: int, batches: int = 1) -> Callable[[int, int], float]:
 
 
 def warm_up(schedule: Callable[[int, int], float], epochs: float, batches: int) -> Callable[[int, int], float]:
-    """A schedule that begins with a rise from 0 along a line over so many epochs, of so many batches each.
+    """A schedule with a linear warm-up from 0 over `epochs` epochs of `batches` batches each.
 
     >>> warm = warm_up(halved_every(1), 0.5, batches=4)
     >>> [warm(1, done) for done in (0, 1, 2, 3)], warm(2, 0)
@@ -241,12 +240,12 @@ def warm_up(schedule: Callable[[int, int], float], epochs: float, batches: int) 
 
 
 def _mixed(seed: int, epoch: int) -> int:
-    """One seed from two, such that neighbours have nothing in common."""
+    """A seed from two numbers; neighbouring inputs give unrelated seeds."""
     return (seed * 1_000_003 + epoch) * 2_654_435_761 % 2**63
 
 
 def _of_all(totals: dict[str, Tensor]) -> dict[str, float]:
-    """Sums over the images of all processes."""
+    """The sums over all processes."""
     return dict(zip(totals, distributed.summed_floats([float(total) for total in totals.values()]), strict=True))
 
 
@@ -259,15 +258,13 @@ def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 def _pieces(images: Tensor, labels: Tensor, size: int | None) -> Iterable[tuple[Tensor, Tensor]]:
     if size is None or len(labels) <= size:
         return [(images, labels)]
-    number = -(-len(labels) // size)  # of about one size: a small rest would take nearly as long as a whole piece
+    number = -(-len(labels) // size)  # of equal size: a small last piece would take nearly as long as a whole one
     return zip(images.tensor_split(number), labels.tensor_split(number), strict=True)
 
 
 def _not_finite(at: Position, optimizer: Optimizer, what: str = "the loss", *, saves: bool) -> str:
     lrs = ", ".join(dict.fromkeys(f"{group['lr']:g}" for group in optimizer.param_groups))
-    kept = (
-        " The checkpoint of the last good epoch is kept." if at.epoch > 1 else " No epoch had ended: nothing is lost."
-    )
+    kept = " The checkpoint of the last good epoch is kept." if at.epoch > 1 else " No epoch had ended yet."
     return (
         f"{what} is not a finite number at epoch {at.epoch}, step {at.step}. The likely cause is a learning rate that"
         f" is too high (now {lrs}): try a tenth.{kept if saves else ''}"
@@ -285,12 +282,11 @@ def parameter_groups(
     proxy_lr: float = 0.0,
     proxy_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """New layers at `lr`, the rest at `backbone_lr`; biases and normalisation without weight decay.
+    """Parameter groups: new layers at `lr`, the rest at `backbone_lr`; biases and normalisation without weight decay.
 
     Args:
-        new: also layers of the loss that are to be trained as those on top of the backbone.
-        proxies: the loss, if it learns something itself: its points and layers are trained at `proxy_lr`, a scale of
-            it as the new layers.
+        new: the new layers, including layers of the loss that are trained like them.
+        proxies: the loss, if it has parameters: its proxies and layers are trained at `proxy_lr`, a scale at `lr`.
     """
     kinds = {id(each): 1 if each.ndim > 1 else 2 for each in ([] if proxies is None else proxies.parameters())}
     layers = [each for each in ([] if proxies is None else proxies.modules()) if isinstance(each, nn.Linear)]

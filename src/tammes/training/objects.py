@@ -1,4 +1,4 @@
-"""Python objects that a training was given."""
+"""The Python objects of a training: data set, network and transforms that no file can store."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from tammes.data.transforms import Transform
 
 @dataclass(frozen=True)
 class Objects:
-    """What no file can hold: a run that was given some needs them again, to resume, evaluate or report.
+    """Python objects that were passed to `train`. They must be passed again to resume, evaluate or report the run.
 
     Attributes:
-        dataset: the images, where they were not named by a path.
-        module: the network, where it was not named.
-        transform: what takes the place of random crops and mirrors.
-        eval_transform: what takes the place of the centre crop.
+        dataset: the images, if they were not given by a path.
+        module: the network, if it was not given by name.
+        transform: replaces random crops and mirroring.
+        eval_transform: replaces the centre crop.
     """
 
     dataset: Dataset | None = None

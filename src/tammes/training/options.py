@@ -1,4 +1,4 @@
-"""The options of a training, on images and on vectors, as `tammes train` takes them. All may be left out."""
+"""The options of `tammes train`, for images and for vectors. All are optional."""
 
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ VectorMethod = Literal["gradient", "ridge"]
 
 
 class TrainOptions(TypedDict, total=False):
-    """The options of a training on images that were given; `resolve` fills in all others."""
+    """Options of a training on images; `resolve` fills in those that are not given."""
 
     preset: Preset
     """Where the options that are not given come from. paper follows Do et al. (2019) exactly, on any machine:
@@ -48,8 +48,8 @@ class TrainOptions(TypedDict, total=False):
     weighting: Weighting
     """How classes of different size are weighted (discriminative only). (default: none)"""
     temperature: float
-    """How soft the choice of hard negatives is (hard-discriminative; default 0.1), or what cosines are divided by
-    (normface; learned by default)."""
+    """Temperature: softness of the choice of hard negatives (hard-discriminative; default 0.1), or divisor of the
+    cosines (normface; learned by default)."""
     backbone: str
     """The network: googlenet or vgg16 (as in the paper), conv4 (28 x 28 grey images, for glyphs and Omniglot), or any
     name of torchvision or timm. (default: resnet50 for photos, googlenet with preset paper)"""
@@ -90,13 +90,13 @@ class TrainOptions(TypedDict, total=False):
     optimizer: OptimizerName
     """Stochastic gradient descent with momentum, or Adam with decoupled weight decay."""
     lr: float
-    """Learning rate of the new layers on top of the backbone. (default: the preset's; with sgd multiplied by what suits
-    the loss)"""
+    """Learning rate of the new layers on top of the backbone. (default: the preset's; with sgd multiplied by a factor
+    of the loss)"""
     backbone_lr: float
     """Learning rate of the backbone."""
     proxy_lr: float
-    """Learning rate of what the loss itself learns: proxies, class weights. (default: that of the new layers,
-    multiplied by what suits the loss)"""
+    """Learning rate of the loss's own parameters: proxies, class weights. (default: that of the new layers, multiplied
+    by a factor of the loss)"""
     momentum: float
     """Momentum of sgd."""
     weight_decay: float
@@ -128,8 +128,8 @@ class TrainOptions(TypedDict, total=False):
     """Freeze the embedding layer as it was initialised (init pca, whiten or ridge), while the layers below and above it
     train."""
     refit: bool
-    """After the last epoch, find the new layers again in closed form, from the features of the trained network (with
-    keep_init). (default: the preset's)"""
+    """After the last epoch, compute the new layers again in closed form, from the features of the trained network
+    (with keep_init). (default: the preset's)"""
     sampler: Sampler
     """How batches are made: shuffled; balanced, where images of small classes are repeated, with other crops, until all
     classes are as large as the largest; or pk, several images of each class, as losses of pairs need. (default: what
@@ -137,15 +137,15 @@ class TrainOptions(TypedDict, total=False):
     images_per_class: int
     """Images of each class in a batch (sampler pk). (default: what the loss needs)"""
     accumulate: int
-    """Batches whose gradients are added up before a step: equal to one large batch for losses that look at each image
-    on its own. (default: 1)"""
+    """Batches whose gradients are summed before a step: equal to one large batch for losses that treat images
+    independently. (default: 1)"""
     test_classes: str
     """Classes to test on: a fraction, a number, or a file with one class name per line; 0 trains on all classes.
     (default: the second half)"""
     val_classes: str
-    """Training classes to hold out for validation: a fraction or a number; 0 for none. What is best on them is kept:
-    the pretrained embedding, its whitening, or an epoch. (default: a quarter, of 20 or more a fifth; none below
-    12, and none with preset paper)"""
+    """Training classes to hold out for validation: a fraction or a number; 0 for none. The embedding that is best on
+    them is kept: the pretrained one, its whitening, or that of an epoch. (default: a fifth of 20 classes or more, a
+    quarter of 12 to 19; none below 12 and with preset paper)"""
     seed: int
     """Random seed. (default: 0)"""
     device: Device
@@ -170,14 +170,14 @@ class TrainOptions(TypedDict, total=False):
     log_bound: bool
     """Log the paper's bound in each epoch, on 512 training images: L_d, L_t, their gap and its certificate."""
     curve: tuple[int, ...]
-    """Also measure R@1 on the test classes after these epochs, for a curve over time. Nothing is chosen by it, and its
-    time does not count as training time."""
+    """Also measure R@1 on the test classes after these epochs, for a curve over time. It does not influence the
+    training, and does not count as training time."""
     tensorboard: bool
     """Write curves for TensorBoard into the run folder."""
 
 
 class VectorOptions(TypedDict, total=False):
-    """The options that were given; the estimator has defaults for the others."""
+    """Options of a training on vectors; the estimator has defaults for those that are not given."""
 
     method: VectorMethod
     """gradient, or ridge: the regression onto the centroids, solved in closed form in seconds. (default: gradient)"""
@@ -192,7 +192,7 @@ class VectorOptions(TypedDict, total=False):
     weighting: Weighting
     """How classes of different size are weighted (discriminative only). (default: none)"""
     temperature: float
-    """How soft the choice of hard negatives is (hard-discriminative only)."""
+    """Temperature: softness of the choice of hard negatives (hard-discriminative only)."""
     dim: int
     """Dimension of an embedding. (default: that of the vectors, up to 256)"""
     hidden: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The progress of a training: estimated time, plan, progress bar, a line per epoch, TensorBoard."""
+"""Progress of a training: estimated time, plan, progress bar, a line per epoch, TensorBoard."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -29,14 +29,14 @@ from tammes.training.run_folder import RunFolder
 
 Item = TypeVar("Item")
 WATCHED = 512  # training images on which the bound is logged
-FEW = 15  # images on which a step is timed; whole triplets, for losses that want them
+FEW = 15  # images with which a step is timed; a multiple of 3, for losses of triplets
 
 
 def say_expected(config: TrainConfig, embedder: Embedder, images: int) -> None:
-    """The time that preset paper takes with every layer trained; nothing for other trainings, which are short.
+    """Print the expected time of preset paper with every layer trained; other trainings are short.
 
     Args:
-        images: training images.
+        images: number of training images.
     """
     if config.preset != "paper" or config.train != "all":
         return
@@ -51,7 +51,7 @@ def say_expected(config: TrainConfig, embedder: Embedder, images: int) -> None:
 
 
 def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
-    """Of a training step of the network, on images of noise."""
+    """Seconds per image of a training step, measured on random images."""
     size, device = (FEW, len(embedder.mode), embedder.size, embedder.size), embedder.mean.device
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     times = []
@@ -62,7 +62,7 @@ def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
             with torch.autocast(device.type, dtype=half, enabled=half is not None):
                 value = embedder.outputs(embedder.features(images)).float().square().mean()
             value.backward()
-            value.item()  # a GPU has done it then
+            value.item()  # waits for the GPU
             times.append(perf_counter() - started)
     embedder.zero_grad()
     return min(times) / FEW
@@ -71,19 +71,19 @@ def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
 def say_plan(
     run: RunFolder, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
 ) -> None:
-    """What will be done, on what, and how long it may take, before it starts."""
+    """Print the plan of the training before it starts: data, network, loss and expected time."""
     parts, shape = data.split, embedder.config
-    held_out = "no classes: whether training helps is not judged"
+    held_out = "no classes, so it is not measured whether training helps"
     if parts.val is not None:
         held = len(data.classes()["val"])
         held_out = (
-            f"{held} other classes ({len(parts.val)} images), to choose the epoch and judge whether training helps"
+            f"{held} other classes ({len(parts.val)} images), to choose the epoch and measure whether training helps"
         )
     weights = sum(parameter.numel() for parameter in embedder.parameters())
     classes = f"{data.num_classes} classes"
     if data.slots is not None:
         new = f" ({len(set(data.class_names) - set(data.slots.old))} new)" if data.slots.old else ""
-        classes += f"{new}, room for {data.slots.number - len(data.slots.of)} more"
+        classes += f"{new}, centroids for {data.slots.number - len(data.slots.of)} more"
     pool = "" if shape.pool == "published" else f" with {shape.pool} pooling"
     where = f"{device}, {distributed.number()} processes" if distributed.number() > 1 else str(device)
     where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
@@ -104,7 +104,7 @@ def say_plan(
 
 
 def estimate(config: TrainConfig, data: Data, objective: Objective) -> float:
-    """Seconds that training may take: a few steps on a part of a batch, which leave no trace, scaled."""
+    """The expected seconds of the training, from two steps on a part of a batch."""
     inputs, labels, _ = next(iter(training_batches(config, data, 1)))
     device = objective.embedder.mean.device
     inputs, labels = inputs[:FEW].to(device), labels[:FEW].to(device)
@@ -120,20 +120,20 @@ def estimate(config: TrainConfig, data: Data, objective: Objective) -> float:
 
 
 def _trained(config: TrainConfig, embedder: Embedder) -> str:
-    """What of the network trains, and why."""
+    """A description of the trainable layers."""
     trained = sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad)
-    kept = " but the embedding layer" if config.keep_init else ""
+    kept = " except the embedding layer" if config.keep_init else ""
     if config.train == "all":
-        return f"all of it{kept} ({trained:,} weights)"
+        return f"all layers{kept} ({trained:,} weights)"
     if config.train == "top":
-        part = f"the part from {config.cut} up"
+        part = f"the layers from {config.cut} up"
     elif config.keep_init:
-        part = "only the class layer: the embedding does not change, as the embedding layer stays as it began"
+        part = "only the class layer; the embedding layer is frozen, so embeddings do not change"
     else:
         part = "the embedding layer" + ("" if embedder.class_layer is None else " and the class layer")
-    crops = f"{config.views} views of each image" if config.views else "centre crops"
+    crops = f"{config.views} crops of each image" if config.views else "centre crops"
     weights = f"{part}{kept if config.train == 'top' else ''} ({trained:,} weights)"
-    return f"{config.train}: {weights}, on kept activations of {crops}; `train='all'` trains everything"
+    return f"{config.train}: {weights}, on cached activations of {crops}; `train='all'` trains all layers"
 
 
 def _describe_loss(config: TrainConfig) -> str:
@@ -151,7 +151,7 @@ def training_bar(
 def epoch_line(
     config: TrainConfig, data: Data, objective: Objective, epoch: Epoch, least: float | None
 ) -> dict[str, Any]:
-    """What is written about an epoch."""
+    """The log of an epoch, as written to metrics.jsonl."""
     line: dict[str, Any] = {
         "epoch": epoch.number,
         **epoch.losses,
@@ -167,7 +167,7 @@ def epoch_line(
 
 
 def _watched_bound(config: TrainConfig, data: Data, objective: Objective) -> dict[str, Any]:
-    """The paper's quantities on a fixed sample of the training images, so that the bound can be seen to tighten."""
+    """The paper's bound and its certificate on a fixed sample of the training images."""
     sample = np.random.default_rng(config.seed).permutation(len(data.split.train))[:WATCHED]
     outputs = normalise(loss_inputs(data, objective, data.split.train[sample])).cpu()
     centroids = objective.loss.centroids
@@ -176,7 +176,7 @@ def _watched_bound(config: TrainConfig, data: Data, objective: Objective) -> dic
 
 
 class TrainingBar:
-    """The bar of a training: epoch, images per second, loss, its distance to the known minimum, time left."""
+    """The progress bar: epoch, images per second, loss, its distance to the known minimum, remaining time."""
 
     def __init__(self, epochs: int, images: int, least: float | None, objective: nn.Module, log: Path) -> None:
         self.epochs, self.images, self.least, self.log = epochs, images, least, log
@@ -203,7 +203,7 @@ class TrainingBar:
         self._loss = parts["loss"].detach()
 
     def watch(self, batches: Iterable[Item], epoch: int) -> Iterator[Item]:
-        """The same batches, counted; of several processes, each has about as much of a batch."""
+        """Yield the batches and advance the bar by their images over all processes."""
         self._bar.update(self._task, epoch=epoch, completed=(epoch - 1) * self.images)
         for batch in batches:
             yield batch
@@ -218,7 +218,7 @@ class TrainingBar:
         self._bar.update(self._task, advance=images, loss=loss, speed="" if speed is None else f"{speed:.0f} images/s")
 
     def epoch_ended(self, line: dict[str, Any]) -> None:
-        """A line that stays."""
+        """Print a permanent line for a finished epoch."""
         text = f"epoch {line['epoch']:>3}  loss {line['loss']:.4f}"
         if "above_minimum" in line:
             text += f" ({line['above_minimum']:.4f} above its minimum)"
@@ -229,7 +229,7 @@ class TrainingBar:
             bound = line["bound"]
             gap, allowed = (bound[name] / max(1, bound["triplets"]) for name in ("gap", "lemma"))
             text += f"  gap to the triplet loss {gap:.4f} (Lemma {allowed:.4f})"
-        self._bar.stop()  # a line that stays goes above the bar
+        self._bar.stop()  # the line is printed above the bar
         say(text, self.log)
         self._bar.start()
 

@@ -1,12 +1,12 @@
-"""The run folder: what training leaves, and all that everything after it reads. Of several processes the first writes.
+"""The run folder: the files that a training writes and that all other commands read. Only the first process writes.
 
-config.json        every option, with its value          environment.json   versions, machine, commit
-classes.json       class names of the training labels    metrics.jsonl      one line an epoch
-embedder.safetensors, embedder.json                      the network that is kept; of vectors learner.safetensors, .json
-last/              the network of the last epoch         candidates.json    what was measured on validation classes
-checkpoint.safetensors                                   to resume from; previous.safetensors is the one before it
-frozen.safetensors                                       the weights that do not train, if there are any
-results.json       the evaluation                        log.txt            what was printed
+config.json        every option with its value           environment.json   versions, machine, commit
+classes.json       class names of each split             metrics.jsonl      one line per epoch
+embedder.safetensors, embedder.json                      the network that is kept; for vectors learner.safetensors,
+.json last/              the network of the last epoch         candidates.json    results on the validation classes
+checkpoint.safetensors                                   the checkpoint; previous.safetensors is the one before
+frozen.safetensors                                       the frozen weights, if there are any
+results.json       the evaluation                        log.txt            the printed output
 calibration.json   the threshold of `tammes calibrate`   report.html        the page of `tammes report`
 images.json        a checksum of the decoded images      .lock              locked by the process that trains
 """
@@ -48,10 +48,10 @@ NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 FRESH = f".{NEWEST}.new"
 FROZEN = "frozen.safetensors"
 LAST = "last"  # the folder with the network of the last epoch
-# What a run begins with, in front of what makes it one: with less, there is nothing yet that could be lost.
+# The first files of a run, before environment.json makes it one. A folder with only these has nothing to lose.
 _FIRST = ("images.json", "config.json", "classes.json", FROZEN)
-_FOLDERS = (LAST, "tensorboard")  # that training writes to
-# What training and the commands that are about a run write into its folder. Nothing else in there is ours to remove.
+_FOLDERS = (LAST, "tensorboard")  # subfolders that training writes to
+# All files that training and other commands write into a run folder. Only these are ever removed.
 _OWN = frozenset(
     f"{name}.json"
     for name in (
@@ -78,25 +78,25 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder that exists.
+    """An existing run folder.
 
     Attributes:
-        objects: what its training was given as Python objects, where that is known.
+        objects: the Python objects of its training, if known.
     """
 
     folder: Path
     objects: "Objects | None" = None
 
     def write(self, name: str, content: Any) -> None:
-        """A JSON file, whole or not at all."""
+        """Write a JSON file atomically."""
         if is_first():
             write_atomically(self.folder / f"{name}.json", json.dumps(content, indent=1, default=str).encode() + b"\n")
 
     def read(self, name: str, needs: Sequence[str] = ()) -> Any:
-        """What was written under that name, or None; it may be untrusted, so its shape is checked.
+        """Read a JSON file and validate its schema, as it may be untrusted; None if it does not exist.
 
         Args:
-            needs: what must be in it; then it must be there.
+            needs: required keys; the file must then exist.
         """
         file = self.folder / f"{name}.json"
         found = read_json(file, SHAPES[name], self.advice(name))
@@ -109,27 +109,25 @@ class RunFolder:
         return found
 
     def advice(self, name: str) -> str:
-        """What to do about a file that is not as it was written."""
+        """What to do about a damaged file, for the error message."""
         if name == "calibration":
             return f"Calibrate again: tammes calibrate {self.folder}"
         if name == "results" and self.checkpoint.exists():
             return f"To rebuild it, remove it, then: tammes train --resume {self.folder}"
         if name == "metrics":
-            return "Remove it: nothing is lost but the curves."
-        return (
-            f"Put back the file that training wrote, or train again: tammes train DATA --out {self.folder} --overwrite"
-        )
+            return "Remove it: only the curves are lost."
+        return f"Restore the file from a copy, or train again: tammes train DATA --out {self.folder} --overwrite"
 
     def _check_slots(self, train: list[str], places: CentroidSlots, file: Path) -> None:
-        """Each class that trains or has trained has a centroid, and no other class has the same."""
+        """Raise UserError unless each current and earlier training class has a centroid of its own."""
         taken = list(places["of"].values())
         lost = [name for name in [*train, *places["old"]] if name not in places["of"]]
         if lost or len(set(taken)) < len(taken) or any(not 0 <= place < places["number"] for place in taken):
-            what = f"places.of has no number for {lost[0]!r}" if lost else "places.of has numbers that cannot be"
+            what = f"places.of has no number for {lost[0]!r}" if lost else "places.of has invalid numbers"
             raise UserError(f"{file}: {what}. {self.advice('classes')}")
 
     def log(self, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         if not is_first():
             return
         place = self.folder / "metrics.jsonl"
@@ -137,7 +135,7 @@ class RunFolder:
             file.write(json.dumps(record).encode() + b"\n")
 
     def epochs(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; one that a crash cut short is left out."""
+        """The lines of metrics.jsonl, without one that a crash cut short."""
         file, advice = self.folder / "metrics.jsonl", self.advice("metrics")
         try:
             with opened(file, TEXT) as source:
@@ -158,13 +156,13 @@ class RunFolder:
         return lines
 
     def forget_after(self, epoch: int) -> None:
-        """Drop the lines of epochs after this one, which will be trained again."""
+        """Remove the lines of epochs after this one, which will be trained again."""
         if not is_first():
             return
         self._write_epochs([line for line in self.epochs() if line["epoch"] <= epoch])
 
     def add(self, epoch: int, record: dict[str, Any]) -> None:
-        """Add to the line of an epoch in metrics.jsonl."""
+        """Add values to the line of an epoch in metrics.jsonl."""
         self._write_epochs([line | record if line["epoch"] == epoch else line for line in self.epochs()])
 
     def _write_epochs(self, lines: list[dict[str, Any]]) -> None:
@@ -173,27 +171,26 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """What to resume from."""
+        """The file of the newest checkpoint."""
         return self.folder / NEWEST
 
     @property
     def of_vectors(self) -> bool:
-        """Whether it was trained on vectors, not on images."""
+        """Whether it was trained on vectors."""
         return is_vector_file(self.read("config").get("data", ""))
 
     @property
     def state(self) -> str:
-        """finished, interrupted (there is a checkpoint), or started."""
+        """finished, interrupted (there is a checkpoint) or started."""
         if (self.folder / "results.json").exists():
             return "finished"
         return "interrupted" if any((self.folder / name).exists() for name in (NEWEST, PREVIOUS)) else "started"
 
 
 def create(folder: Path, *, overwrite: bool = False, objects: "Objects | None" = None) -> RunFolder:
-    """A new run folder. One that exists is not touched unless `overwrite`, and then only if it is a run.
+    """Create a run folder. An existing folder is only replaced with `overwrite`, and only if it is a run.
 
-    Of that only what a run writes is removed: somebody may keep images in there. A folder that a process was stopped
-    in before it was a run is as good as an empty one.
+    Only files that a run writes are removed. A folder whose process was stopped before it became a run counts as empty.
     """
     if not is_first():
         return RunFolder(folder, objects)
@@ -206,7 +203,7 @@ def create(folder: Path, *, overwrite: bool = False, objects: "Objects | None" =
 
 
 def check_new(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuse what `create` would refuse, and make nothing yet: who has long work to do first asks before it."""
+    """Raise UserError if `create` would fail, without creating anything, so that it can be checked early."""
     if not folder.exists():
         above = next(each for each in folder.absolute().parents if each.exists())
         if not above.is_dir():
@@ -216,16 +213,16 @@ def check_new(folder: Path, *, overwrite: bool = False) -> None:
         return
     ours = is_run(folder)
     if not (_is_begun(folder) or (ours and overwrite)):
-        what = "is a run already" if ours else "exists and is not a run"
+        what = "is already a run" if ours else "exists and is not a run"
         hint = f"Resume it (tammes train --resume {folder}), replace it with `overwrite=True`, or" if ours else "Please"
         raise UserError(f"{folder} {what}. {hint} choose another `out`.")
     if (folder / _LOCK).exists():
-        with _locked(folder):  # not by another process
+        with _locked(folder):  # fails if another process holds it
             pass
 
 
 def remove(folder: Path) -> list[str]:
-    """Remove a run; returns what stays in its folder, as it is not the run's."""
+    """Remove a run. Returns the names of files that remain because they do not belong to the run."""
     place = open_run(folder).folder.resolve()
     if folder.is_symlink():
         raise UserError(f"{folder} is a link. Remove the run itself: tammes runs --remove {place}")
@@ -240,7 +237,7 @@ def remove(folder: Path) -> list[str]:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Whether there is nothing in a folder but what a process may have left that was stopped as it made a run of it."""
+    """Whether a folder is empty, or has only files of a process that was stopped before the folder became a run."""
     if not folder.is_dir():
         return False
     names = {each.name for each in folder.iterdir()} - {_LOCK}
@@ -250,7 +247,7 @@ def _is_begun(folder: Path) -> bool:
 
 
 def _remove_own(folder: Path) -> None:
-    # Last what makes it a run, and what one begins with: if this is stopped, it can be done again.
+    # The files that make it a run go last: an interrupted removal can be repeated.
     order = ("environment.json", *_FIRST)
     for each in sorted(folder.iterdir(), key=lambda each: order.index(each.name) + 1 if each.name in order else 0):
         if each.name in _OWN:
@@ -259,12 +256,12 @@ def _remove_own(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Have a run folder to oneself until the end of the block, or of the process, however it ends.
+    """Lock a run folder until the end of the block or of the process.
 
-    What a process that was killed left half written is removed first.
+    Partial files of a killed process are removed first.
 
     Raises:
-        UserError: another process has it, or a folder in it leads elsewhere.
+        UserError: another process holds the lock, or a subfolder is a link to somewhere else.
     """
     with _locked(folder):
         for name in _FOLDERS:
@@ -276,7 +273,7 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The same for who only removes it: links in it are not followed then."""
+    """Lock a run folder, without checking for links."""
     try:
         held_open = open_inside(folder / _LOCK)
     except OSError as error:
@@ -289,7 +286,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"{folder} is being trained by another process{f', {who}' if who.isdecimal() else ''}. Wait until it"
                 " has ended, or stop it; a new run needs another `out`."
             )
-        with suppress(OSError):  # the disk may be full: the lock counts, not what is written in it
+        with suppress(OSError):  # the disk may be full; the content of the lock file is only informative
             file.truncate(0)
             os.write(file.fileno(), f"{os.getpid()}\n".encode())
         _remove_what_is_left(folder)
@@ -297,7 +294,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove_what_is_left(folder: Path) -> None:
-    """Remove what a process that was killed left half written; only who holds the folder writes a checkpoint."""
+    """Remove partial files of a killed process."""
     remove_partial(folder)
     if not (folder / LAST).is_symlink():
         remove_partial(folder / LAST)
@@ -306,20 +303,20 @@ def _remove_what_is_left(folder: Path) -> None:
 
 
 def open_run(folder: Path, objects: "Objects | None" = None) -> RunFolder:
-    """A run folder that is there."""
+    """Open an existing run folder."""
     if not is_run(folder):
         if (folder / _LOCK).exists() and _is_begun(folder):
             raise UserError(
                 f"{folder} was stopped before its first checkpoint. Start it again: tammes train DATA --out {folder}"
             )
         raise UserError(
-            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists the runs there are."
+            f"no run in {folder}: config.json or environment.json is missing. `tammes runs` lists existing runs."
         )
     return RunFolder(folder, objects)
 
 
 def open_finished(folder: Path, objects: "Objects | None" = None) -> RunFolder:
-    """A run folder that is there and whose training has ended."""
+    """Open an existing run folder whose training has finished."""
     run = open_run(folder, objects)
     if run.state != "finished":
         raise UserError(f"{folder} has not finished. Resume it: tammes train --resume {folder}")
@@ -333,7 +330,7 @@ def listed(root: Path) -> list[RunFolder]:
 
 
 def records(root: Path) -> list[dict[str, Any]]:
-    """What `tammes runs` lists: all runs below a folder, oldest first; of one that cannot be read, the error."""
+    """The rows of `tammes runs`: all runs below a folder, oldest first; for an unreadable one, the error."""
     if not root.is_dir():
         raise UserError(f"no such folder: {root}. Train something first: tammes train")
     return [_record(run) for run in listed(root)]
@@ -342,7 +339,7 @@ def records(root: Path) -> list[dict[str, Any]]:
 def _record(run: RunFolder) -> dict[str, Any]:
     try:
         options, results, lines = run.read("config"), run.read("results") or {}, run.epochs()
-        # Vectors may train again on the classes that chose the epoch, which is not one more of those asked for.
+        # A run of vectors may train again on all classes; these epochs are not counted.
         done, epochs = sum("on_all_classes" not in line for line in lines), options.get("epochs")
         return {
             "run": str(run.folder),
@@ -357,9 +354,8 @@ def _record(run: RunFolder) -> dict[str, Any]:
 
 
 def centroids_of(run: RunFolder) -> "Tensor | None":
-    """The centroids (classes, dim) that a run of images was trained with, made again from its record; None if it has
-    none."""
-    # Not before they are needed: whoever asks for a run, or whether one may be made, need not wait for what trains one.
+    """The centroids (classes, dim) of a run of images, generated again from its config; None if it has none."""
+    # Imported here, as most callers of this module need no torch.
     import torch
 
     from tammes.centroids import CENTROIDS
@@ -367,7 +363,7 @@ def centroids_of(run: RunFolder) -> "Tensor | None":
 
     trained = (
         RunFolder(run.folder / LAST) if (run.folder / LAST).exists() else run
-    )  # what is kept may have no class layer
+    )  # the network that was kept may have no class layer
     config, classes, shape = run.read("config"), run.read("classes"), trained.read("embedder")
     if None in (config, classes, shape) or config.get("loss") not in WITH_CENTROIDS:
         return None
@@ -382,5 +378,5 @@ def centroids_of(run: RunFolder) -> "Tensor | None":
 
 
 def is_run(folder: Path) -> bool:
-    """Other programs have a config.json too; what is removed must be ours."""
+    """Whether a folder is a run; a config.json alone may be another program's."""
     return (folder / "config.json").exists() and (folder / "environment.json").exists()

@@ -1,4 +1,4 @@
-"""The schemas of the JSON files of a run folder, as far as they are read."""
+"""Schemas of the JSON files of a run folder, with the fields that are read."""
 
 from typing import Any, NotRequired
 
@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 
 class Config(TypedDict, total=False):
-    """What commands ask the options of a run for without making options of them again, which checks them all."""
+    """The options of a run that commands read without building a TrainConfig."""
 
     data: str
     preset: str
@@ -26,7 +26,7 @@ class Config(TypedDict, total=False):
 
 
 class BesideRecall(TypedDict, total=False):
-    """What `tammes.metrics.evaluate` found, as far as it is shown, beside R@1."""
+    """The metrics of `tammes.metrics.evaluate` that are shown, besides R@1."""
 
     recall_at_2: float | None
     recall_at_4: float | None
@@ -41,25 +41,25 @@ class BesideRecall(TypedDict, total=False):
 
 
 class Measures(BesideRecall, total=False):
-    """The same with R@1, where it was measured."""
+    """The same with R@1, if it was measured."""
 
     recall_at_1: float | None
 
 
 class Recall(TypedDict):
-    """What a candidate reached on the validation classes."""
+    """The result of a candidate on the validation classes."""
 
     recall_at_1: float
 
 
 class Verdict(TypedDict):
-    """Whether training helped on the validation classes, and what was kept.
+    """Whether training helped on the validation classes, and which candidate was kept.
 
-    kept: pretrained, whitened, or epoch and its number; of vectors also the closed forms pca and ridge.
-    judged: False where no classes were held out; the last epoch is then kept, and nothing else is said.
-    candidates: R@1 of each on the validation classes.
-    gain: by how many points of R@1 the best trained candidate (the kept one if it is trained) is above the pretrained.
-    gain_interval: the gain minus and plus its standard error over validation classes.
+    kept: "pretrained", "whitened", or "epoch N"; for vectors also the closed forms "pca" and "ridge".
+    judged: False without validation classes; the last epoch is then kept.
+    candidates: R@1 of each candidate on the validation classes.
+    gain: points of R@1 by which the best trained candidate (the kept one if it is trained) is above the pretrained one.
+    gain_interval: the gain minus and plus its standard error over the validation classes.
     """
 
     kept: str
@@ -70,7 +70,7 @@ class Verdict(TypedDict):
 
 
 class Candidates(TypedDict):
-    """What has been measured on the validation classes so far, as `tammes.training.verdict.Candidates` has it."""
+    """The results on the validation classes so far; see `tammes.training.verdict.Candidates`."""
 
     queries: list[PositiveInt]
     right: dict[str, list[float]]
@@ -78,9 +78,9 @@ class Candidates(TypedDict):
 
 
 class Results(TypedDict, total=False):
-    """The evaluation; without test classes there is less of it.
+    """The evaluation; some fields are missing without test classes.
 
-    untrained is the pretrained network, trained what was kept, last the last epoch where it was not kept.
+    untrained: the pretrained network; trained: the network that was kept; last: the last epoch, if it was not kept.
     """
 
     data: str
@@ -97,7 +97,7 @@ class Results(TypedDict, total=False):
 
 
 class CentroidSlots(TypedDict):
-    """Which centroid each class has, where these are more than the classes."""
+    """The assignment of classes to centroids, if there are more centroids than classes."""
 
     number: PositiveInt
     of: dict[str, int]
@@ -105,17 +105,17 @@ class CentroidSlots(TypedDict):
 
 
 class Classes(TypedDict):
-    """The names of the classes, by what they are there for."""
+    """The class names of each split."""
 
     train: list[str]
     val: list[str]
     test: list[str]
-    unused: NotRequired[list[str]]  # of which no image could be read
+    unused: NotRequired[list[str]]  # classes without readable images
     places: NotRequired[CentroidSlots]
 
 
 class Bound(TypedDict):
-    """The paper's quantities, as far as they are drawn."""
+    """The paper's quantities that are plotted."""
 
     discriminative_loss: float
     triplet_loss: float
@@ -141,7 +141,7 @@ class Line(TypedDict):
 
 
 class Threshold(TypedDict):
-    """What `tammes calibrate` found, as far as others use it."""
+    """The result of `tammes calibrate` that other commands use."""
 
     threshold: FiniteFloat
     threshold_interval: NotRequired[tuple[FiniteFloat, FiniteFloat] | None]
@@ -149,7 +149,7 @@ class Threshold(TypedDict):
 
 
 class Environment(TypedDict, total=False):
-    """What a run was made with, as far as it is shown."""
+    """The environment of a run that is shown."""
 
     versions: dict[str, str]
     processor: str
@@ -158,7 +158,7 @@ class Environment(TypedDict, total=False):
 
 
 class Network(TypedDict):
-    """What a report says of the network; who loads it knows better."""
+    """The fields of embedder.json that a report shows."""
 
     backbone: str
     dim: PositiveInt
@@ -167,10 +167,10 @@ class Network(TypedDict):
 
 
 class Images(TypedDict):
-    """The images that a run was started with."""
+    """The images with which a run was started."""
 
     digest: str
-    classes: NotRequired[dict[str, int]]  # how many of each class
+    classes: NotRequired[dict[str, int]]  # number of images of each class
 
 
 SHAPES: dict[str, Any] = {

@@ -82,11 +82,11 @@ OnEpoch = Callable[[RunFolder, dict[str, Any]], bool | None]
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has ended.
+    """A finished training.
 
     Attributes:
-        vectors: of the test images, by the network that was kept; None where no classes are tested on.
-        results: as results.json has them; of several processes only the first has all.
+        vectors: embeddings of the test images by the network that was kept; None without test classes.
+        results: the content of results.json; complete only in the first process.
     """
 
     run: RunFolder
@@ -103,16 +103,16 @@ def train_images(
     pretrained: dict[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
-    """Train on images and evaluate on classes not seen; all of it in a run folder.
+    """Train on images, evaluate on unseen classes, and write a run folder.
 
     Args:
         overwrite: replace the run folder if it is a run.
-        select: which of the images train, validate and test, where the configuration does not say it.
-        pretrained: how well the network does before training, where another run has measured it.
-        on_epoch: called with the run and what is logged of each epoch; True stops the training after it.
+        select: changes the split, if the configuration does not define it.
+        pretrained: the metrics before training, if another run has measured them.
+        on_epoch: called after each epoch with the run and the epoch's log; True stops the training.
 
     Raises:
-        KeyboardInterrupt: it was stopped; it says what to type to resume.
+        KeyboardInterrupt: training was stopped; the message says how to resume.
     """
     if distributed.is_first():
         check_new(config.out, overwrite=overwrite)
@@ -127,15 +127,15 @@ def resume_images(
     pretrained: dict[str, Any] | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
-    """Resume a training that was stopped, with its own options, to the very weights of one that was not stopped."""
+    """Resume a training with its own options; the final weights are those of an uninterrupted run."""
     run = open_run(folder, objects)
     return _in_memory(load_config(run), run, False, select, pretrained, on_epoch)
 
 
 def _in_memory(config: TrainConfig, resumed: RunFolder | None, *given: Any) -> Trained:
-    """The training, with advice where it does not fit into memory."""
+    """Run the training, with advice if it runs out of memory."""
     try:
-        with kept_memory(), if_stopped(then=f"What is in the cache is kept. {CONTINUE}"), ExitStack() as until_done:
+        with kept_memory(), if_stopped(then=f"The cache is kept. {CONTINUE}"), ExitStack() as until_done:
             return _train(config, resumed, until_done, *given)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
@@ -165,9 +165,9 @@ def _train(
     if resumed is not None:
         distributed.agreed(lambda: take_over(resumed, until_done))
         until_done.enter_context(if_stopped(then=to_resume(resumed)))
-    begins = resumed is None or resumed.state == "started"  # no checkpoint yet, from which all weights come
+    begins = resumed is None or resumed.state == "started"  # there is no checkpoint to load weights from
     accelerator = _accelerator(config)
-    # What the first process of a host downloads, decodes and keeps the others find.
+    # The first process of a host downloads and decodes; the others then find everything in the cache.
     config, data, objective = distributed.one_a_host_first(
         lambda: _build(config, resumed, select, accelerator.device, begins=begins)
     )
@@ -199,36 +199,36 @@ def _train(
 def _refit(
     config: TrainConfig, run: RunFolder, data: Data, objective: Objective, candidates: Candidates | None, name: str
 ) -> str:
-    """Find the new layers again from the trained features, and measure that on the validation classes; its name."""
+    """Compute the new layers again from the trained features, and validate. Returns the name of this candidate."""
     init_layers(config, data, objective, after=config.epochs)
     if data.split.val is not None:
         recall = validate(run, data, candidates, name, objective.embedder)
         if distributed.is_first():
-            say(f"found again  validation R@1 {100 * recall:.2f}", run.folder / "log.txt")
+            say(f"refit      validation R@1 {100 * recall:.2f}", run.folder / "log.txt")
     return name
 
 
 def to_resume(run: RunFolder) -> str:
-    """What to type where a run was stopped."""
+    """How to resume a run, for messages."""
     return f"Resume it: tammes train --resume {run.folder}"
 
 
 def take_over(run: RunFolder, until_done: ExitStack) -> None:
-    """Have a run to ourselves until we are done, its checkpoint sound."""
+    """Lock a run until training ends, and make sure that its checkpoint is intact."""
     if distributed.is_first():
         until_done.enter_context(held(run.folder))
     if run.state == "finished":
-        raise UserError(f"{run.folder} has finished: nothing is left to do. See it: tammes evaluate {run.folder}")
+        raise UserError(f"{run.folder} has already finished. To see its results: tammes evaluate {run.folder}")
     mended = mend_checkpoint(run) if distributed.is_first() and run.state == "interrupted" else None
     if mended is not None:
         say(f"note: {mended}", run.folder / "log.txt")
 
 
 def _accelerator(config: TrainConfig) -> Accelerator:
-    """The device, and what wraps the network where there are several processes."""
-    AcceleratorState._reset_state()  # it outlives a run; the next one in the same process may want another precision
-    # Buffers are not sent at each step: statistics are taken over before they are needed, centroids never change.
-    # A loss of another library may leave some of its weights out of a step.
+    """The accelerator: device, precision and distributed training."""
+    AcceleratorState._reset_state()  # global state; another run in the same process may use another precision
+    # Buffers are not broadcast at each step: statistics are broadcast when needed, centroids never change.
+    # A loss of pytorch-metric-learning may leave some of its parameters unused in a step.
     options = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     options["find_unused_parameters"] = config.loss.startswith("pml:")
     return Accelerator(
@@ -246,9 +246,9 @@ def _build(
     *,
     begins: bool,
 ) -> tuple[TrainConfig, Data, Objective]:
-    """Images, network and loss as training begins, or resumes.
+    """Data, network and loss at the start of the training, or when it resumes.
 
-    What is wrong with network, weights, loss or batches is refused before an image is decoded.
+    Errors in network, weights, loss or batches are raised before images are decoded.
     """
     classes = None if resumed is None else resumed.read("classes")
     data = list_data(config, classes, select)
@@ -267,14 +267,14 @@ def _build(
     if resumed is None:
         say_expected(config, embedder, len(data.split.train))
     listed, data = data, decode_data(config, data, made)
-    if data.labels.shape != listed.labels.shape:  # images that cannot be read are left out, perhaps whole classes
+    if data.labels.shape != listed.labels.shape:  # unreadable images were left out, maybe whole classes
         embedder = build_embedder(config, made, data.num_slots).to(device)
         loss = build_loss(config, data, embedder)
     differs = None if resumed is None else changed_images(resumed, data)
     if differs is not None:
         raise UserError(
-            f"the images in {config.data} are no longer those that the run was started with: {differs}. Put them back,"
-            " or train again with `overwrite=True`."
+            f"the images in {config.data} have changed since the run was started: {differs}. Restore them, or train"
+            " again with `overwrite=True`."
         )
     if config.sync_batch_norm:
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder)
@@ -289,7 +289,7 @@ def _build(
 
 
 def _hold(config: TrainConfig, data: Data, frozen: Frozen | None, device: torch.device) -> Hold:
-    """What keeps the embeddings of old classes where the run had them that this one continues."""
+    """The term that keeps the embeddings of old classes where the continued run has them."""
     assert config.continue_from is not None
     assert config.compatible is not None
     assert data.slots is not None
@@ -311,14 +311,14 @@ def _new_run(config: TrainConfig, data: Data, until_done: ExitStack, *, overwrit
     classes |= {"unused": unused} if unused else {}
     classes |= {} if data.slots is None else {"places": asdict(data.slots)}
     run.write("classes", classes)
-    run.write("environment", environment())  # last: with it, it is a run that can be resumed
+    run.write("environment", environment())  # last: it makes the folder a run that can be resumed
     return run
 
 
 def _evaluate_pretrained(
     config: TrainConfig, run: RunFolder, data: Data, embedder: Embedder, known: dict[str, Any] | None, *, begins: bool
 ) -> dict[str, Any] | None:
-    """How well the backbone does on the test classes before training; measured once a run."""
+    """The metrics of the backbone on the test classes before training; measured once per run."""
     found = run.read("untrained") or known
     if distributed.in_any(distributed.is_first() and found is None)[0] and len(data.split.test):
         with working("evaluating the network before training"):
@@ -332,7 +332,7 @@ def _evaluate_pretrained(
 def _candidates(
     config: TrainConfig, run: RunFolder, data: Data, objective: Objective, *, begins: bool
 ) -> Candidates | None:
-    """What has been judged so far, at first what needs no training; None where no classes are held out to judge by."""
+    """The candidates so far, initially the pretrained and whitened embeddings; None without validation classes."""
     if data.split.val is None or len(np.unique(data.dataset.labels[data.split.val])) < FEWEST_JUDGED:
         return None
     if not begins:
@@ -358,7 +358,7 @@ def _loop(
     candidates: Candidates | None,
     on_epoch: OnEpoch | None,
 ) -> int:
-    """Epoch after epoch, each judged, logged and saved; the number of the last."""
+    """Run the epochs; each is validated, logged and saved. Returns the number of the last."""
     number = len(training_batches(config, data, 1, distributed.rank(), distributed.number()))
     schedule = halved_every(config.halve_every) if config.schedule == "halve" else cosine(config.epochs, number)
     if config.warmup:
@@ -395,7 +395,7 @@ def _loop(
                 save(epoch.position)
                 raise stopped_run(run)
             line = _epoch_ended(config, run, data, objective, epoch, candidates, least)
-            # Last: an epoch is done when its record is.
+            # After the log: an epoch without its log line is trained again.
             save(epoch.position)
             bar.epoch_ended(line)
             if config.tensorboard and distributed.is_first():
@@ -416,7 +416,7 @@ def _epoch_ended(
     candidates: Candidates | None,
     least: float | None,
 ) -> dict[str, Any]:
-    """Measure an epoch on the validation classes, and log it."""
+    """Validate an epoch and log it."""
     distributed.take_over_statistics(objective)
     line = epoch_line(config, data, objective, epoch, least)
     if data.split.val is not None:
@@ -427,12 +427,12 @@ def _epoch_ended(
 
 
 def _add_to_curve(config: TrainConfig, run: RunFolder, data: Data, objective: Objective) -> None:
-    """R@1 on the test classes after the last epoch that is done, if it is asked for and was not measured yet.
+    """Measure R@1 on the test classes after the last finished epoch, if `curve` asks for it and it is not done yet.
 
-    All is saved by then: where it is stopped, it is measured when the run resumes.
+    The epoch is already saved: if this is interrupted, it is repeated when the run resumes.
     """
     done = run.epochs()[-1:]
-    # After the last of all epochs the test classes are measured in any case.
+    # After the final epoch, the test classes are evaluated anyway.
     due = bool(done) and done[0]["epoch"] in config.curve and done[0]["epoch"] < config.epochs
     due = due and "test_recall_at_1" not in done[0] and len(data.split.test) > 0
     if distributed.in_any(distributed.is_first() and due)[0]:
@@ -454,8 +454,8 @@ def _evaluate(
     """Keep the best network, evaluate it on the test classes, if there are any, and write the results.
 
     Args:
-        embedder: the last epoch's.
-        last: its name.
+        embedder: the network of the last epoch.
+        last: the name of this candidate.
     """
     verdict = not_judged(last)
     if distributed.is_first():
@@ -494,7 +494,7 @@ def _evaluate(
 
 
 def _kept(config: TrainConfig, run: RunFolder, embedder: Embedder, verdict: dict[str, Any], last: str) -> Embedder:
-    """The network that is kept, in all processes: the one that was trained, or what the first has saved before."""
+    """The network that is kept, in all processes: that of the last epoch, or an earlier one that was saved."""
     name = distributed.from_first(str(verdict["kept"]))
     if name == last:
         return embedder
@@ -509,17 +509,17 @@ def _kept(config: TrainConfig, run: RunFolder, embedder: Embedder, verdict: dict
 
 
 def stopped_run(run: RunFolder) -> KeyboardInterrupt:
-    """What to raise where a run was stopped and saved."""
-    then = f"All is saved. {to_resume(run)}"
+    """The exception for a run that was stopped and saved."""
+    then = f"Everything is saved. {to_resume(run)}"
     say(f"Stopped. {then}", run.folder / "log.txt", quiet=True)
     return interruption(then)
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill end training after the step under way; a second one ends it at once.
+    """Make Ctrl-C and SIGTERM end training after the current step; a second one ends it at once.
 
-    In a thread, which is not told of signals, nothing changes.
+    Has no effect outside the main thread, which alone receives signals.
     """
     asked = False
 
@@ -536,7 +536,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def at_once_on_signal() -> Iterator[None]:
-    """Ctrl-C and a polite kill raise KeyboardInterrupt, where nothing is to be saved; not of several processes."""
+    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt at once; not with several processes."""
     if distributed.number() > 1:
         yield
         return
@@ -546,7 +546,7 @@ def at_once_on_signal() -> Iterator[None]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Let a function handle Ctrl-C and a polite kill."""
+    """Set a handler for SIGINT and SIGTERM."""
     if current_thread() is not main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""The verdict on a training: whether it helped on validation classes, and which candidate is kept.
+"""The verdict on a training: whether it helped on the validation classes, and which candidate is kept.
 
-Candidates come in order of simplicity: the pretrained embedding, closed forms of it, then epochs. A candidate takes the
-place of a simpler one only if its gain in R@1 is clear: more than chance gives one time in six. Of the epochs the best
+Candidates are ordered by simplicity: the pretrained embedding, closed forms of it, then epochs. A candidate replaces a
+simpler one only if its gain in R@1 is clear, that is, above what chance gives one time in six. Of the epochs, the best
 is kept.
 """
 
@@ -18,21 +18,21 @@ from tammes.errors import UserError
 from tammes.metrics import per_query
 
 PRETRAINED, WHITENED, EPOCH = "pretrained", "whitened", "epoch "
-REFIT = ", refit"  # of the last epoch
-FEWEST_TRAINING = 12  # training classes from which some are held out by default ...
-SHARE, SHARE_OF_FEW, MANY = 0.2, 0.25, 20  # ... and this share of them, of fewer than `MANY` the second
-SURE = 1.0  # standard errors of many classes that a candidate must be above a simpler one
-FEWEST_JUDGED = 2  # validation classes: of a single one every neighbour is right
+REFIT = ", refit"  # suffix of the last epoch's name after a refit
+FEWEST_TRAINING = 12  # training classes from which some are held out by default
+SHARE, SHARE_OF_FEW, MANY = 0.2, 0.25, 20  # the share that is held out: SHARE_OF_FEW below MANY classes
+SURE = 1.0  # standard errors, for many classes, by which a candidate must exceed a simpler one
+FEWEST_JUDGED = 2  # validation classes: with a single class every neighbour is right
 
 
 @dataclass
 class Candidates:
-    """What has been measured on validation classes so far, class by class, and which candidate is kept.
+    """The results on the validation classes so far, class by class, and the candidate that is kept.
 
     Attributes:
-        queries: how many each validation class has.
-        right: of each candidate, how many of these found their class: the numerators of R@1, class by class.
-        kept: the name of the one that is kept; "" before there is any.
+        queries: the number of queries of each validation class.
+        right: for each candidate, how many queries of each class were right: the numerators of R@1.
+        kept: the name of the candidate that is kept; "" initially.
     """
 
     queries: list[int] = field(default_factory=list)
@@ -40,11 +40,11 @@ class Candidates:
     kept: str = ""
 
     def add(self, name: str, queries: list[int], right: list[float]) -> bool:
-        """Take in a candidate that is no simpler than those before it; whether it is the one to keep."""
+        """Add a candidate that is not simpler than the earlier ones. Returns whether it is now the one to keep."""
         if self.right and queries != self.queries:
-            raise UserError("the validation classes are no longer those that the candidates before were measured on.")
+            raise UserError("the validation classes have changed since the earlier candidates were measured.")
         before, self.queries, self.right[name] = self.right.get(name), queries, right
-        if self.kept == name and before is not None:  # measured again, as an epoch that is trained again
+        if self.kept == name and before is not None:  # an epoch that is trained again after resuming
             better = sum(right) > sum(before)
             self.right[name] = right if better else before
             return better
@@ -59,11 +59,11 @@ class Candidates:
         return sum(self.right[name]) / sum(self.queries)
 
     def gain(self, name: str, over: str) -> tuple[float, float]:
-        """By how much the R@1 of one candidate is above another's, and the standard error over classes.
+        """The difference of two candidates in R@1, and its standard error over classes.
 
-        The same queries are asked of both, so what is drawn at random is the difference of a class. R@1 is a mean over
-        queries, that is a ratio of sums over classes, and this is the standard error of such a ratio. With classes of
-        equal size it is that of the mean of the differences.
+        Both have the same queries, so the random variable is the difference of each class. R@1 is a mean over queries,
+        a ratio of sums over classes, and this is the standard error of such a ratio. With classes of equal size it is
+        the standard error of the mean difference.
         """
         queries = np.array(self.queries, dtype=np.float64)
         apart = np.array(self.right[name]) - np.array(self.right[over])
@@ -72,17 +72,17 @@ class Candidates:
         return float(gain), float(sqrt(spread) / queries.sum())
 
     def is_clear(self, name: str, over: str) -> bool:
-        """Whether one candidate is above another by more than chance gives one time in six.
+        """Whether the gain of one candidate over another is above what chance gives one time in six.
 
-        Few classes may differ alike by chance, so the error is no less than that of the queries that changed, each on
-        its own; one more is counted, as two that both changed for the better are nothing yet.
+        With few classes, their differences may agree by chance, so the error is at least that of the queries that
+        changed, taken as independent; one more is counted, as two queries that both improved prove nothing.
         """
         gain, error = self.gain(name, over)
         changed = np.abs(np.array(self.right[name]) - np.array(self.right[over])).sum()
         return gain > sure(len(self.queries)) * max(error, sqrt(changed + 1) / sum(self.queries))
 
     def verdict(self) -> dict[str, Any]:
-        """The verdict as results.json has it; `run_files.Verdict` says what it holds."""
+        """The verdict for results.json; see `run_schema.Verdict`."""
         trained = _trained(self.right)
         best = self.kept if self.kept in trained else max(trained, key=self.recall)
         gain, error = (100 * each for each in self.gain(best, PRETRAINED))
@@ -96,17 +96,17 @@ class Candidates:
 
 
 def held_out(num_classes: int) -> float:
-    """Which share of so many training classes is held out by default."""
+    """The share of the training classes that is held out by default."""
     if num_classes < FEWEST_TRAINING:
         return 0.0
     return SHARE if num_classes >= MANY else SHARE_OF_FEW
 
 
 def sure(num_classes: int) -> float:
-    """How many standard errors a gain must be above, of so many validation classes.
+    """How many standard errors a gain must exceed, given the number of validation classes.
 
-    An error that is estimated from few classes is often too small, and Student's t says how many of them are as
-    unlikely as `SURE` of many: 1.8 of two classes, 1.3 of three, 1.1 of six.
+    Errors estimated from few classes are often too small; Student's t gives the number of them that is as unlikely as
+    `SURE` with many classes: 1.8 for two classes, 1.3 for three, 1.1 for six.
     """
     from scipy.stats import norm, t
 
@@ -114,16 +114,16 @@ def sure(num_classes: int) -> float:
 
 
 def candidates_again(said: Mapping[str, Any], what: str, advice: str) -> Candidates:
-    """Those that were written down before a run was stopped; the file may have been damaged since."""
+    """The candidates of an interrupted run, validated, as the file may be damaged."""
     found = Candidates(list(said["queries"]), dict(said["right"]), said["kept"])
     alike = all(len(right) == len(found.queries) for right in found.right.values())
     if not alike or len(found.queries) < FEWEST_JUDGED or not {PRETRAINED, found.kept} <= found.right.keys():
-        raise UserError(f"{what} does not say how each candidate did on each validation class. {advice}")
+        raise UserError(f"{what} lacks the results of each candidate on each validation class. {advice}")
     return found
 
 
 def not_judged(kept: str) -> dict[str, Any]:
-    """The verdict where no classes were held out."""
+    """The verdict without validation classes."""
     return {"kept": kept, "judged": False, "candidates": {}, "gain": None, "gain_interval": None}
 
 
@@ -135,10 +135,10 @@ def is_epoch(name: str) -> bool:
 def by_class(
     vectors: Float[ndarray, "items dim"], labels: Integer[ndarray, " items"], **masks: Any
 ) -> tuple[list[int], list[float]]:
-    """Queries of each class, and how many of them have a nearest neighbour of their class.
+    """The number of queries of each class, and how many of them have a nearest neighbour of their class.
 
     Args:
-        masks: query, gallery and sequence, as `tammes.metrics.evaluate` has them.
+        masks: query, gallery and sequence, as in `tammes.metrics.evaluate`.
     """
     found = per_query(vectors, labels, ks=(1,), **masks)
     codes = np.unique(labels[found.queries], return_inverse=True)[1].reshape(-1)
@@ -147,13 +147,13 @@ def by_class(
 
 
 def describe(results: Mapping[str, Any]) -> str:
-    """The verdict of results.json in one or two sentences; "" of a run that has none."""
+    """The verdict of results.json in one or two sentences; "" for a run without one."""
     found = results.get("verdict")
     if found is None:
         return ""
     kept = found["kept"]
     if not found["judged"]:
-        said = f"Whether training helped was not judged, as no classes were held out: {kept} is kept."
+        said = f"No classes were held out, so it was not measured whether training helped: {kept} is kept."
         return said + _on_test(results)
     gain, (low, _) = found["gain"], found["gain_interval"]
     measured = f"{gain:+.1f} points of R@1"
@@ -172,8 +172,7 @@ def describe(results: Mapping[str, Any]) -> str:
 
 
 def measured_rows(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What results.json has of the test classes, by what it is called: before training, what was kept, and the last
-    epoch where that was not kept."""
+    """The test metrics of results.json by title: pretrained, kept, and the last epoch if it was not kept."""
     found = results.get("verdict") or {"judged": False}
     kept = f"kept: {found['kept']}" if found["judged"] else "trained"
     titles = {"untrained": "pretrained", "trained": kept, "last": "last epoch"}
@@ -181,12 +180,12 @@ def measured_rows(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _trained(candidates: Mapping[str, Any]) -> list[str]:
-    """The candidates that training made: the epochs, or what took their place, such as ridge."""
+    """The trained candidates: the epochs, or for vectors a closed form such as ridge."""
     return [name for name in candidates if is_epoch(name)] or list(candidates)[-1:]
 
 
 def _on_test(results: Mapping[str, Any]) -> str:
-    """What the test classes say where nothing else does: a training that hurt does not pass in silence."""
+    """A note if training made the test metrics worse, for runs without validation classes."""
     before, after = ((results.get(name) or {}).get("recall_at_1") for name in ("untrained", "trained"))
     if before is None or after is None or after >= before:
         return ""

@@ -1,7 +1,7 @@
-"""A better metric on vectors that are there already, as a scikit-learn estimator: MetricLearner.
+"""MetricLearner: metric learning on existing vectors, as a scikit-learn estimator.
 
-Vectors of any model go in, unit vectors come out that are close together where the class is the same, also for classes
-that were never seen. Nothing is copied whole: an array that is mapped into memory may be larger than it.
+Vectors of any model are mapped to unit vectors that are close together within a class, also for unseen classes. Arrays
+are never copied as a whole, so a memory-mapped one may be larger than memory.
 """
 
 from tammes.vectors.learner import MetricLearner

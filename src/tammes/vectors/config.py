@@ -1,4 +1,4 @@
-"""The options of a training on vectors, and the configuration that they come to."""
+"""The configuration of a training on vectors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ from tammes.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class VectorConfig:
-    """Every option of a training on vectors with its value; None where the method has no use for it."""
+    """Every option of a training on vectors with its value; None if the method does not use it."""
 
     data: str
     out: Path
@@ -63,13 +63,13 @@ USUAL: dict[str, Any] = {
 
 
 def load_vector_config(run: RunFolder) -> VectorConfig:
-    """The configuration that a run of vectors was started with."""
+    """The configuration of a run of vectors."""
     found: VectorConfig = read_config(run, VectorConfig)
     return found
 
 
 def check_options(given: VectorOptions) -> None:
-    """Refuse what cannot work before anything is read or made."""
+    """Raise UserError for invalid options, before anything is read or created."""
     unknown = sorted(set(given) - {field.name for field in fields(VectorConfig)})
     if unknown:
         raise UserError(f"`{unknown[0]}` is for images, and this is a file of vectors: leave it out.")
@@ -106,5 +106,5 @@ def check_options(given: VectorOptions) -> None:
 
 
 def options_of_loss(loss: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the loss, whichever way they were given."""
+    """The options of the loss, from `loss_options` and from options of their own."""
     return merge_loss_options(loss, METHODS[loss], given, {name: METHODS[name] for name in OF_CLASS_LAYER})

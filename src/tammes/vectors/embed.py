@@ -1,4 +1,4 @@
-"""Embeds the vectors of a file with a learner, a block at a time, into another file."""
+"""Embed the vectors of a file with a learner, block by block, into another file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from tammes.vectors.train import other_vectors, output_dtype
 
 
 def embed_vectors(run: RunFolder, file: str, out: Path) -> tuple[int, int]:
-    """Write what the learner of a run makes of the vectors of a file, and what else the file has.
+    """Write the embeddings of the vectors of a file by a run's learner, with the other columns of the file.
 
     Returns:
         How many there are, and their dimension.

@@ -1,4 +1,4 @@
-"""The initialisation of a learner: its network, its loss, and the weights of its first layer."""
+"""Initialisation of a learner: network, loss, and the weights of the first layer."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_OUTPUTS = 512  # of the class layer: the loss costs classes × outputs for every vector
 
-MOST_FOR_INIT = 16384  # vectors that decide the directions
+MOST_FOR_INIT = 16384  # vectors used for the initialisation
 
 
 def spread(
@@ -43,10 +43,10 @@ def spread(
 def set_loss(
     learner: "MetricLearner", dim: int, codes: Int64[ndarray, " rows"] | None
 ) -> Float[Tensor, "classes dim"] | None:
-    """Make the loss of the vectors that train; its centroids, None if it has none.
+    """Create the loss for the training vectors. Returns its centroids, or None.
 
     Args:
-        codes: the classes of these, where all of them are there: a class that is held out has none.
+        codes: the classes of all training vectors, if they are known; held-out classes have none.
     """
     classes, outputs, one_hot = len(learner.classes_), _outputs(learner), learner.centroids == "one-hot"
     sizes = None if codes is None else np.bincount(codes, minlength=classes)
@@ -56,7 +56,7 @@ def set_loss(
 
 
 def _outputs(learner: "MetricLearner") -> int | None:
-    """Those of the class layer, None without one."""
+    """The outputs of the class layer; None without one."""
     classes = len(learner.classes_)
     one_each = classes <= MOST_OUTPUTS or learner.centroids == "one-hot" or learner.loss == "softmax"
     return int(learner.centroid_dim or (classes if one_each else MOST_OUTPUTS)) if learner.class_layer else None
@@ -69,7 +69,7 @@ def whitened(
     rows: Int64[ndarray, " rows"],
     random: np.random.Generator,
 ) -> Network:
-    """The closed form that needs no training: the whitened directions of some rows, seen from their mean."""
+    """The whitening of some rows around their mean, in closed form."""
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, X.shape[1])))
     sample = spread(codes, rows, random)
     network = Network(X.shape[1], (), dim, None)
@@ -89,11 +89,11 @@ def make(
     centre: bool | None,
     all_there: bool = True,
 ) -> tuple[Init, bool]:
-    """The network and the loss before training; and what `init` and `centre` came to.
+    """The network and the loss before training, and the resolved values of `init` and `centre`.
 
     Args:
-        rows: those that train.
-        all_there: whether there are no others to come, so that it is known how many each class has.
+        rows: the training rows.
+        all_there: whether these are all vectors, so that class sizes are known.
     """
     classes, columns, hidden = len(learner.classes_), X.shape[1], widths(learner.hidden)
     dim = int(learner.dim or min(MOST_DIMENSIONS, max(2, columns)))

@@ -1,4 +1,4 @@
-"""MetricLearner: what scikit-learn sees of the estimator."""
+"""MetricLearner: the scikit-learn estimator."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -41,33 +41,33 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _checked_when_fitted(constructor: _Function) -> _Function:
-    """scikit-learn wants anything to pass a constructor and `fit` to complain: the tests' type checks look away."""
+    """Exclude the constructor from runtime type checks: in scikit-learn, only `fit` validates parameters."""
     constructor.__no_type_check__ = True  # type: ignore[attr-defined]
     return constructor
 
 
 class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Learn from labelled vectors a map to unit vectors whose nearest neighbours are of the same class.
+    """Learn a map from labelled vectors to unit vectors whose nearest neighbours are of the same class.
 
-    The paper's two layers on top of vectors instead of images: the vectors are centred and scaled, go through `hidden`
-    layers, if any, and a linear layer of `dim`, the embedding; for training a class layer on top of it is drawn to
-    fixed centroids by the loss. Time and memory are linear in the number of vectors.
+    The paper's two layers on vectors instead of images: the vectors are centred and scaled, pass through optional
+    `hidden` layers and a linear embedding layer of `dim`; in training, the loss pulls the outputs of a class layer on
+    top towards fixed centroids. Time and memory are linear in the number of vectors.
 
-    From 20 classes on, some of them are held out to stop early and to judge: R@1 is measured on them after each epoch,
-    and of the vectors as they are and of the initialisation. The best is kept, but a simpler one (the vectors as they
-    are, then the initialisation, then epochs) unless the gain exceeds its standard error over classes. The vectors as
-    they are have as many dimensions as columns, so they are not kept where another `dim` is asked for. Where more than
-    a twentieth of the vectors was held out, an epoch or an initialisation that is kept is trained again on all of them,
-    for as many epochs. With fewer classes all of them train, for all epochs, and nothing is judged.
+    With 20 classes or more, some are held out for early stopping and validation: R@1 is measured on them for the input
+    vectors, the initialisation and each epoch. The best candidate is kept, but a simpler one (the input vectors, then
+    the initialisation, then epochs) unless the gain exceeds its standard error over classes. The input vectors have as
+    many dimensions as columns, so they are not kept if another `dim` is requested. If more than a twentieth of the
+    vectors was held out, the kept candidate is trained again on all vectors, for the same number of epochs. With fewer
+    classes, all of them train for all epochs, without validation.
 
     Args:
-        dim: length of the embedding. None: as many as the vectors have columns, from 2 to 256; for ridge, one less than
-            the classes, up to 256.
+        dim: dimension of the embedding. None for the number of columns, from 2 to 256; for ridge, one less than the
+            number of classes, up to 256.
         loss: discriminative, hard-discriminative or softmax.
         loss_options: other options of the loss, such as {"push": 0.2}.
         centroids: place, one-hot, kmeans, …: a name of `tammes.centroids.CENTROIDS`.
-        centroid_dim: outputs of the class layer. None: one for each class, but not more than 512.
-        class_layer: without one the centroids are those of the embedding itself.
+        centroid_dim: outputs of the class layer. None for one per class, at most 512.
+        class_layer: False puts the centroids in the embedding space.
         hidden: width of a hidden layer, or of several; None: the map is linear.
         method: gradient, or ridge: the regression of the vectors on the centroids of their classes (Perrot and
             Habrard 2015) in closed form, without loss or class layer.
@@ -75,34 +75,33 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             within-class whitening; ridge, that method's result; or random.
             auto: whiten, pca or ridge, whichever has the best R@1 on the held-out classes, whiten without them; with
             hidden layers pca.
-        centre: whether vectors are first compared from their mean, or from their own zero, which in what a network
-            gives often means something. None: whichever has the better R@1 on the held-out classes, the mean without
-            them. For init pca and whiten; with hidden layers None is the mean.
-        scale: common divides all columns by the same number, which keeps the directions of vectors that a network
-            made; columns divides each by its own standard deviation, for columns in units of their own.
-        regularisation: of ridge: λ divided by the number of vectors. None: that with the best R@1 on the held-out
-            classes, or with too few classes, and in `partial_fit`, the best by generalised cross-validation.
-        epochs: passes over the vectors. None: as many as make 500 steps, from 3 to 100.
-        batch_size: vectors.
-        learning_rate: of AdamW in the first epoch; it falls along a cosine.
-        weight_decay: of all weights, not of biases.
-        dropout: share of the numbers of each vector that are hidden from the network in training.
-        validation_classes: share of the classes that is held out, at least 5 of them; 0: none.
-        patience: epochs without a better R@1 after which training stops. None: a fifth of all.
-        random_state: seed of all that is random: order, starting weights, dropout, which classes are held out.
+        centre: whether the initial map is around the mean of the vectors, or around zero, which is often meaningful for
+            features of a network. None for the one with the better R@1 on the held-out classes, the mean without them.
+            For init pca and whiten; with hidden layers None is the mean.
+        scale: "common" divides all columns by the same number, which keeps the directions of the vectors; "columns"
+            divides each by its standard deviation, for columns in different units.
+        regularisation: λ of ridge divided by the number of vectors. None for the best R@1 on the held-out classes, or
+            with too few classes, and in `partial_fit`, the best by generalised cross-validation.
+        epochs: passes over the vectors. None for 500 steps, from 3 to 100 epochs.
+        batch_size: vectors in a batch.
+        learning_rate: initial learning rate of AdamW, with a cosine schedule.
+        weight_decay: weight decay; biases have none.
+        dropout: dropout rate of the input.
+        validation_classes: share of the classes that is held out, at least 5 of them; 0 for none.
+        patience: epochs without a better R@1 after which training stops. None for a fifth of all.
+        random_state: random seed: order, initial weights, dropout, held-out classes.
 
     Attributes:
-        classes_: the labels that were seen, sorted.
-        held_out_classes_: those of them that R@1 was measured on.
-        mean_, scale_: what is taken from each column, and what it is then divided by.
-        network_: the map from there, a torch module; its `body` gives the embedding before it has unit length.
+        classes_: the sorted labels.
+        held_out_classes_: the held-out classes.
+        mean_, scale_: subtracted from each column, and divisor of each column.
+        network_: the map of standardised vectors, a torch module; its `body` gives the embedding before normalisation.
         n_iter_: the epoch that was kept, 0 for the initialisation; in `partial_fit` the number of passes.
-        history_: mean loss and R@1 on the held-out classes, None without them: of the initialisation, then each
-            epoch.
-        regularisation_: λ of ridge divided by the number of vectors; None where ridge was not used.
-        verdict_: after `fit`, whether training helped on the held-out classes and what was kept: a dictionary with
-            kept (pretrained for the vectors as they are, whitened, pca, ridge, or epoch and its number), judged,
-            candidates, gain and gain_interval, in points of R@1 as `tammes train` has them.
+        history_: mean loss and R@1 on the held-out classes (None without them) of the initialisation and each epoch.
+        regularisation_: λ of ridge divided by the number of vectors; None without ridge.
+        verdict_: after `fit`, whether training helped on the held-out classes and which candidate was kept: a
+            dictionary with kept ("pretrained" for the input vectors, "whitened", "pca", "ridge", or "epoch N"), judged,
+            candidates, gain and gain_interval, in points of R@1 as for `tammes train`.
 
     >>> from sklearn.datasets import load_digits
     >>> vectors, labels = load_digits(return_X_y=True)
@@ -169,12 +168,12 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> "MetricLearner":  # noqa: N803
-        """Learn from some more vectors: one pass over them, at a constant learning rate and without early stopping.
+        """Learn from more vectors: one pass over them, with a constant learning rate and without early stopping.
 
-        The first call decides the classes: those in `classes`, or else those in its `y`. For the gradient method it
-        also decides, once for all, how vectors are centred and scaled and what the network starts from, so its vectors
-        should be a fair sample. Ridge adds everything up: after the last call it is what one call with all vectors
-        would have made. After `fit` both continue from there. One that was loaded does not.
+        The first call fixes the classes: `classes`, or else those in `y`. For the gradient method it also fixes the
+        centring, the scaling and the initialisation, so its vectors should be representative. Ridge accumulates sums:
+        the result equals a single call with all vectors. After `fit`, both methods continue from its result. A loaded
+        learner cannot continue.
         """
         check_options(self)
         if getattr(self, "_loaded", False):
@@ -225,16 +224,16 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803
-        """Unit vectors (N, dim): float64 for float64, or else float32. Each depends on its own row alone."""
+        """Unit vectors (N, dim), float64 for float64 and otherwise float32. Each depends only on its own row."""
         check_is_fitted(self)
         X = validate_data(self, vectors_given(X), ensure_all_finite=False, dtype="numeric", reset=False)
         dtype = np.float32 if X.dtype.newbyteorder("=") in (np.float16, np.float32) else np.float64
         return self._embedded(X, None, dtype)
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
-        """R@1 of the transformed vectors: the share whose nearest other vector is of their class.
+        """R@1 of the transformed vectors: the share whose nearest other vector has the same class.
 
-        The classes need not be those of `fit`: measure on others to see how good the metric is.
+        Use other classes than in `fit` to measure how well the metric generalises.
         """
         check_is_fitted(self)
         X, y = vectors_given(X), labels_given(y)
@@ -244,19 +243,19 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return validation.recall(self._embedded(X, None, np.float32), codes)
 
     def save(self, folder: str | Path) -> None:
-        """Write learner.safetensors and learner.json into a folder, each whole or not at all.
+        """Write learner.safetensors and learner.json into a folder, each atomically.
 
-        What is needed to `transform` and `score` is saved, not what `partial_fit` would continue from.
+        They are sufficient for `transform` and `score`, but not to continue with `partial_fit`.
         """
         check_is_fitted(self)
         write_learner(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> "MetricLearner":
-        """The learner that was saved in a folder.
+        """Load a learner that was saved in a folder.
 
         Raises:
-            UserError: it is not there, not whole, or not what `save` writes.
+            UserError: the files are missing, damaged or invalid.
         """
         learner = cls()
         read_learner(learner, Path(folder))
@@ -273,7 +272,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return tags
 
     def _begin(self, X: ndarray | Rows) -> None:  # noqa: N803
-        """Forget what was learned before, and find how the columns are centred and scaled."""
+        """Reset the learner, and compute the centring and scaling of the columns."""
         for name in ("_loss", "_loaded", "_optimizer", "_sums", "_targets", "network_", "verdict_", "_trained"):
             self.__dict__.pop(name, None)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -289,7 +288,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         codes: Int64[ndarray, " items"],
         validation: Int64[ndarray, " validation"],
     ) -> float | None:
-        """R@1 on the vectors that are held out, if there are any."""
+        """R@1 on the held-out classes, if there are any."""
         queries, right = self._found(X, codes, validation)
         return sum(right) / sum(queries) if queries else None
 
@@ -301,10 +300,10 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         *,
         as_they_are: bool = False,
     ) -> tuple[list[int], list[float]]:
-        """How many vectors of each held-out class there are, and how many of them find it.
+        """The number of vectors of each held-out class, and how many of them have a nearest neighbour of their class.
 
         Args:
-            as_they_are: of the vectors themselves, compared by their cosine, instead of what is learned.
+            as_they_are: use the input vectors, compared by cosine, instead of embeddings.
         """
         if not len(validation):
             return [], []
@@ -315,14 +314,14 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return by_class(vectors, codes[validation])
 
     def _back_to_training(self) -> None:
-        """Forget the verdict: what trains on is what was trained, whatever was kept."""
+        """Discard the verdict: `partial_fit` continues from the trained weights, not from the kept ones."""
         self.__dict__.pop("verdict_", None)
         trained = self.__dict__.pop("_trained", None)
         if trained is not None:
             self.network_, self.mean_, self.scale_ = trained
 
     def _use_vectors_as_they_are(self) -> None:
-        """Make the map one that changes nothing but the length of a vector."""
+        """Replace the map by the identity."""
         columns = self.n_features_in_
         self._trained = self.network_, self.mean_, self.scale_  # what `partial_fit` continues from
         self.mean_, self.scale_ = np.zeros(columns), np.ones(columns)
@@ -337,9 +336,9 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         validation: Int64[ndarray, " validation"],
         random: np.random.Generator,
     ) -> None:
-        """Ridge regression of all rows; where there are held-out classes, these choose λ first, and then count too.
+        """Ridge regression of all rows. Held-out classes choose λ first and are then included.
 
-        They also judge whether it is better than the vectors as they are, and than these whitened.
+        They also decide whether ridge is better than the input vectors and than their whitening.
         """
         sums = self._sums = Sums(X.shape[1], len(self.classes_))
         sums.add_all(X, codes, rows, *self._first)
@@ -368,7 +367,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             self._use_vectors_as_they_are()
 
     def _judged(self, queries: list[int], right: Mapping[str, list[float]]) -> dict[str, Any]:
-        """The verdict on candidates, the simplest first. Vectors as they are cannot be kept in another dimension."""
+        """The verdict on candidates, the simplest first. Input vectors cannot be kept in another dimension."""
         candidates = Candidates()
         for name, each in right.items():
             if name == PRETRAINED and self.dim is not None and int(self.dim) != self.n_features_in_:
@@ -378,7 +377,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return candidates.verdict()
 
     def _regression(self, sums: Sums) -> Ridge:
-        """The regression of what was added up on the centroids, which are placed once."""
+        """The regression of the accumulated sums onto the centroids, which are generated once."""
         if not hasattr(self, "_targets"):
             classes = len(self.classes_)
             dim = int(self.dim or min(MOST_DIMENSIONS, max(1, classes - 1)))
@@ -387,7 +386,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return Ridge(sums, self._targets, self.scale)
 
     def _use(self, regression: Ridge, regularisation: float | None) -> None:
-        """Make the network that of a regression."""
+        """Set the network to the result of a regression."""
         chosen = self.regularisation_ = regularisation or regression.best_by_cross_validation()
         mean, scale = self._first
         self.mean_, self.scale_ = mean + scale * regression.mean, scale * regression.scale
@@ -408,7 +407,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         rows: Int64[ndarray, " rows"] | None,
         dtype: Any,
     ) -> Float[ndarray, "rows dim"]:
-        """Unit vectors of some rows, or all."""
+        """Unit vectors of the given rows, or of all."""
         found = np.empty((len(X) if rows is None else len(rows), self.network_.dim), dtype=dtype)
         for part, block in self._embedded_blocks(X, rows):
             found[part] = block
@@ -419,7 +418,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         X: ndarray | Rows,  # noqa: N803
         rows: Int64[ndarray, " rows"] | None = None,
     ) -> Iterator[tuple[slice, Float64[ndarray, "block dim"]]]:
-        """Unit vectors, some at a time. In float64, so that it does not matter what else is in a block."""
+        """Unit vectors in blocks. In float64, so that results do not depend on the blocks."""
         network = deepcopy(self.network_).double().eval()
         for part in blocks(len(X) if rows is None else len(rows), X.shape[1]):
             with np.errstate(over="ignore"):
@@ -430,7 +429,7 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 yield part, normalise(network.body(torch.from_numpy(inputs))).numpy()
 
     def _codes(self, y: ndarray) -> Int64[ndarray, " items"]:
-        """The place of each label among the classes."""
+        """The index of each label in `classes_`."""
         names, own = np.unique(y, return_inverse=True)
         places = {name: place for place, name in enumerate(self.classes_.tolist())}
         for name in names.tolist():

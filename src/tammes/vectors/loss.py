@@ -12,11 +12,11 @@ from tammes.centroids import CENTROIDS
 from tammes.errors import UserError
 from tammes.losses import OF_CLASS_LAYER
 
-MOST_SAMPLED = 512  # classes that a batch is repelled from, where the loss can draw them
+MOST_SAMPLED = 512  # classes that the loss samples for a batch, if it can
 
 
 def placed(kind: str, classes: int, dim: int, seed: int) -> Float[Tensor, "classes dim"]:
-    """The centroids of a kind, the same for the same seed."""
+    """The centroids of a kind, reproducible by the seed."""
     try:
         return CENTROIDS[kind](classes, dim, generator=torch.Generator().manual_seed(seed))
     except UserError as error:
@@ -36,11 +36,11 @@ def make_loss(
     """A loss of `tammes.losses` by its name.
 
     Args:
-        options: others of its own.
-        outputs: those of the class layer, None without one.
-        centroids: None for a loss that has none.
-        sizes: vectors of each class, None where they are not known.
-        one_hot: whether that is what the centroids are.
+        options: further options of the loss.
+        outputs: outputs of the class layer; None without one.
+        centroids: None for a loss without centroids.
+        sizes: vectors of each class; None if unknown.
+        one_hot: whether the centroids are one-hot.
     """
     given = dict(options or {})
     first: Any = classes

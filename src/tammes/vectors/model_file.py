@@ -1,4 +1,4 @@
-"""A learner as two files: tensors in learner.safetensors, everything else in learner.json."""
+"""The files of a learner: tensors in learner.safetensors, everything else in learner.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,14 +33,14 @@ Kind = Literal["text", "object", "bool", "int8", "int16", "int32", "int64", "uin
 
 
 class Classes(TypedDict):
-    """The labels of the classes, sorted, and what NumPy calls their type; text is of any length."""
+    """The sorted labels of the classes, with their NumPy dtype."""
 
     kind: Kind
     values: list[bool | int | float | str]
 
 
 class Said(TypedDict):
-    """What learner.json holds, but its options, which the learner checks itself."""
+    """The content of learner.json without its options, which the learner validates itself."""
 
     format: Literal[1]
     options: dict[str, Any]
@@ -54,7 +54,7 @@ class Said(TypedDict):
 
 
 def write_learner(learner: "MetricLearner", folder: Path) -> None:
-    """Both files, each whole or not at all; the numbers first."""
+    """Write both files atomically, the tensors first."""
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}. Make it first, or save elsewhere.")
     said = {
@@ -78,7 +78,7 @@ def write_learner(learner: "MetricLearner", folder: Path) -> None:
 
 
 def read_learner(learner: "MetricLearner", folder: Path) -> None:
-    """Make a new learner what the files say; they are untrusted, so all of it is checked."""
+    """Restore a learner from its files, which are untrusted and validated."""
     said, (tensors, _) = _said(folder), read_tensors(folder / "learner.safetensors")
     try:
         _use_words(learner, said)

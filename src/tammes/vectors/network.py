@@ -13,15 +13,15 @@ from tammes.errors import UserError
 from tammes.io.machine import memory
 from tammes.vectors.ridge import Ridge
 
-_COPIES = 4  # of each number while a network trains: weight, gradient and two of the optimizer
+_COPIES = 4  # numbers per weight in training: weight, gradient and two of the optimizer
 
-MOST_DIMENSIONS = 256  # of an embedding, where it is not said; the paper's
+MOST_DIMENSIONS = 256  # largest default dimension of an embedding, as in the paper
 
 
 def check_fits(*sizes: int) -> None:
-    """Refuse layers from each size to the next that this machine has no memory for.
+    """Raise UserError if the layers do not fit into memory.
 
-    Before they are made: a system that promises memory which it has not kills the process later.
+    Checked first: a system that overcommits memory would kill the process later.
     """
     if 4 * _COPIES * sum((before + 1) * after for before, after in pairwise(sizes)) > memory():
         raise UserError(
@@ -31,7 +31,7 @@ def check_fits(*sizes: int) -> None:
 
 
 class Network(nn.Module):
-    """Vectors that are centred and scaled -> hidden layers -> embedding; and in training -> class layer."""
+    """Standardised vectors -> hidden layers -> embedding, and in training -> class layer."""
 
     def __init__(
         self, columns: int, hidden: tuple[int, ...], dim: int, outputs: int | None, dropout: float = 0.0
@@ -52,11 +52,11 @@ class Network(nn.Module):
 
     @property
     def first(self) -> nn.Linear:
-        """The layer that takes the vectors."""
+        """The first linear layer."""
         return cast(nn.Linear, self.body[0])
 
     def forward(self, inputs: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch outputs"]:
-        """What the loss compares with the centroids."""
+        """The input of the loss."""
         embedding: Tensor = self.body(self.dropout(inputs))
         return embedding if self.class_layer is None else self.class_layer(embedding)
 
@@ -64,10 +64,10 @@ class Network(nn.Module):
     def init_from(
         self, directions: Float64[ndarray, "columns directions"], origin: Float64[ndarray, " columns"] | None = None
     ) -> None:
-        """Let the first layer begin as these directions; where it is wider, the embedding has zeros behind them.
+        """Initialise the first layer with these directions; further outputs are zero.
 
         Args:
-            origin: what it maps to zero; None for zero itself, the mean of the vectors.
+            origin: the point that is mapped to zero; None for zero itself, the mean of the vectors.
         """
         weight = self.first.weight
         number = min(len(weight), directions.shape[1])
@@ -80,7 +80,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def init_from_ridge(self, regression: Ridge, regularisation: float, goal: Float[Tensor, "classes outputs"]) -> None:
-        """Let the embedding begin as the regression, and the class layer as the map of its centroids to the goal."""
+        """Initialise the embedding with the regression, and the class layer with the map of its centroids to `goal`."""
         found = regression.map(regularisation)  # (columns, dim)
         length = np.sqrt(max(np.sum((regression.gram @ found) * found) / regression.count, 1e-30))
         weight = self.first.weight

@@ -1,4 +1,4 @@
-"""Checks of a learner's options and inputs, made in `fit` as scikit-learn wants it."""
+"""Validation of a learner's options and inputs, done in `fit` as in scikit-learn."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ Init = Literal["auto", "whiten", "pca", "ridge", "random"]
 
 
 def check_options(learner: Any) -> None:
-    """Refuse options that are unknown, out of range, or do not go together."""
+    """Raise UserError for options that are unknown, out of range, or conflicting."""
     for option, known in (
         ("loss", OF_CLASS_LAYER),
         ("centroids", CENTROIDS),
@@ -63,7 +63,7 @@ def check_options(learner: Any) -> None:
 
 
 def widths(hidden: Any) -> tuple[int, ...]:
-    """Those of the hidden layers, however they were given."""
+    """The widths of the hidden layers as a tuple."""
     given = () if hidden is None else (hidden,) if isinstance(hidden, Integral) else hidden
     if isinstance(given, str) or not isinstance(given, Sequence | ndarray):
         raise UserError(f"hidden must be a width or several, such as 512 or (512, 512), got {hidden!r}.")
@@ -74,7 +74,7 @@ def widths(hidden: Any) -> tuple[int, ...]:
 
 @contextmanager
 def fitting_in_memory() -> Iterator[None]:
-    """Say what to lower where a network does not fit into memory."""
+    """Turn out-of-memory errors into a UserError with advice."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -86,18 +86,18 @@ def fitting_in_memory() -> Iterator[None]:
 
 
 def vectors_given(X: Any) -> Any:  # noqa: N803
-    """Vectors as scikit-learn can look at them: any tensor as an array, and nothing hidden by a mask."""
+    """Vectors in a form that scikit-learn accepts: tensors as arrays; UserError for masked arrays."""
     check_not_masked(X, "X")
     return dense(X, "X") if isinstance(X, Tensor) else X
 
 
 def labels_given(y: Any) -> Any:
-    """Labels as scikit-learn can look at them, in which those that differ stay different."""
+    """Labels in a form that scikit-learn accepts; different labels stay different."""
     return label_array(y, "y") if isinstance(y, list | tuple | ndarray | Tensor) else y
 
 
 def classes_given(classes: Any) -> ndarray:
-    """The different ones of a list of classes, sorted."""
+    """The sorted unique classes."""
     found = label_array(classes, "classes")
     if found.ndim != 1:
         raise UserError(f"classes must be a list, one of each, got shape {found.shape}.")
@@ -106,7 +106,7 @@ def classes_given(classes: Any) -> ndarray:
 
 
 def check_labels(y: ndarray, what: str = "y") -> None:
-    """Refuse labels that are no classes."""
+    """Raise UserError for labels that are not classes."""
     with catch_warnings():
         # That few vectors of a class look like a regression to it: here two of a class are enough.
         filterwarnings("ignore", "The number of unique classes is greater than 50%", UserWarning)
@@ -117,7 +117,7 @@ def check_labels(y: ndarray, what: str = "y") -> None:
 
 
 def check_classes(classes: ndarray) -> None:
-    """Refuse a single class."""
+    """Raise UserError for a single class."""
     if len(classes) < 2:
         raise UserError(
             f"y holds 1 class, {classes.tolist()[0]!r}. A metric is learned from at least 2: add vectors of others."
@@ -132,7 +132,7 @@ def _check_number(option: str, value: Any, *, optional: bool = False) -> None:
 
 
 def _check_share(option: str, value: Any, least: float | None, below: float | None) -> None:
-    """Refuse what is not a number, below `least` (or, without one, not above 0), or not below `below`."""
+    """Raise UserError unless it is a number in [least, below), or above 0 without `least`."""
     good = isinstance(value, Real) and not isinstance(value, bool)
     good = (
         good

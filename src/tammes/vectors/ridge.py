@@ -1,4 +1,4 @@
-"""Ridge regression of the vectors on the centroids of their classes (Perrot and Habrard 2015), in closed form."""
+"""Ridge regression of vectors onto the centroids of their classes (Perrot and Habrard 2015), in closed form."""
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from tammes.vectors.statistics import Rows, Scale, blocks, scales
 
-REGULARISATIONS: tuple[float, ...] = tuple(10.0 ** (n / 2) for n in range(-6, 7))  # those that are tried
-_STRONG = 1e6  # regularisation from which all directions are damped nearly alike
+REGULARISATIONS: tuple[float, ...] = tuple(10.0 ** (n / 2) for n in range(-6, 7))  # the values that are tried
+_STRONG = 1e6  # regularisation from which all directions are damped nearly equally
 
 
 class Sums:
-    """What ridge needs of the vectors: counts, sums by class, and products, added up in float64."""
+    """The sufficient statistics of ridge: counts, sums by class, and products, accumulated in float64."""
 
     def __init__(self, columns: int, classes: int) -> None:
         self.counts = np.zeros(classes)
@@ -28,7 +28,7 @@ class Sums:
         mean: Float64[ndarray, " columns"],
         scale: Float64[ndarray, " columns"],
     ) -> None:
-        """Add some rows, or all, centred and scaled by what is given."""
+        """Add rows, centred and scaled by the given values."""
         for part in blocks(len(X) if rows is None else len(rows), X.shape[1]):
             chosen = part if rows is None else rows[part]
             block, own = (X[chosen].astype(np.float64) - mean) / scale, codes[chosen]
@@ -39,9 +39,9 @@ class Sums:
 
 
 class Ridge:
-    """W = (X'X + λ I)^-1 X'V for every λ at the cost of one, X being centred and scaled by what the sums say now.
+    """W = (X'X + λ I)^-1 X'V for every λ at the cost of one, with X standardised by the current sums.
 
-    A row of V is the centroid of the vector's class, so that X'V needs no more of X than its sums by class.
+    A row of V is the centroid of the vector's class, so that X'V needs only the sums of X by class.
     """
 
     def __init__(self, sums: Sums, centroids: Float[Tensor, "classes dim"], scale: Scale) -> None:
@@ -58,16 +58,16 @@ class Ridge:
         self.spread = float(sums.counts @ np.square(centred).sum(axis=1))
 
     def map(self, regularisation: float) -> Float64[ndarray, "columns dim"]:
-        """W for λ = regularisation × vectors; from `_STRONG` on only as to its directions, or it would vanish."""
+        """W for λ = regularisation × vectors; from `_STRONG` on up to a factor, as it would vanish."""
         damped = self.values + regularisation * self.count  # (columns,)
         if regularisation > _STRONG:
             damped = (self.values / (regularisation * self.count) + 1) * _STRONG * self.count
         return np.asarray(self.vectors @ (self.projected / damped[:, None]))
 
     def best_by_cross_validation(self) -> float:
-        """The regularisation with the least error of vectors left out, all leverages being taken as their mean.
+        """The regularisation with the lowest generalised cross-validation error (Golub, Heath and Wahba 1979).
 
-        Generalised cross-validation (Golub, Heath and Wahba 1979), which needs the sums only.
+        It approximates leave-one-out with the mean leverage and needs only the sums.
         """
         powers = np.square(self.projected).sum(axis=1)  # (columns,)
         errors = []

@@ -1,4 +1,4 @@
-"""Statistics of vectors that need not fit in memory, a block at a time."""
+"""Statistics of vectors that need not fit into memory, block by block."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,11 +13,11 @@ Scale = Literal["common", "columns"]
 
 REACH = 1e140  # scales from the mean; the squares of all that is nearer can be added up
 _LOST = 1e-150  # the squares of smaller differences, or what is left of them, are too small for float64
-BLOCK = 1 << 21  # numbers that are looked at together: 16 MB of float64
+BLOCK = 1 << 21  # numbers in one block: 16 MB of float64
 
 
 class Rows:
-    """Some rows of an array as if there were no others, without a copy of them: what a learner asks of an array."""
+    """A view of some rows of an array, without a copy, with the interface that a learner needs."""
 
     def __init__(self, array: "ndarray | Rows", rows: Int64[ndarray, " rows"]) -> None:
         self.array, self.rows = array, rows
@@ -32,7 +32,7 @@ class Rows:
 
 
 def blocks(count: int, columns: int) -> Iterator[slice]:
-    """Slices of so many rows that a block of them is of bounded size."""
+    """Slices of rows with a bounded block size."""
     step = max(1, BLOCK // columns)
     for begin in range(0, count, step):
         yield slice(begin, begin + step)
@@ -43,7 +43,7 @@ def check_within_reach(
     mean: Float64[ndarray, " columns"],
     scale: Float64[ndarray, " columns"],
 ) -> None:
-    """Refuse what is not finite, or so far from what was learned from that squares overflow, and say where it is."""
+    """Raise UserError for rows that are not finite, or so far from the training data that squares overflow."""
     for part in blocks(*X.shape):
         _check_block(X[part], part.start)
         with np.errstate(over="ignore"):
@@ -70,8 +70,8 @@ def mean_and_variance(
     X: ndarray | Rows,  # noqa: N803
     scale: Scale,
 ) -> tuple[Float64[ndarray, " columns"], Float64[ndarray, " columns"]]:
-    """Of each column, in one pass; refuses what is not finite, and what cannot be scaled so."""
-    # Measured from the first row: a constant column is then exactly zero, and a large mean costs no digits.
+    """Mean and variance of each column, in one pass. Raises UserError for data that is not finite or not scalable."""
+    # Relative to the first row: a constant column is then exactly zero, and a large mean costs no digits.
     _check_block(X[:1], 0)
     first = X[0].astype(np.float64)
     total, squares, farthest = np.zeros(len(first)), np.zeros(len(first)), np.zeros(len(first))
@@ -92,11 +92,11 @@ def mean_and_variance(
 
 
 def _check_spread(farthest: Float64[ndarray, " columns"], scale: Scale, *, whole: bool) -> None:
-    """Refuse vectors that are all the same, and columns whose squares are lost.
+    """Raise UserError if all vectors are equal, or squares of a column underflow.
 
     Args:
-        farthest: how far numbers of each column are from the first.
-        whole: whether they were whole numbers before they were taken for float64.
+        farthest: the largest distance of each column from its first number.
+        whole: whether they were integers before the conversion to float64.
     """
     if not farthest.any():
         lost = " (whole numbers above 2**53 are rounded: take from them what they have in common first)" * whole
@@ -108,6 +108,6 @@ def _check_spread(farthest: Float64[ndarray, " columns"], scale: Scale, *, whole
 
 
 def scales(variance: Float64[ndarray, " columns"], scale: Scale, least: float = 0.0) -> Float64[ndarray, " columns"]:
-    """What each column is divided by; a constant one by 1."""
+    """The divisor of each column; 1 for a constant column."""
     variance = np.full_like(variance, variance.mean()) if scale == "common" else variance
     return np.sqrt(np.where(variance > least, variance, 1.0))

@@ -1,4 +1,4 @@
-"""A training on vectors: split by class, learn, evaluate; all of it in a run folder."""
+"""A training on vectors: split by class, learn, evaluate, and write a run folder."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -36,12 +36,12 @@ from tammes.vectors.statistics import Rows, blocks
 from tammes.vectors.training import Passed, epochs, number_of_epochs
 from tammes.vectors.validation import FEWEST_HELD_OUT, held_out
 
-MOST_IN_MEMORY = 1 << 28  # bytes of vectors to be evaluated: more are in a file while they are needed
+MOST_IN_MEMORY = 1 << 28  # bytes of vectors that are evaluated in memory; more are in a temporary file
 
 
 @dataclass(frozen=True)
 class VectorData:
-    """The vectors of a training, left in their file, and which of them train and test."""
+    """The vectors of a training, left in their file, and their split."""
 
     vectors: Vectors
     codes: ndarray  # the class of each vector, 0, 1, … in the order of the labels
@@ -53,11 +53,11 @@ class VectorData:
         return int(self.vectors.vectors.shape[1])
 
     def rows(self, chosen: ndarray) -> Rows:
-        """Some of the vectors, without a copy."""
+        """A view of some vectors."""
         return Rows(self.vectors.vectors, chosen)
 
     def classes(self) -> dict[str, list[str]]:
-        """The names of the classes by their use; those that stop training early are some that train."""
+        """The class names of each split; validation classes are among the training classes."""
         train, test = (
             [self.class_names[n] for n in part] for part in (self.split.train_classes, self.split.test_classes)
         )
@@ -66,7 +66,7 @@ class VectorData:
 
 @dataclass(frozen=True)
 class TrainedVectors:
-    """A training on vectors that has ended."""
+    """A finished training on vectors."""
 
     run: RunFolder
     results: dict[str, Any]
@@ -80,10 +80,10 @@ def train_vectors(
     overwrite: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedVectors:
-    """Learn from the vectors of a file and evaluate on classes not seen; all of it in a run folder.
+    """Learn from the vectors of a file, evaluate on unseen classes, and write a run folder.
 
     Raises:
-        KeyboardInterrupt: it was stopped; it says what to type to resume.
+        KeyboardInterrupt: training was stopped; the message says how to resume.
     """
     check_options(given)
     data = load_vectors(file, given.get("test_classes"), given.get("seed", 0))
@@ -94,7 +94,7 @@ def train_vectors(
 
 
 def resume_vectors(folder: Path, *, on_epoch: OnEpoch | None = None) -> TrainedVectors:
-    """Resume a training that was stopped, to the very weights of one that was not stopped."""
+    """Resume a training; the final weights are those of an uninterrupted run."""
     run = open_run(folder)
     config = load_vector_config(run)
     with ExitStack() as until_done:
@@ -118,14 +118,14 @@ def _train(
         watch = _Watch(stop)
         training = epochs(learner, data.rows(chosen), data.vectors.labels[chosen], stop=watch.step, resumed=interrupted)
         with working("solving" if config.method == "ridge" else "initialising"):
-            ready = next(training, None)  # whatever the options get wrong is said before there is a folder
+            ready = next(training, None)  # invalid options raise before the folder is created
         seconds = perf_counter() - started
         run = resumed or _new_run(config, data, until_done, overwrite=overwrite)
         until_done.enter_context(if_stopped(then=to_resume(run)))
         _say_plan(run, config, data, learner)
         pretrained = run.read("untrained")
         if pretrained is None and len(data.split.test):
-            with working("evaluating the vectors as they are"):
+            with working("evaluating the input vectors"):
                 pretrained = measure(raw(data.rows(data.split.test), run.folder), data, data.split.test)
             run.write("untrained", pretrained)
         if ready is not None:
@@ -138,10 +138,12 @@ def _train(
 def load_vectors(
     file: str, test_classes: str | None, seed: int, classes: dict[str, list[str]] | None = None
 ) -> VectorData:
-    """The vectors of a training, split by class.
+    """Load the vectors of a training and split them by class.
 
     Args:
-        classes: those that a run was started with. Others are ignored, with a note; an error if one is missing.
+        classes: the classes of a run that is resumed or evaluated. New ones are ignored with a note; a missing one is
+        an
+            error.
     """
     found = vectors(Path(file))
     names, codes = np.unique(found.labels, return_inverse=True)
@@ -168,7 +170,7 @@ def load_vectors(
 
 
 def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
-    """The estimator with these options; None leaves it its own default."""
+    """The estimator with these options; None means its default."""
     given = {
         **{name: getattr(config, name) for name in ("loss", "centroids", "centroid_dim", "class_layer")},
         "dim": None if config.dim == _usual_dim(config.method, data) else config.dim,
@@ -184,10 +186,10 @@ def make_learner(config: VectorConfig, data: VectorData) -> MetricLearner:
 
 
 def other_vectors(learner: MetricLearner, run: RunFolder, file: str, *, labelled: bool = True) -> Vectors:
-    """The vectors of another file, for a learner of these many columns.
+    """The vectors of another file for a run's learner.
 
     Args:
-        labelled: whether they need labels.
+        labelled: whether labels are needed.
     """
     if not is_vector_file(file):
         raise UserError(f"{run.folder} was trained on vectors: give it a .npz or .parquet file of them, not {file}.")
@@ -201,7 +203,7 @@ def other_vectors(learner: MetricLearner, run: RunFolder, file: str, *, labelled
 
 
 def raw(given: ndarray | Rows, folder: Path) -> ndarray:
-    """Vectors as they are, but of unit length: compared by their cosine."""
+    """The normalised input vectors."""
 
     def found() -> Iterator[tuple[slice, ndarray]]:
         for part in blocks(len(given), given.shape[1]):
@@ -211,13 +213,13 @@ def raw(given: ndarray | Rows, folder: Path) -> ndarray:
 
 
 def learned(learner: MetricLearner, given: ndarray | Rows, folder: Path) -> ndarray:
-    """What a learner makes of vectors."""
+    """The embeddings of vectors."""
     shape = (len(given), learner.network_.dim)
     return _gathered(learner._embedded_blocks(given), shape, output_dtype(given), folder)
 
 
 def output_dtype(given: ndarray | Rows) -> Any:
-    """The precision of what comes out, as `MetricLearner.transform` has it."""
+    """The precision of embeddings, as in `MetricLearner.transform`."""
     return np.float64 if given.dtype == np.float64 else np.float32
 
 
@@ -228,7 +230,7 @@ def measure(found: ndarray, data: VectorData, chosen: ndarray) -> dict[str, Any]
 
 
 def _gathered(found: Iterable[tuple[slice, ndarray]], shape: tuple[int, int], dtype: Any, folder: Path) -> ndarray:
-    """Blocks put together, in memory or, where they are many, in a file of that folder that nobody else sees."""
+    """Blocks concatenated in memory, or if they are large, in an anonymous file of that folder."""
     if shape[0] * shape[1] * np.dtype(dtype).itemsize <= MOST_IN_MEMORY:
         out: ndarray = np.empty(shape, dtype)
     else:
@@ -240,7 +242,7 @@ def _gathered(found: Iterable[tuple[slice, ndarray]], shape: tuple[int, int], dt
 
 
 def _held_out_share(config: VectorConfig, data: VectorData) -> float | None:
-    """`val_classes` as the learner takes it, refused where it could not be followed; None: it is not given."""
+    """`val_classes` as a share of classes; None if not given. Raises UserError if it is impossible."""
     asked, classes = number_or_file(config.val_classes), len(data.split.train_classes)
     if asked is None:
         return None
@@ -263,7 +265,7 @@ def _held_out_share(config: VectorConfig, data: VectorData) -> float | None:
 
 
 def _resolve(file: str, given: VectorOptions, data: VectorData, out: Path | None) -> VectorConfig:
-    """The complete configuration: what was given, and the estimator's own defaults."""
+    """The complete configuration: given options and the estimator's defaults."""
     options: dict[str, Any] = dict.fromkeys(VectorConfig.__dataclass_fields__) | USUAL | dict(given)
     usual = MetricLearner().get_params()
     ridge = options["method"] == "ridge"
@@ -284,7 +286,7 @@ def _resolve(file: str, given: VectorOptions, data: VectorData, out: Path | None
 
 
 def _usual_dim(method: str, data: VectorData) -> int:
-    """The dimension that a learner takes by itself, with which it may also keep the vectors as they are."""
+    """The learner's default dimension, with which the input vectors may be kept."""
     ridge = method == "ridge"
     return min(MOST_DIMENSIONS, max(1, len(data.split.train_classes) - 1) if ridge else max(2, data.columns))
 
@@ -299,7 +301,7 @@ def _new_run(config: VectorConfig, data: VectorData, until_done: ExitStack, *, o
 
 
 class _Watch:
-    """Counts the steps of an epoch for a bar, and passes on that somebody asks to stop."""
+    """Counts the steps of an epoch for a progress bar, and passes on stop requests."""
 
     def __init__(self, stop: Callable[[], bool]) -> None:
         self.stop, self.steps = stop, 0
@@ -321,7 +323,7 @@ def _loop(
     watch: _Watch,
     on_epoch: OnEpoch | None,
 ) -> None:
-    """Epoch after epoch, each logged and saved."""
+    """Run the epochs; each is logged and saved."""
     run.forget_after(ready.number)
     least: dict[bool, float] = {}  # of the loss, without and with the classes that were held out
     log = run.folder / "log.txt"
@@ -367,7 +369,7 @@ def _describe(line: dict[str, Any]) -> str:
 
 
 def _say_plan(run: RunFolder, config: VectorConfig, data: VectorData, learner: MetricLearner) -> None:
-    """What will be done, and on what, before it starts."""
+    """Print the plan of the training before it starts."""
     parts, classes, held = data.split, data.classes(), len(learner.held_out_classes_)
     weights = sum(parameter.numel() for parameter in learner.network_.parameters())
     layers = " -> ".join(map(str, (data.columns, *config.hidden, config.dim)))

@@ -1,7 +1,7 @@
-"""The training of a learner, an epoch at a time: it can be watched, stopped at any step, and resumed.
+"""The training of a learner, one epoch at a time, which can be stopped at any step and resumed.
 
-The loop is `tammes.training.loop.fit`. It draws from torch's generator; here in a state of its own, so that a guest in
-somebody's notebook leaves theirs alone.
+The loop is `tammes.training.loop.fit`, which uses torch's global generator; here its state is isolated, so that a
+learner in a notebook does not change the notebook's random state.
 """
 
 from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ class Weights(nn.Module):
 
 
 class VectorObjective(nn.Module):
-    """What trains: (vectors, labels) -> the loss."""
+    """The objective: (vectors, labels) -> the loss."""
 
     def __init__(self, network: Network, loss: nn.Module) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ class VectorObjective(nn.Module):
 
 
 class Randomness:
-    """torch's own generator as a training has it, whatever others draw while it waits for them."""
+    """The state of torch's global generator for a training, isolated from other code."""
 
     def __init__(self, seed: int) -> None:
         self.state = torch.Generator().manual_seed(seed).get_state()
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """In here torch draws from where this one stopped, and afterwards from where it was."""
+        """Within the block, use the training's random state; afterwards restore the caller's."""
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self.state)
             try:
@@ -129,7 +129,7 @@ class Randomness:
                 self.state = torch.get_rng_state()
 
     def isolated(self, epochs: Iterator[Epoch]) -> Iterator[Epoch]:
-        """The same epochs, each drawn from this state."""
+        """The epochs, each computed with this random state."""
         while True:
             with self.drawn():
                 epoch = next(epochs, None)
@@ -167,7 +167,7 @@ class Passed:
 
 
 def never() -> bool:
-    """No one asks to stop."""
+    """A `stop` callback that never stops."""
     return False
 
 
@@ -179,11 +179,11 @@ def epochs(
     stop: Callable[[], bool] = never,
     resumed: RunFolder | None = None,
 ) -> Iterator[Passed]:
-    """Fit a learner, and yield when all is ready and then each epoch when it has ended; nothing for ridge.
+    """Fit a learner; yield once after the initialisation and then after each epoch. Ridge yields nothing.
 
     Args:
-        stop: asked after each step; True ends training with an epoch that is not complete.
-        resumed: a run with a checkpoint of this training, to resume to the very same weights.
+        stop: called after each step; True ends training with an incomplete epoch.
+        resumed: a run with a checkpoint of this training.
     """
     learner.n_features_in_ = X.shape[1]
     learner.classes_, codes = np.unique(y, return_inverse=True)
@@ -269,7 +269,7 @@ def _train(
     at: VectorPosition,
     saved: Callable[[RunFolder], None],
 ) -> Iterator[Passed]:
-    """All epochs, and keep the best on the validation vectors; again, up to the one that was kept."""
+    """Train all epochs and keep the best on the held-out classes; then train again on all classes, if needed."""
     number = number_of_epochs(learner, len(codes))
     patience = int(learner.patience or ceil(number / 5))
     learner.network_, learner.n_iter_ = weights.network, at.kept
@@ -312,7 +312,7 @@ def batches(
     rows: Int64[ndarray, " rows"],
     seed: list[int],
 ) -> Iterator[Batch]:
-    """The rows in random order, standardised, a batch at a time."""
+    """Batches of standardised rows in random order."""
     order, size = np.random.default_rng(seed).permutation(rows), int(learner.batch_size)
     for begin in range(0, len(order), size):
         chosen = np.sort(order[begin : begin + size])  # a file is read in its order
@@ -321,7 +321,7 @@ def batches(
 
 
 def _judged(at: VectorPosition, epoch: int, right: list[float]) -> float | None:
-    """R@1 of the epoch that has ended, of which the best so far is remembered class by class."""
+    """R@1 of a finished epoch; the best one is stored class by class."""
     if not at.queries:
         return None
     before = next((name for name in at.right if is_epoch(name)), None)
@@ -332,23 +332,23 @@ def _judged(at: VectorPosition, epoch: int, right: list[float]) -> float | None:
 
 
 def _name_of_init(learner: "MetricLearner", init: Init) -> str:
-    """What a candidate that is initialised so is called; one that is not a closed form has no name of its own."""
+    """The name of the candidate of an initialisation in closed form."""
     return "init" if init == "random" or widths(learner.hidden) else WHITENED if init == "whiten" else init
 
 
 def _verdict(learner: "MetricLearner", at: VectorPosition) -> dict[str, Any]:
-    """Which of the vectors as they are, the initialisation and the best epoch is kept."""
+    """The verdict: input vectors, initialisation or best epoch."""
     return not_judged(f"{EPOCH}{at.kept}") if at.highest is None else learner._judged(at.queries, at.right)
 
 
 def number_of_epochs(learner: "MetricLearner", vectors: int) -> int:
-    """Those that were asked for, or as many as make enough steps."""
+    """The given number of epochs, or as many as make enough steps."""
     steps = ceil(vectors / learner.batch_size)
     return int(learner.epochs or min(MOST_EPOCHS, max(FEWEST_EPOCHS, ceil(STEPS / steps))))
 
 
 def new_optimizer(learner: "MetricLearner") -> torch.optim.Optimizer:
-    """AdamW, fused: one pass over the memory instead of a dozen."""
+    """AdamW, fused: one pass over memory instead of a dozen."""
     lr, network = float(learner.learning_rate), learner.network_
     groups = parameter_groups([network], network, lr=lr, backbone_lr=lr, weight_decay=float(learner.weight_decay))
     return torch.optim.AdamW(groups, lr=lr, fused=True)
@@ -357,7 +357,7 @@ def new_optimizer(learner: "MetricLearner") -> torch.optim.Optimizer:
 def _resumed(
     run: RunFolder, weights: Weights, optimizer: torch.optim.Optimizer, own: Randomness, labels: int
 ) -> VectorPosition:
-    """Put everything back as it was when the checkpoint of a run was written."""
+    """Restore the state of a run's checkpoint."""
     mean, scale = weights.mean.clone(), weights.scale.clone()
     at: VectorPosition
     with own.drawn():

@@ -1,4 +1,4 @@
-"""The classes that are held out for early stopping: R@1 is measured on them, and they are not trained on."""
+"""Held-out classes for early stopping: R@1 is measured on them, and they are not trained on."""
 
 import numpy as np
 from jaxtyping import Float, Int64, Integer
@@ -11,7 +11,7 @@ MOST_HELD_OUT = 4000  # vectors: a recall costs the square of them, after every 
 
 
 def held_out(codes: Int64[ndarray, " items"], share: float, random: np.random.Generator) -> Int64[ndarray, " held"]:
-    """Classes to measure R@1 on: the share of all, at least 5, and not many more vectors than `MOST_HELD_OUT`."""
+    """The held-out classes: this share of all, at least 5, with at most about `MOST_HELD_OUT` vectors."""
     sizes = np.bincount(codes)
     candidates = np.flatnonzero(sizes > 1)  # a single vector has nothing to find
     number = max(FEWEST_HELD_OUT, round(share * len(sizes)))

@@ -1,4 +1,4 @@
-"""The networks that turn images into features: ours, and any of torchvision, timm or open_clip."""
+"""Backbones, the networks from images to features: ours, and any of torchvision, timm or open_clip."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,14 +32,14 @@ from tammes.models.pooling import Pool, exchange_pool
 
 _LIBRARIES = ("timm", "torchvision", "hf-hub", "open_clip")
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, only the mean taken off
-_MOST_PIXELS = 1024  # a file may be untrusted, and memory grows with the square
+_CAFFE_MEAN, _CAFFE_STD = (123 / 255, 117 / 255, 104 / 255), (1 / 255,) * 3  # 0 to 255, minus the mean
+_MOST_PIXELS = 1024  # files are untrusted, and memory grows with the square
 _CLASSIFIER = 1 << 24  # weights of torchvision's classifiers, which are built and dropped
-_KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # likewise
+_KERAS_MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
 
 
 class UnknownBackboneError(UserError):
-    """There is no network of that name."""
+    """There is no network with that name."""
 
 
 def backbone(
@@ -50,23 +50,23 @@ def backbone(
     form: Form | None = None,
     size: int | None = None,
 ) -> Backbone:
-    """The network of that name: ours, torchvision's, or timm's (`torchvision:NAME` or `timm:NAME` to insist).
+    """A network by its name: ours, torchvision's or timm's, in this order (`torchvision:NAME`, `timm:NAME` to choose).
 
-    `hf-hub:owner/name` is a network of timm on the Hugging Face hub, `open_clip:MODEL` or `open_clip:MODEL/TAG` the
-    image tower of one of open_clip.
+    `hf-hub:owner/name` is a timm network on the Hugging Face hub, `open_clip:MODEL` or `open_clip:MODEL/TAG` the image
+    tower of an open_clip model.
 
     Args:
-        weights: "imagenet" for those that it was published with, whatever they were trained on; "none" for random
-            ones; or a file as `weights.load_weights` takes it.
-        pool: how its last map becomes a vector.
-        form: of resnet50, 101 and 152: torchvision's, or the original one, which Keras has; None: as the file of
-            weights says, or torchvision's without one.
-        size: height and width of the images that it is to see; None: as published.
+        weights: "imagenet" for the published weights, whatever they were trained on; "none" for random weights; or a
+            file that `weights.load_weights` reads.
+        pool: how its last feature map is pooled.
+        form: the form of resnet50, 101 or 152: torchvision's, or the original one, which Keras has. By default that of
+            the file of weights, or torchvision's.
+        size: height and width of its input; None as published.
     """
     if name.startswith(OWN):
         raise UserError(
-            f"the network {name.removeprefix(OWN)} was given as a module in Python, and no file can make it again. Open"
-            " the run there, with the module: tammes.load_run(folder, backbone=module)"
+            f"the network {name.removeprefix(OWN)} was passed as a Python module, which is not stored in a file. Open"
+            " the run in Python with the module: tammes.load_run(folder, backbone=module)"
         )
     library, _, plain = name.rpartition(":")
     if library not in ("", *_LIBRARIES):
@@ -101,17 +101,17 @@ def backbone(
 
 @torch.no_grad()
 def _at_size(made: Backbone, name: str, size: int) -> Backbone:
-    """The same network for images of another size; the position embeddings of a transformer are interpolated."""
+    """The network for another input size; the position embeddings of a transformer are interpolated."""
     check_whole("`size`", size, 1, _MOST_PIXELS)
     network, was_training = made.network, made.network.training
     try:
         if hasattr(network, "set_input_size"):  # transformers of timm
             cast(Any, network).set_input_size(img_size=(size, size))
         found = network.eval()(torch.zeros(1, len(made.mode), size, size))
-    except (AssertionError, RuntimeError, ValueError) as error:  # each network has its own words for it
+    except (AssertionError, RuntimeError, ValueError) as error:  # networks raise different errors
         raise UserError(
-            f"{name} cannot see images of {size} x {size} pixels: {str(error).partition(chr(10))[0].rstrip('.')}."
-            f" As published it sees {made.size}: leave out `size`, or use a multiple of its patches."
+            f"{name} does not accept images of {size} x {size} pixels: {str(error).partition(chr(10))[0].rstrip('.')}."
+            f" Its published size is {made.size}: leave out `size`, or use a multiple of its patch size."
         ) from error
     finally:
         network.train(was_training)
@@ -120,10 +120,10 @@ def _at_size(made: Backbone, name: str, size: int) -> Backbone:
 
 
 def check_weights(name: str, given: int | None = None) -> None:
-    """Refuse a network of too many weights, before memory is asked for them.
+    """Raise UserError for a network with too many weights, before memory is allocated.
 
     Args:
-        given: how many there are for it in a file; None: as many as `io.limits` allows.
+        given: the number of weights in a file; None to allow as many as `io.limits`.
     """
     number = _num_weights(name)
     if given is not None and number > given + _CLASSIFIER:
@@ -133,7 +133,7 @@ def check_weights(name: str, given: int | None = None) -> None:
 
 @cache
 def _num_weights(name: str) -> int:
-    """How many weights a network of a library has, its classifier included; 0 of ours, none of which is large."""
+    """The number of weights of a library's network with its classifier; 0 for ours, which are small."""
     library, _, plain = name.rpartition(":")
     if library not in ("", *_LIBRARIES) or (not library and plain in OURS):
         return 0
@@ -142,7 +142,7 @@ def _num_weights(name: str) -> int:
 
         return int(get_model_weights(plain).DEFAULT.meta["num_params"])
     if library == "torchvision" or (library in ("", "timm") and not _is_of_timm(plain)):
-        return 0  # whoever builds it says that there is no such network
+        return 0  # an unknown name; reported when it is built
     with torch.device("meta"):  # shapes without numbers
         if library == "open_clip":
             network = _open_clip_tower(_model_and_tag(plain)[0], None)
@@ -190,7 +190,7 @@ def _resnet(name: str, *, imagenet: bool, form: Form | None = None) -> Backbone:
 
 
 def _put_torchvisions(network: nn.Module, name: str) -> None:
-    """Its ImageNet weights into a network of ours."""
+    """Load torchvision's ImageNet weights into one of our networks."""
     from torchvision.models import get_model_weights
 
     chosen = get_model_weights(name).DEFAULT
@@ -211,7 +211,7 @@ def _torchvision_network(name: str) -> Any:
     """With random weights."""
     from torchvision.models import get_model
 
-    # These two warn that their slow initialisation will go; torch's own is as good, and the one of the others.
+    # These two warn about their slow initialisation; torch's default, as in the other networks, is as good.
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     return get_model(name, weights=None, **options)
 
@@ -223,13 +223,13 @@ def _timm_network(name: str) -> Any:
     with _on_the_hub(name):
         try:
             return create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError as error:  # a tag after the name that it does not know
+        except RuntimeError as error:  # an unknown tag
             raise UserError(f"timm cannot make {name}: {error}") from error
 
 
 @contextmanager
 def _on_the_hub(name: str) -> Iterator[None]:
-    """What goes wrong where timm asks the hub what a network is, in our words."""
+    """Turn timm's errors when it reads a network's config from the hub into a UserError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -240,8 +240,8 @@ def _on_the_hub(name: str) -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(
-            f"cannot load {name} from the hub: {reason}. It must be a network of timm there, hf-hub:owner/name. With a"
-            f" file of its weights, name what it is: `timm:NAME` with `weights=FILE`.{advice_without_network(name)}"
+            f"cannot load {name} from the hub: {reason}. It must be a timm network, hf-hub:owner/name. With a file of"
+            f" its weights, use `timm:NAME` and `weights=FILE`.{advice_without_network(name)}"
         ) from error
 
 
@@ -254,12 +254,12 @@ def _of_torchvision(name: str, *, imagenet: bool) -> Backbone:
             network = get_model(name, weights=chosen)
     else:
         network = _torchvision_network(name)
-    if hasattr(network, "aux_logits"):  # GoogLeNet and Inception: the side heads see ImageNet's classes only
+    if hasattr(network, "aux_logits"):  # GoogLeNet and Inception: auxiliary classifiers for ImageNet
         network.aux_logits, network.aux1, network.aux2, network.AuxLogits = False, None, None, None
     last = [place for place, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not last:
         raise UserError(
-            f"{name} of torchvision ends in no linear layer, so its features are not known. Try timm:{name}."
+            f"torchvision's {name} does not end in a linear layer, so its features are unknown. Try timm:{name}."
         )
     parent, _, child = last[-1].rpartition(".")
     setattr(network.get_submodule(parent), child, nn.Identity())
@@ -290,13 +290,13 @@ def _of_timm(name: str, *, imagenet: bool) -> Backbone:
 
 
 def _model_and_tag(name: str) -> tuple[str, str | None]:
-    """Of `ViT-B-32/laion2b_s34b_b79k` the model and its weights."""
+    """Split `ViT-B-32/laion2b_s34b_b79k` into model and weights."""
     model, _, tag = name.partition("/")
     return model, tag or None
 
 
 def _open_clip_tower(model: str, tag: str | None) -> Any:
-    """The part of a network of open_clip that sees images; with random weights without a tag."""
+    """The image tower of an open_clip model; with random weights without a tag."""
     try:
         import open_clip
     except ImportError:
@@ -304,7 +304,7 @@ def _open_clip_tower(model: str, tag: str | None) -> Any:
     if model not in (models := open_clip.list_models()):
         near = get_close_matches(model, models, n=3, cutoff=0)
         raise UserError(
-            f"unknown network of open_clip {model!r}. The nearest are {', '.join(near)}; in Python"
+            f"unknown open_clip model {model!r}. The nearest are {', '.join(near)}; in Python"
             " open_clip.list_models() lists all."
         )
     if tag is not None and tag not in (known := open_clip.list_pretrained_tags_by_model(model)):
@@ -340,14 +340,14 @@ def _is_of_timm(name: str) -> bool:
 
 
 def torchvision_names() -> list[str]:
-    """Its classifiers; detectors and networks for video see other things than one image."""
+    """The names of torchvision's image classifiers."""
     from torchvision import models
 
     return list(models.list_models(module=models))
 
 
 def timm_names() -> list[str]:
-    """With the tags of their weights; those without any are of no use before training."""
+    """The names of timm's pretrained networks with the tags of their weights."""
     from timm import list_models
 
     return list(list_models(pretrained=True))

@@ -1,4 +1,4 @@
-"""What is known of a network that turns images into features."""
+"""Backbone: a network from images to features, with its input size and normalisation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,21 +13,21 @@ from tammes.models.backbones.resnet import Form
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network without its classifier, and the images that it wants.
+    """A network without its classifier, and its input.
 
     Attributes:
         network: (batch, channels, height, width) -> (batch, features).
-        features: how many features it gives.
+        features: number of features.
         mode: "L" for grey images, "RGB" for colour.
         size: height and width of its input.
-        shorter_side: what images are scaled to before the crop of `size`.
-        mean: of a channel, for images in 0..1.
-        std: likewise.
-        cuts: the places where it can be cut in two, lowest first; see `tammes.models.backbones.cuts`.
-        default_cut: the one to use if none is named.
-        depths: two of them, far apart: features are taken from what enters these, by methods that want several depths.
-        form: which form of the network it is, of those that have several.
-        resized: whether `size` is another than the one that it was published with.
+        shorter_side: length of the shorter side to which images are scaled before the crop of `size`.
+        mean: mean of each channel, for images in 0..1.
+        std: standard deviation of each channel, for images in 0..1.
+        cuts: the modules at which it can be cut in two, lowest first; see `tammes.models.backbones.cuts`.
+        default_cut: the default cut.
+        depths: two modules whose inputs are features for methods that use several depths.
+        form: the form of the network, for those that have several.
+        resized: whether `size` differs from the published size.
     """
 
     network: nn.Module
@@ -48,12 +48,14 @@ class Backbone:
 def measured(
     network: nn.Module, size: int, shorter_side: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Backbone:
-    """The backbone of a network that says nothing itself: its features and where it can be cut are found out."""
+    """The Backbone of any network: number of features, cuts and depths are determined by a forward pass."""
     cuts, was_training = cut_points(network), network.training
     features, above = shares_above(network.eval(), torch.zeros(1, len(mean), size, size), cuts)
     network.train(was_training)
     if features.ndim != 2:
-        raise UserError(f"the backbone gives features of shape {tuple(features.shape)}; one vector an image is needed.")
+        raise UserError(
+            f"the backbone gives features of shape {tuple(features.shape)}; one vector per image is needed."
+        )
     return Backbone(
         network,
         features.shape[1],

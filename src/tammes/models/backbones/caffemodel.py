@@ -1,4 +1,4 @@
-"""Reading the weights of a Caffe network: as much of the protocol buffers' format as that takes."""
+"""Read the weights of a Caffe network: a minimal parser of the protocol buffers format."""
 
 from collections.abc import Iterator
 from math import prod
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from tammes.errors import UserError
 
-# Field numbers of caffe.proto. A network has its layers in one of two forms; the older has other numbers inside.
+# Field numbers of caffe.proto: the current form of layers and the legacy form.
 _LAYERS = {100: {"name": 1, "blobs": 7}, 2: {"name": 4, "blobs": 6}}
 _BLOB_LEGACY_SHAPE, _BLOB_DATA, _BLOB_SHAPE, _SHAPE_SIZES = (1, 2, 3, 4), 5, 7, 1
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # how the value of a field is written
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # wire types
 
 
 def read_caffemodel(file: Path) -> dict[str, Tensor]:
     """The tensors of a .caffemodel as "LAYER.weight" and "LAYER.bias", in float32.
 
     Raises:
-        UserError: it is no Caffe model, or not a whole one.
+        UserError: it is not a Caffe model, or incomplete.
     """
     try:
         tensors: dict[str, Tensor] = {}
@@ -30,7 +30,7 @@ def read_caffemodel(file: Path) -> dict[str, Tensor]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} as a Caffe model: {error}.") from error
     if not tensors:
-        raise UserError(f"cannot read {file} as a Caffe model: it holds no weights.")
+        raise UserError(f"cannot read {file} as a Caffe model: it has no weights.")
     return tensors
 
 
@@ -43,7 +43,7 @@ def _layer(data: memoryview, *, name: int, blobs: int) -> dict[str, Tensor]:
             elif number == blobs:
                 found.append(_blob(value))
     kinds = ("weight", "bias", *(f"blob{index}" for index in range(2, len(found))))
-    # The older form writes a bias as (1, 1, 1, outputs).
+    # The legacy form stores a bias as (1, 1, 1, outputs).
     return {
         f"{called}.{kind}": tensor.reshape(-1) if kind == "bias" else tensor
         for kind, tensor in zip(kinds, found, strict=False)
@@ -80,7 +80,7 @@ def _sizes(data: memoryview) -> Iterator[int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message one after the other: their numbers, and an integer or bytes."""
+    """The fields of a message: number, and an integer or bytes."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -102,7 +102,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, lowest first, and the place after it."""
+    """A variable-length integer (seven bits per byte, lowest first), and the position after it."""
     value = 0
     for index in range(10):  # 64 bits
         if place + index >= len(data):

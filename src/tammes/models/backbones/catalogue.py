@@ -1,4 +1,4 @@
-"""The pretrained networks: input size, dimension, and which weights are on this machine."""
+"""The catalogue of pretrained networks: input size, dimension, and whether their weights are on this machine."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from tammes.io.environment import cache_folder
 from tammes.models.backbones import OURS, backbone, timm_names, torchvision_names
 from tammes.models.backbones.weights import googlenet_file_name, hub_file
 
-# Of timm's thousand, those to try first; docs/guides/choose-a-backbone.md says when.
+# The timm networks to try first; see docs/guides/choose-a-backbone.md.
 SUGGESTED = (
     "timm:vit_small_patch14_dinov2.lvd142m",
     "timm:vit_base_patch16_clip_224.openai",
     "timm:convnext_tiny.in12k_ft_in1k",
     "timm:mobilenetv4_conv_small.e2400_r224_in1k",
 )
-MOST = 60  # networks that are built, without memory for their weights, to say what they are
+MOST = 60  # default limit of networks that are built (without memory for weights) to list them
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Entry:
     """A pretrained network.
 
     Attributes:
-        dim: how many features it gives.
-        size: height and width of its images.
-        parameters: without a classifier.
+        dim: number of features.
+        size: height and width of its input.
+        parameters: number of weights without the classifier.
         here: whether its weights are on this machine.
     """
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 def names_with(word: str = "") -> list[str]:
-    """The networks with a word in their names; without one, ours and those to try first."""
+    """The networks with this word in their names; without a word, those to try first."""
     if not word:
         return [name for name in OURS if name != "conv4"] + list(SUGGESTED)
     ours = [name for name in OURS if name != "conv4"]
@@ -51,13 +51,13 @@ def names_with(word: str = "") -> list[str]:
     if not found:
         raise UserError(
             f"no network has {word!r} in its name. `tammes models` lists those to try first; hf-hub:owner/name and"
-            " open_clip:MODEL/TAG are taken as they are."
+            " open_clip:MODEL/TAG can also be used."
         )
     return found
 
 
 def entry(name: str) -> Entry | None:
-    """What a network is, without memory for its weights; None where it gives no vector of an image."""
+    """The entry of a network, without memory for its weights; None if it gives no vector per image."""
     try:
         with torch.device("meta"):
             made = backbone(name)
@@ -68,7 +68,7 @@ def entry(name: str) -> Entry | None:
 
 
 def weights_here(name: str) -> bool:
-    """Whether the published weights of a network are on this machine, so that nothing is downloaded."""
+    """Whether the published weights of a network are on this machine."""
     library, _, plain = name.rpartition(":")
     if name == "googlenet":
         return googlenet_file_name(cache_folder()) is not None

@@ -1,4 +1,4 @@
-"""The small convolutional network of few-shot learning: four blocks, for grey images of 28 x 28."""
+"""Conv4, the small convolutional network of few-shot learning, for grey images of 28 x 28."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""Cutting a network in two: the lower part is frozen and runs once per image, the upper part is trained."""
+"""Cut a network in two: the lower part is frozen and runs once per image, the upper part is trained."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,21 +13,21 @@ from torch import Tensor, fx, nn
 
 from tammes.errors import UserError
 
-SHARE_ABOVE = 0.25  # of the computation, at most: what the place that is used if none is named leaves to be trained
+SHARE_ABOVE = 0.25  # the largest share of the computation above the default cut
 _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.MultiheadAttention)
 
 
 def cut(network: nn.Module, at: str) -> tuple[nn.Module, nn.Module]:
-    """The network as (below, above): above(below(images)) is network(images), and above begins with the part `at`.
+    """The network as (below, above): above(below(images)) is network(images), and above begins with the module `at`.
 
-    Both have the very parameters, buffers and parts of the network, under the same names. Each has its own
-    `train()` and `eval()`: batch normalisation below the cut stays as it is if `below` is in evaluation mode.
+    Both share the parameters, buffers and modules of the network, under the same names. Each has its own `train()` and
+    `eval()`: batch normalisation below the cut does not change while `below` is in evaluation mode.
 
     Args:
-        at: the name of a part as `named_modules()` has it: "layer4", "features.24".
+        at: the name of a module as in `named_modules()`: "layer4", "features.24".
 
     Raises:
-        UserError: no such part, or more than one tensor goes past that place, or …; it says where to cut instead.
+        UserError: no such module, or more than one tensor crosses the cut, or …; the message lists possible cuts.
     """
     names = [name for name, _ in network.named_modules() if name]
     if at not in names:
@@ -44,9 +44,9 @@ def cut(network: nn.Module, at: str) -> tuple[nn.Module, nn.Module]:
 
 
 def cut_points(network: nn.Module) -> tuple[str, ...]:
-    """Where a network can be cut, lowest first: its parts, and the parts of those that are mere sequences of parts.
+    """The modules at which a network can be cut, lowest first, including the children of sequences.
 
-    Left out: what has no weights or only those of a normalisation, and places with nothing below them.
+    Without modules that have no weights or only those of a normalisation, and without those at the very beginning.
     """
     return tuple(_points(network, ""))
 
@@ -54,7 +54,7 @@ def cut_points(network: nn.Module) -> tuple[str, ...]:
 def shares_above(
     network: nn.Module, images: Float[Tensor, "batch channels height width"], points: tuple[str, ...]
 ) -> tuple[Float[Tensor, "batch ..."], dict[str, float]]:
-    """What the network gives, and how much of the computation that takes lies above each of these cut points."""
+    """The output of the network, and the share of its computation above each cut point."""
     done, before = 0, dict.fromkeys(points, 0)
 
     def count(module: nn.Module, _: object, output: Any) -> None:
@@ -78,25 +78,25 @@ def shares_above(
 
 
 def default_cut(above: dict[str, float]) -> str | None:
-    """The lowest cut point above which lies at most a quarter of the computation; the highest, if more lies above all.
+    """The lowest cut point with at most a quarter of the computation above it; otherwise the highest.
 
-    That is the last stage of a residual network, the last three layers of twelve of a transformer.
+    For a residual network that is the last stage, for a transformer the last three of twelve layers.
     """
     return next((name for name, share in above.items() if share <= SHARE_ABOVE), next(reversed(above), None))
 
 
 def default_depths(above: dict[str, float]) -> tuple[str, ...]:
-    """The lowest cut points above which lie at most two thirds and one third of the computation; () if they are one."""
+    """The lowest cut points with at most two thirds and one third of the computation above; () if they coincide."""
     found = [next((name for name, share in above.items() if share <= most), None) for most in (2 / 3, 1 / 3)]
     return tuple(name for name in found if name is not None) if len(set(found)) == 2 and None not in found else ()
 
 
 class _CannotCutError(Exception):
-    """Why a network cannot be cut at some place."""
+    """The reason why a network cannot be cut at a module."""
 
 
 class _Called(nn.Module):
-    """The network called with images alone, so that whatever else it could be given is left at its default."""
+    """Calls the network with images only, so that other arguments keep their defaults."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Called(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Looks only into the parts that contain the place of the cut: the others need not be traceable."""
+    """Traces only into the modules that contain the cut; the others need not be traceable."""
 
     def __init__(self, entered: set[str], whole: tuple[Callable[..., Any], ...]) -> None:
         super().__init__(autowrap_functions=whole)
@@ -119,13 +119,13 @@ class _Tracer(fx.Tracer):
 
 @dataclass(frozen=True)
 class _Computation:
-    """What a network computes, step by step, and the parts and tensors by the names that the steps have for them."""
+    """The traced steps of a network, and its modules and tensors by the names used in the steps."""
 
     steps: list[fx.Node]
     parts: dict[str, Any]
 
     def constants(self) -> set[fx.Node]:
-        """The steps that do not depend on the images: tensors, and what is computed from nothing else."""
+        """The steps that do not depend on the images: tensors, and computations from tensors only."""
         found: set[fx.Node] = set()
         for node in self.steps:
             inputs = node.all_input_nodes
@@ -135,7 +135,7 @@ class _Computation:
         return found
 
     def with_constants(self, steps: list[fx.Node]) -> list[fx.Node]:
-        """These steps, and of the constants those that they use."""
+        """These steps, and the constants that they use."""
         constants = self.constants()
         needed = {node for node in steps if node not in constants}
         for node in reversed(self.steps):
@@ -145,7 +145,7 @@ class _Computation:
 
 
 def _multiplications(module: nn.Module, output: Any) -> int:
-    """By the weights of a convolution or linear layer; attention's, without those of tokens by one another."""
+    """Multiplications of a convolution, linear or attention layer (without the products of tokens)."""
     first: Tensor = output[0] if isinstance(output, tuple) else output
     if isinstance(module, nn.MultiheadAttention):
         return 4 * int(module.embed_dim) * first.numel()
@@ -154,7 +154,7 @@ def _multiplications(module: nn.Module, output: Any) -> int:
 
 
 def _traced(network: nn.Module, parent: str) -> _Computation:
-    """In terms of the parts of `parent` and of everything beside it."""
+    """Trace the network down to the children of `parent`."""
     entered = ["network"]
     for name in parent.split(".") if parent else ():
         entered.append(f"{entered[-1]}.{name}")
@@ -164,7 +164,7 @@ def _traced(network: nn.Module, parent: str) -> _Computation:
         with _mode([called.get_submodule(name) for name in entered], training):
             try:
                 graph = _Tracer(set(entered), _to_leave_whole(network)).trace(called)
-            except Exception as error:  # whatever the network's own code raises when it is given no real images
+            except Exception as error:  # the network's own code may raise anything during tracing
                 reason = str(error).partition("\n")[0]
                 raise _CannotCutError(f"its computation cannot be traced ({reason}).") from error
         text, parts = str(graph), {}
@@ -175,14 +175,14 @@ def _traced(network: nn.Module, parent: str) -> _Computation:
                 parts[node.target] = part
         found.append((text, _Computation(list(graph.nodes), parts)))
     (one, learning), (other, computation) = found
-    # Such as functional.dropout, or noise: the halves would be in one mode for ever, and have one noise.
+    # For example functional.dropout or noise, which tracing would freeze.
     if one != other or not all(_is_same(part, learning.parts[name]) for name, part in computation.parts.items()):
-        raise _CannotCutError("what it computes outside its parts depends on whether it is in training, or on chance.")
+        raise _CannotCutError("its computation outside of its modules depends on the training mode, or is random.")
     return computation
 
 
 def _to_leave_whole(network: nn.Module) -> tuple[Callable[..., Any], ...]:
-    """Functions that look at what they are given and so cannot be traced: timm has a list of its own."""
+    """Functions that cannot be traced, as listed by timm."""
     if not type(network).__module__.startswith("timm."):
         return ()
     from timm.models import get_notrace_functions
@@ -191,13 +191,13 @@ def _to_leave_whole(network: nn.Module) -> tuple[Callable[..., Any], ...]:
 
 
 def _is_same(one: nn.Module | Tensor, other: nn.Module | Tensor) -> bool:
-    """The same thing, or constants of the same values that the network made on its way."""
+    """Whether they are the same object, or tensors with the same values."""
     return one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other))
 
 
 @contextmanager
 def _mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
-    """These modules, and not their parts, in training or not."""
+    """Set the mode of these modules, but not of their children."""
     before = [module.training for module in modules]
     try:
         for module in modules:
@@ -209,28 +209,28 @@ def _mode(modules: list[nn.Module], training: bool) -> Iterator[None]:
 
 
 def _parted(computation: _Computation, at: str) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
-    """The steps before the part `at`, the one of them whose value is used later, and the steps from that part on.
+    """The steps before the module `at`, the one of them whose value crosses the cut, and the steps from `at` on.
 
-    Constants, such as weights and positions, are among the steps of whichever side uses them.
+    Constants, such as weights and position embeddings, are on the side that uses them.
     """
     steps = computation.steps
     calls = [index for index, node in enumerate(steps) if node.op == "call_module" and node.target == at]
     if len(calls) != 1:
-        raise _CannotCutError(f"it is called {len(calls)} times, where once is needed.")
+        raise _CannotCutError(f"it is called {len(calls)} times instead of once.")
     before, after = steps[: calls[0]], steps[calls[0] :]
     values = set(before) - computation.constants()
     entering = {used for node in after for used in node.all_input_nodes if used in values}
     if len(entering) != 1:
-        raise _CannotCutError(f"{len(entering)} tensors go past that place, where one is needed.")
-    # A part on both sides would have one mode for two halves; weights on both would be frozen and trained.
+        raise _CannotCutError(f"{len(entering)} tensors cross the cut instead of one.")
+    # A module on both sides would have one mode for two halves; weights on both sides would be frozen and trained.
     before, after = computation.with_constants(before), computation.with_constants(after)
     if _what_trains(computation, before) & _what_trains(computation, after):
-        raise _CannotCutError("parts or weights are used both before it and after it.")
+        raise _CannotCutError("modules or weights are used both before and after it.")
     return before, entering.pop(), after
 
 
 def _what_trains(computation: _Computation, steps: list[fx.Node]) -> set[int]:
-    """The parts and weights that these steps use, by identity; a buffer, such as positions, may be on both sides."""
+    """The ids of the modules and parameters that these steps use; buffers may be on both sides."""
     used = [computation.parts[str(node.target)] for node in steps if node.op in ("call_module", "get_attr")]
     weights = [weight for part in used if isinstance(part, nn.Module) for weight in part.parameters()]
     return {id(each) for each in (*used, *weights) if isinstance(each, nn.Module | nn.Parameter)}
@@ -271,7 +271,7 @@ def _points(network: nn.Module, parent: str) -> Iterator[str]:
 
 
 def _has_stages(part: nn.Module, network: nn.Module) -> bool:
-    """Whether to look for places inside: a sequence, or what holds one with most of the network's weights."""
+    """Whether to look for cuts inside: a sequence, or a module whose child sequence has most of the weights."""
     if type(part) is nn.Sequential:
         return True
     sequences = [inside for inside in part.children() if type(inside) in (nn.Sequential, nn.ModuleList)]

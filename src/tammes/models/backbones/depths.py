@@ -1,4 +1,4 @@
-"""Features from several depths of a network, pooled, in addition to those of its end."""
+"""Pooled features from several depths of a network, in addition to its final features."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from tammes.models.pooling import Pool, pool_layer
 
 
 class Depths:
-    """A network as a row of stages: what enters the first -> the pooled maps between them, and the features of the end.
+    """A network as a sequence of stages: input -> pooled feature maps between the stages, and the final features.
 
-    It has the very parts of the network, and is no module itself: weights are saved, moved and trained under the
+    It uses the modules of the network and is not a module itself: weights are saved, moved and trained under the
     network's own names.
 
     Args:
-        at: the parts that the stages after the first begin with, lowest first: what enters them is what is pooled.
-        pool: how a map becomes a vector.
+        at: the modules with which the stages after the first begin, lowest first: their inputs are pooled.
+        pool: how feature maps are pooled.
     """
 
     def __init__(self, network: nn.Module, at: Sequence[str], pool: Pool) -> None:
@@ -32,12 +32,12 @@ class Depths:
         self.stages.append(rest)
 
     def __call__(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
-        """The features of all depths, one after the other; the network's own are the last."""
+        """The concatenated features of all depths; the network's final features are the last."""
         return torch.cat(self._features(inputs), dim=1)
 
     @torch.no_grad()
     def sizes(self, channels: int, size: int) -> list[int]:
-        """How many features each depth has, of images of so many channels and this height and width."""
+        """The number of features of each depth, for images of this size."""
         modes = [(part, part.training) for stage in self.stages for part in stage.modules()]
         for stage in self.stages:
             stage.eval()
@@ -54,7 +54,7 @@ class Depths:
         return found
 
     def from_cut(self, at: str) -> tuple[nn.Module, "Depths"]:
-        """The network below a cut, and the rest with all its depths; the cut must not be above the lowest of them."""
+        """The network below a cut, and the rest with all depths; the cut must not be above the lowest depth."""
         above = Depths.__new__(Depths)
         above.at, above.pool, above.pools_what_enters = self.at, self.pool, at == self.at[0]
         if above.pools_what_enters:
@@ -64,7 +64,7 @@ class Depths:
             below, first = cut(self.stages[0], at)
         except UserError as error:
             raise UserError(
-                f"features are taken from what enters {self.at[0]}, so nothing above it can be the cut: {at!r}. "
+                f"the input of {self.at[0]} is used as features, so the cut cannot be above it: {at!r}. "
                 f"Use `cut={self.at[0]!r}` or lower."
             ) from error
         above.stages = [first, *self.stages[1:]]
@@ -73,8 +73,8 @@ class Depths:
     def _pooled(self, maps: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch channels"]:
         if maps.ndim != 4:
             raise UserError(
-                "features are taken from maps (channels, height, width), and between the parts of this network there"
-                f" is {tuple(maps.shape[1:])}. Use a convolutional backbone: googlenet, resnet18, …"
+                "features are taken from maps (channels, height, width), and this network has"
+                f" {tuple(maps.shape[1:])} there. Use a convolutional backbone: googlenet, resnet18, …"
             )
         pooled: Tensor = pool_layer(self.pool)(maps)
         return pooled.flatten(1)

@@ -1,7 +1,8 @@
 """GoogLeNet as published: the network of the paper and of most results in this field.
 
-Szegedy et al., Going deeper with convolutions, 2015, in the form whose weights everyone uses (BVLC's, in Caffe).
-torchvision's `googlenet` is another network: batch normalisation, 3 x 3 instead of 5 x 5, no response normalisation.
+Szegedy et al., Going deeper with convolutions, 2015, in the form of the usual weights (BVLC's, for Caffe).
+torchvision's `googlenet` is a different network: batch normalisation, 3 x 3 instead of 5 x 5, no response
+normalisation.
 """
 
 from collections import OrderedDict
@@ -28,13 +29,13 @@ BLOCKS = {
 }
 CUTS = ("conv2_reduce", *(f"inception_{name}" for name in BLOCKS))
 DEFAULT_CUT = "inception_5a"
-DEPTHS = ("inception_4b", "inception_4e")  # what enters them comes out of 4a and 4d, as Yuan et al. (2017) have it
+DEPTHS = ("inception_4b", "inception_4e")  # their inputs are the outputs of 4a and 4d, as in Yuan et al. (2017)
 
 
 class GoogLeNet(nn.Sequential):
     """RGB images (batch, 3, height, width), 0 to 255 minus the mean, -> (batch, 1024).
 
-    No classifier, side heads or dropout: 5,973,552 weights. Random ones are drawn as Caffe draws them.
+    Without classifier, auxiliary classifiers and dropout: 5,973,552 weights, initialised as in Caffe.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class GoogLeNet(nn.Sequential):
 
 
 class Convolution(nn.Conv2d):
-    """A convolution and the ReLU after it."""
+    """A convolution followed by ReLU."""
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")  # Caffe's "xavier": of variance 1 / inputs
@@ -73,7 +74,7 @@ class Convolution(nn.Conv2d):
 
 
 class Inception(nn.Module):
-    """Four branches side by side: 1 x 1; 3 x 3 and 5 x 5, each on fewer channels; 3 x 3 max-pooling, projected."""
+    """Four parallel branches: 1 x 1; 3 x 3 and 5 x 5 after a reduction; 3 x 3 max-pooling with a projection."""
 
     def __init__(
         self, inputs: int, one: int, three_reduce: int, three: int, five_reduce: int, five: int, project: int
@@ -116,7 +117,7 @@ _CAFFE_BEGINNING = {"conv1/7x7_s2": "conv1", "conv2/3x3_reduce": "conv2_reduce",
 
 
 def from_caffe(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under our names, for RGB: Caffe's first convolution takes blue, green, red."""
+    """Rename Caffe's tensors to our names, and reorder the first convolution from BGR to RGB."""
 
     def renamed(name: str) -> str:
         layer, _, kind = name.rpartition(".")

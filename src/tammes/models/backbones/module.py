@@ -1,4 +1,4 @@
-"""A network of the caller's own: any nn.Module from images to vectors or maps."""
+"""Custom backbones: any nn.Module from images to vectors or feature maps."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -10,12 +10,12 @@ from tammes.errors import UserError, check_whole
 from tammes.models.backbones.base import Backbone, measured
 from tammes.models.pooling import Pool, exchange_pool, pool_layer
 
-OWN = "module:"  # begins the name of such a network, which no file can make again
-_LIKE = "size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225) for a network of ImageNet"
+OWN = "module:"  # prefix of the name of a custom backbone, which no file can rebuild
+_LIKE = "For an ImageNet network: size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)"
 
 
 class Pooled(nn.Module):
-    """A network that gives maps, with a pooling over all places behind it."""
+    """A network of feature maps followed by global pooling."""
 
     def __init__(self, network: nn.Module, pool: Pool) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Pooled(nn.Module):
 
 
 def name_of(module: nn.Module) -> str:
-    """What a network of the caller's own is called in a run."""
+    """The name of a custom backbone in a run."""
     return f"{OWN}{type(module).__name__}"
 
 
@@ -43,12 +43,13 @@ def of_module(
     """A copy of a module as a backbone.
 
     Args:
-        module: (batch, channels, height, width) -> (batch, features), or maps (batch, channels, height, width), which
-            are averaged, or pooled as `pool` says.
-        size: height and width of its images; by default as timm's configuration says, if it is a network of timm.
-        mean: of each channel, for images in 0..1; one number or one entry: grey images. Likewise from timm.
-        std: likewise.
-        shorter_side: what images are scaled to before the crop; by default 256 / 224 of `size`, or as timm says.
+        module: (batch, channels, height, width) -> (batch, features), or feature maps (batch, channels, height, width),
+            which are pooled by `pool` (by default their mean).
+        size: height and width of its input; for a timm model by default from its configuration.
+        mean: mean of each channel, for images in 0..1; a single number for grey images. Default as for `size`.
+        std: standard deviation of each channel. Default as for `size`.
+        shorter_side: the length to which the shorter side is scaled before the crop; by default 256 / 224 of `size`, or
+            from timm's configuration.
     """
     if isinstance(getattr(module, "pretrained_cfg", None), dict):
         from timm.data.config import resolve_model_data_config
@@ -59,9 +60,7 @@ def of_module(
         mean, std = wants["mean"] if mean is None else mean, wants["std"] if std is None else std
     missing = [name for name, given in (("size", size), ("mean", mean), ("std", std)) if given is None]
     if missing:
-        raise UserError(
-            f"{type(module).__name__} does not say what images it wants: give {', '.join(missing)}. {_LIKE}."
-        )
+        raise UserError(f"the input of {type(module).__name__} is unknown: give {', '.join(missing)}. {_LIKE}.")
     assert size is not None
     check_whole("size", size)
     shorter_side = shorter_side or round(size * 256 / 224)
@@ -69,7 +68,7 @@ def of_module(
         raise UserError(f"shorter_side must be at least size={size}, got {shorter_side}.")
     means, stds = _channels("mean", mean), _channels("std", std)
     if len(means) != len(stds):
-        raise UserError(f"mean has {len(means)} channels and std {len(stds)}: give as many for each.")
+        raise UserError(f"mean has {len(means)} channels and std {len(stds)}: they must have the same number.")
     if not all(each > 0 for each in stds):
         raise UserError(f"std must be above 0, got {std}.")
     network = deepcopy(module)
@@ -89,13 +88,13 @@ def _channels(name: str, given: float | Sequence[float] | None) -> tuple[float, 
 
 @torch.no_grad()
 def _output(network: nn.Module, images: Tensor) -> Tensor:
-    """What the network gives for blank images, if it is vectors or maps."""
+    """The output of the network for blank images; UserError unless it is vectors or feature maps."""
     was_training, what = network.training, type(network).__name__
     given = "x".join(map(str, images.shape))
     try:
         found = network.eval()(images)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{what} does not take images of {given}: {error}") from error
+        raise UserError(f"{what} does not accept images of {given}: {error}") from error
     finally:
         network.train(was_training)
     if not isinstance(found, Tensor):

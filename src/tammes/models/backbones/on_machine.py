@@ -1,4 +1,4 @@
-"""What to type when nothing can be downloaded: the weights that are on this machine."""
+"""Advice for machines without a network connection: the weights that are on this machine."""
 
 from pathlib import Path
 
@@ -11,25 +11,25 @@ _SHOWN = 5
 
 
 def advice_without_network(name: str) -> str:
-    """Which weights are on this machine, those of this network first, and what to type to use them.
+    """A sentence that names the weights on this machine, those of this network first, and how to use them.
 
-    Looks into the caches of tammes, torch and Hugging Face, the folder that one is in, and `weights` in it.
+    Looks into the caches of tammes, torch and Hugging Face, the current folder and its subfolder `weights`.
     """
     names, files = _cached_names(), _files()
     own = next((file for file in files if _plain(name) in file.name.lower()), None)
     if own is not None:
-        return f" A file of this machine may be of it: `weights={str(own)!r}`."
+        return f" This file may have its weights: `weights={str(own)!r}`."
     if names:
         return f" Networks whose weights are on this machine: {_listed(names)}. Name one of them instead."
     if files:
         listed = _listed([str(file) for file in files])
-        return f" Files of weights on this machine: {listed}. Name one, and the network that it is of: `weights=FILE`."
+        return f" Files of weights on this machine: {listed}. Use one with its network: `weights=FILE`."
     looked = ", ".join(str(folder) for folder in _folders())
-    return f" No weights are on this machine, in {looked} or the cache of Hugging Face."
+    return f" There are no weights on this machine, in {looked} or the cache of Hugging Face."
 
 
 def _plain(name: str) -> str:
-    """What a file of a network's weights has in its name: without the library, the owner and the tag."""
+    """The plain name of a network, without library, owner and tag, as in the names of weight files."""
     return name.rpartition(":")[2].rpartition("/")[2].partition(".")[0].lower()
 
 
@@ -44,13 +44,13 @@ def _folders() -> list[Path]:
 
 
 def _files() -> list[Path]:
-    """Files of weights that are no download of a library's: those are found by the names of their networks."""
+    """Files of weights that were not downloaded by a library."""
     here = [file for folder in (_folders()[0], *_folders()[2:]) if folder.is_dir() for file in sorted(folder.iterdir())]
     return [file for file in here if file.suffix.lower() in SUFFIXES and file.is_file()]
 
 
 def _cached_names() -> list[str]:
-    """The networks whose published weights torch or Hugging Face have downloaded before."""
+    """The networks whose published weights are in the cache of torch or Hugging Face."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from torchvision import models
 

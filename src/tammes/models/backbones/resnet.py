@@ -1,12 +1,12 @@
-"""Residual networks up to the mean over the image: the usual backbones of today.
+"""Residual networks without classifier.
 
-He et al., Deep residual learning for image recognition, 2016; the stride of a bottleneck in its 3 x 3 convolution, as
-is usual since. They are torchvision's to the last bit: its names of weights, its random weights under the same seed.
-They stand here because torchvision, when it is imported, imports torch's compiler, and each command with the network of
-most users would wait for it (docs/decisions/0016-own-residual-networks.md).
+He et al., Deep residual learning for image recognition, 2016, with the stride of a bottleneck in its 3 x 3 convolution
+(v1.5). They equal torchvision's bit for bit: names of weights, and random weights with the same seed. We have our own
+because importing torchvision imports torch's compiler, which would delay every command
+(docs/decisions/0016-own-residual-networks.md).
 
-Networks with bottlenecks also come in their original form, which Keras has: the stride in the first 1 x 1 convolution.
-Names and shapes are the same, so nothing but the word of whoever made a file of weights tells the two apart.
+Networks with bottlenecks also exist in the original form (v1), which Keras has: the stride is in the first 1 x 1
+convolution. Names and shapes of weights are the same, so the two forms cannot be told apart from a file.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ Form = Literal["torchvision", "keras"]
 
 
 class Kind(NamedTuple):
-    """How deep each of the four layers is, of which blocks; and what `cuts` finds in the network."""
+    """The depths of the four stages, the kind of block, and the cuts of the network."""
 
     depths: tuple[int, int, int, int]
     narrow: bool
@@ -44,7 +44,7 @@ KINDS = {
 }
 
 
-FORMS = tuple(name for name, kind in KINDS.items() if kind.narrow)  # those of them that come in two forms
+FORMS = tuple(name for name, kind in KINDS.items() if kind.narrow)  # networks that exist in two forms
 
 
 class ResNet(nn.Sequential):
@@ -68,14 +68,14 @@ class ResNet(nn.Sequential):
             parts[f"layer{number + 1}"] = nn.Sequential(*blocks)
         super().__init__(parts | {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()})
         self.features = inputs
-        nn.Linear(inputs, 1000)  # torchvision draws a classifier here: the same seed gives the same weights
+        nn.Linear(inputs, 1000)  # torchvision draws a classifier here; needed for the same weights with the same seed
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class _Block(nn.Module):
-    """Two 3 x 3 convolutions, or one between two of 1 x 1 if the middle is narrow, beside a way past them."""
+    """A residual block: two 3 x 3 convolutions, or a bottleneck (1 x 1, 3 x 3, 1 x 1) if `narrow`."""
 
     def __init__(self, inputs: int, width: int, *, stride: int, narrow: bool, form: Form) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Block(nn.Module):
             past = _convolution(inputs, self.outputs, 1, stride)
             self.downsample = nn.Sequential(past, nn.BatchNorm2d(self.outputs))
 
-    def forward(self, maps: Any) -> Any:  # a Tensor, or what stands for one while a place to cut is looked for
+    def forward(self, maps: Any) -> Any:  # a Tensor, or a proxy while the network is traced
         past = maps if self.downsample is None else self.downsample(maps)
         maps = self.relu(self.bn1(self.conv1(maps)))
         maps = self.bn2(self.conv2(maps))
@@ -104,7 +104,7 @@ class _Block(nn.Module):
 
 
 def from_keras(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors for RGB: the first convolution of Keras' networks takes blue, green, red."""
+    """Reorder the first convolution of Keras' networks from BGR to RGB."""
     return {name: tensor.flip(1) if name == "conv1.weight" else tensor for name, tensor in tensors.items()}
 
 

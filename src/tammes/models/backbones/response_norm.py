@@ -1,4 +1,4 @@
-"""Local response normalisation across channels, as GoogLeNet has it, several times as fast as torch's on a CPU."""
+"""Local response normalisation of GoogLeNet, several times as fast as torch's on a CPU."""
 
 import torch
 from jaxtyping import Float
@@ -7,15 +7,15 @@ from torch.nn import functional
 
 from tammes.geometry import refuse_second_derivative
 
-SIZE, ALPHA, BETA = 5, 1e-4, 0.75  # of AlexNet, GoogLeNet and Caffe; the kernel below is written for these
+SIZE, ALPHA, BETA = 5, 1e-4, 0.75  # as in AlexNet, GoogLeNet and Caffe; the code below depends on these values
 _SHARE = ALPHA / SIZE
 
 
 class ResponseNorm(nn.Module):
-    """x / (1 + alpha / 5 * the sum of squares over the 5 channels around it) ** 0.75.
+    """x / (1 + alpha / 5 * the sum of squares over the 5 neighbouring channels) ** 0.75.
 
-    The same as `torch.nn.functional.local_response_norm(x, 5, 1e-4, 0.75, 1)`, which takes 6 to 8 times as long on one
-    core, forward and backward, and keeps several tensors of its input's size for the backward: this keeps the input.
+    Equals `torch.nn.functional.local_response_norm(x, 5, 1e-4, 0.75, 1)`, which takes 6 to 8 times as long on one core,
+    forward and backward, and stores several tensors for the backward where this stores only the input.
     """
 
     def forward(
@@ -23,14 +23,14 @@ class ResponseNorm(nn.Module):
     ) -> Float[Tensor, "batch channels height width"]:
         if torch.compiler.is_compiling():  # compiled or exported: a loop over the batch would be unrolled
             return functional.local_response_norm(images, SIZE, ALPHA, BETA, 1.0)
-        with torch.autocast(images.device.type, enabled=False):  # a square does not fit in half precision
+        with torch.autocast(images.device.type, enabled=False):  # squares overflow in half precision
             wide = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
             result: Tensor = _Normalised.apply(wide)
         return result.to(images.dtype)
 
 
 class _Normalised(torch.autograd.Function):
-    """One image at a time on a CPU: its temporaries stay in the processor's cache. The backward computes them again."""
+    """One image at a time on a CPU, so that temporaries stay in the processor cache; recomputed in the backward."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, images: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class _Normalised(torch.autograd.Function):
         for part in _parts(images):
             base = _base(images[part])
             direct = _scale(base).mul_(grad[part])
-            # A channel is also in the base of its neighbours: d base ** -0.75 = -0.75 * base ** -1.75 * 2 * share * x.
+            # A channel is also in its neighbours' base: d base ** -0.75 = -0.75 * base ** -1.75 * 2 * share * x.
             through_bases = _over_window((direct * images[part]).div_(base))
             torch.addcmul(direct, images[part], through_bases, value=-2 * BETA * _SHARE, out=result[part])
         return result
@@ -70,7 +70,7 @@ def _scale(base: Tensor) -> Tensor:
 
 
 def _over_window(values: Tensor) -> Tensor:
-    """Of each channel, the sum over it and the two on either side, as far as they exist."""
+    """For each channel, the sum over it and up to two channels on either side."""
     total = values.clone()
     for step in range(1, SIZE // 2 + 1):
         total[:, step:] += values[:, :-step]

@@ -1,7 +1,7 @@
-"""VGG-16 up to its last convolution, and the maximum over the image: the network of the paper's larger experiments.
+"""VGG-16 up to its last convolution, with global max pooling: the network of the paper's larger experiments.
 
-Simonyan and Zisserman, Very deep convolutional networks, 2015. The two layers of 4,096 on top, nine tenths of its
-weights, are not there.
+Simonyan and Zisserman, Very deep convolutional networks, 2015, without the two layers of 4,096 outputs, which have nine
+tenths of its weights.
 """
 
 import re
@@ -18,7 +18,7 @@ DEPTHS = ("conv4", "conv5")
 
 
 class VGG16(nn.Sequential):
-    """RGB images (batch, 3, height, width) -> (batch, 512). Random weights are drawn as torchvision draws them."""
+    """RGB images (batch, 3, height, width) -> (batch, 512). Initialised as in torchvision."""
 
     def __init__(self) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -28,7 +28,7 @@ class VGG16(nn.Sequential):
             for _ in range(depth):
                 block += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
                 inputs = width
-            if name != "conv5":  # the maximum over the image follows it
+            if name != "conv5":  # followed by global max pooling
                 block.append(nn.MaxPool2d(2))
             layers[name] = nn.Sequential(*block)
         super().__init__(layers | {"pool5": nn.AdaptiveMaxPool2d(1), "flatten": nn.Flatten()})
@@ -40,7 +40,7 @@ class VGG16(nn.Sequential):
 
 
 def from_torchvision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under our names. torchvision numbers the layers of all blocks through: features.24 is conv5.0."""
+    """Rename torchvision's tensors to our names: features.24 is conv5.0."""
     ours: dict[int, str] = {}
     start = 0
     for name, (_, depth) in BLOCKS.items():

@@ -1,4 +1,4 @@
-"""The weights of a network: from a file, or those that were trained on ImageNet."""
+"""Load the weights of a network: from a file, or those trained on ImageNet."""
 
 import logging
 import re
@@ -22,18 +22,18 @@ GOOGLENET_URL = "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel"
 _GOOGLENET_FILES = ("googlenet.safetensors", "bvlc_googlenet.caffemodel")
 GOOGLENET_CHECKSUM = "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
 
-# What files have on top of the features: classifiers, and side heads that only see ImageNet's classes.
+# Names of tensors that are ignored in files: classifiers and auxiliary classifiers.
 _CLASSIFIER = re.compile(r"(fc|classifier|heads?|aux1|aux2|AuxLogits|loss\d+)[./]")
 _EMBEDDER = ("backbone.", "penultimate.", "class_layer.")
 
 
 def form_of(backbone: str, weights: str | Path, form: Form | None = None) -> Form | None:
-    """Which form of a network this is to be: as was said, or as its file of weights says; None where there is but one.
+    """The form of a network: as given, or from the metadata of its safetensors file (`form: keras`).
 
-    A file says it in the metadata of its safetensors (`form: keras`).
+    None for a network that has only one form.
 
     Raises:
-        UserError: nobody says it, or a network that has one form only was to have another.
+        UserError: the form is unknown, or was given for a network that has only one.
     """
     if form is not None and form not in get_args(Form):
         raise UserError(f"unknown form {form!r} of weights. Known: {', '.join(get_args(Form))}.")
@@ -42,20 +42,20 @@ def form_of(backbone: str, weights: str | Path, form: Form | None = None) -> For
             raise UserError(f"`weights_form` is for {', '.join(FORMS)}, not for {backbone}: leave it out.")
         return None
     if str(weights) == "imagenet" and form == "keras":
-        raise UserError("`weights='imagenet'` are torchvision's: leave out `weights_form='keras'`, or give a file.")
+        raise UserError("`weights='imagenet'` are torchvision's: leave out `weights_form='keras'`, or use a file.")
     if form is None and str(weights) not in ("imagenet", "none"):
         form = _said_form(Path(weights))
         if form is None:
             raise UserError(
-                f"{weights} does not say which form of {backbone} its weights are of, and the wrong one would spoil"
-                " them: add `weights_form='torchvision'`, or `weights_form='keras'` for the original one (stride in the"
-                " first 1 x 1 convolution of a stage; blue, green, red)."
+                f"the form of {backbone} in {weights} is unknown, and the wrong form gives wrong features: add"
+                " `weights_form='torchvision'`, or `weights_form='keras'` for the original form (stride in the first"
+                " 1 x 1 convolution of a stage; BGR)."
             )
     return form or "torchvision"
 
 
 def _said_form(file: Path) -> Form | None:
-    """The form that a file of weights says it is of."""
+    """The form in the metadata of a safetensors file; None if there is none."""
     if file.suffix.lower() != ".safetensors" or not file.is_file():
         return None
     from safetensors import SafetensorError, safe_open
@@ -63,34 +63,34 @@ def _said_form(file: Path) -> Form | None:
     try:
         with safe_open(file, framework="pt") as opened:
             said = (opened.metadata() or {}).get("form")
-    except (SafetensorError, OSError):  # who reads its tensors says what is wrong with it
+    except (SafetensorError, OSError):  # reported when its tensors are read
         return None
     return next((form for form in get_args(Form) if form == said), None)
 
 
 def load_weights(network: nn.Module, file: Path, form: Form | None = None) -> None:
-    """Put the weights of a file into a network: all of them or, if they do not fit, none.
+    """Load the weights of a file into a network; if they do not fit, the network is unchanged.
 
-    The file is .safetensors, .pt or .pth (nothing in it is executed), or for googlenet .caffemodel. Names are the
-    network's own, an Embedder's, torchvision's for vgg16, Caffe's for googlenet. A classifier in it is left out.
+    The file is .safetensors, .pt or .pth (no code in it is executed), or for googlenet .caffemodel. Tensor names are
+    the network's own, an Embedder's, torchvision's for vgg16, or Caffe's for googlenet. A classifier is ignored.
 
     Args:
-        form: that of the network, of those that have several.
+        form: the form of the network, if it has several.
 
     Raises:
-        UserError: no such file, not a whole one, or of another network or form.
+        UserError: the file does not exist, is damaged, or is of another network or form.
     """
     said = _said_form(file)
     if None not in (form, said) and form != said:
-        raise UserError(f"{file} says that its weights are of the form {said}, not {form}: leave out `weights_form`.")
+        raise UserError(f"the weights in {file} have the form {said}, not {form}: leave out `weights_form`.")
     tensors = _tensors(file)
     put_weights(network, from_keras(tensors) if form == "keras" else tensors, str(file))
 
 
 def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Put tensors into a network, likewise; `source` is where they come from, for the error."""
+    """Load tensors into a network; `source` names them in errors."""
     given, own = _under_our_names(network, tensors), network.state_dict()
-    # Older files lack the counter of batch normalisation, which only matters if its momentum is None.
+    # Older files lack num_batches_tracked, which only matters if momentum is None.
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in given if name not in own and not _CLASSIFIER.match(name)]
     misshapen = [
@@ -106,19 +106,19 @@ def put_weights(network: nn.Module, tensors: Mapping[str, Tensor], source: str) 
     if wrong:
         raise UserError(
             f"the weights of {source} do not fit the network {type(network).__name__}. Tensors {'; '.join(wrong)}."
-            " Give the file of this network, or the `backbone` of this file."
+            " Use the file of this network, or the `backbone` of this file."
         )
     network.load_state_dict(own | {name: tensor for name, tensor in given.items() if name in own})
 
 
 def googlenet_file_name(cache: Path) -> Path | None:
-    """The file of GoogLeNet's ImageNet weights in the cache folder, if it is there."""
+    """The file of GoogLeNet's ImageNet weights in the cache folder, if it exists."""
     files = [cache / "weights" / name for name in _GOOGLENET_FILES]
     return next((file for file in files if file.exists()), None)
 
 
 def googlenet_file() -> Path:
-    """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if it is not there."""
+    """The file of GoogLeNet's ImageNet weights in the cache folder, downloaded if necessary."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
@@ -129,7 +129,7 @@ def googlenet_file() -> Path:
     caffe = cache_folder() / "weights" / _GOOGLENET_FILES[1]
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
     try:
-        # On stderr, and only on a terminal: what a program reads stays as it is.
+        # On stderr, and only on a terminal, so that stdout stays machine-readable.
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("downloading GoogLeNet's weights", total=None)
             return fetch(
@@ -140,14 +140,14 @@ def googlenet_file() -> Path:
             )
     except UserError as error:
         raise UserError(
-            f"no ImageNet weights for googlenet: {error} Or give a file of them: `weights=FILE`."
+            f"no ImageNet weights for googlenet: {error} Or use a file: `weights=FILE`."
             f"{advice_without_network('googlenet')}"
         ) from error
 
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """Other libraries log each attempt and each failure, which are said in our words at the end."""
+    """Silence the logs of other libraries, whose failures are reported by our own errors."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -158,10 +158,10 @@ def without_logs() -> Iterator[None]:
 
 @contextmanager
 def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None]:
-    """What goes wrong while another library downloads ImageNet weights is said in our words.
+    """Turn the errors of another library's download of weights into a UserError.
 
     Args:
-        place: where that library looks for the file before it downloads it.
+        place: where that library looks for the file before downloading it.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -178,7 +178,7 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
 
 
 def hub_file(url: str) -> Path:
-    """Where torch keeps what it downloads from this address."""
+    """The file in torch's cache for this URL."""
     return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
 
 
@@ -194,14 +194,14 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return read_caffemodel(file)
     try:
         content = _safetensors(file) if file.suffix.lower() == ".safetensors" else _torch_file(file)
-    except Exception as error:  # each library has its own kinds, and a corrupt file raises any of them
+    except Exception as error:  # a corrupt file may raise any error
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise UserError(f"cannot read the weights in {file}: {reason}.") from error
-    for key in ("state_dict", "model"):  # where a training program keeps them beside other things
+    for key in ("state_dict", "model"):  # keys in the checkpoints of training programs
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(f"cannot read the weights in {file}: it is not a table of tensors by their names.")
+        raise UserError(f"cannot read the weights in {file}: it is not a dictionary of tensors.")
     return dict(content)
 
 

@@ -1,7 +1,7 @@
-"""What is trained: modules (images, labels) -> {name: scalar}; and what is more than a loss, one file a method.
+"""Objectives: modules (images, labels) -> {name: scalar}; and methods that are more than a loss, one file each.
 
-Such a method is a module (features (batch, features), labels, embedder) -> {"loss": scalar, …}: it sees what the
-backbone gives, and the layers of the embedder on top of it.
+Such a method is a module (features (batch, features), labels, embedder) -> {"loss": scalar, …}: it uses the features of
+the backbone and the layers of the embedder on top of it.
 """
 
 from tammes.losses import METHODS as OF_LOSSES
@@ -21,10 +21,10 @@ METHODS: dict[str, Method] = {**OF_LOSSES, **MORE_THAN_LOSSES}
 
 
 def find_method(name: str, miner: str | None = None, base: str | None = None) -> Method:
-    """A method by its name: one of METHODS, or pml: and the name of one of pytorch-metric-learning.
+    """A method by its name: one of METHODS, or pml:NAME for a loss of pytorch-metric-learning.
 
     Args:
-        base: what it is built on, for one that is more than a loss; None: the loss of its own paper.
+        base: the loss that hdc, bier, daml or dvml is built on; None for that of its own paper.
     """
     method = METHODS[name] if name in MORE_THAN_LOSSES and miner is None else find_loss(name, miner, METHODS)
     return method.built_on(base)

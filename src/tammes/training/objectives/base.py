@@ -1,4 +1,4 @@
-"""What a method that is more than a loss is built on: the loss of its own paper, or the discriminative loss."""
+"""The base loss of hdc, bier, daml and dvml: the loss of their own paper, or the discriminative loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Base:
     """The loss that a method is built on.
 
     Attributes:
-        name: as `--base` has it.
-        make: length of an embedding -> the loss for it; None where the method has the loss itself.
+        name: the value of `--base`.
+        make: dimension of an embedding -> the loss for it; None if the method implements the loss itself.
     """
 
     name: str
@@ -23,9 +23,9 @@ class Base:
 
 
 class ClassLayer(nn.Module):
-    """The discriminative loss behind a class layer of its own: (embeddings, labels) -> scalar.
+    """The discriminative loss with its own class layer: (embeddings, labels) -> scalar.
 
-    The paper's two layers on top of each other, as in the Embedder; a method with several heads has one on each.
+    The paper's two layers as in the Embedder; a method with several heads has one on each.
     """
 
     def __init__(self, dim: int, loss: DiscriminativeLoss) -> None:
@@ -41,5 +41,5 @@ class ClassLayer(nn.Module):
     def per_image(
         self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
     ) -> Float[Tensor, " batch"]:
-        """The value of each image, whose mean is the loss."""
+        """The loss of each image."""
         return self.loss.per_image(self.layer(embeddings), labels)

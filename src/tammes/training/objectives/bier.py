@@ -1,4 +1,4 @@
-"""BIER: heads of one layer, each trained by what those before it get wrong."""
+"""BIER: an ensemble of heads, each trained on the pairs that the heads before it get wrong (boosting)."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -10,7 +10,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import checked_batch, full_precision, normalise, typical_length
+from tammes.geometry import checked_batch, full_precision, normalise, rms_norm
 from tammes.losses.method import Method
 from tammes.models.embedder import Embedder
 from tammes.models.heads import parted
@@ -20,20 +20,20 @@ Form = Literal["shrinkage", "eta"]
 _ALPHA, _BETA, _COST, _SHRINKAGE = 2.0, 0.5, 25.0, 0.06
 # 5e-5 and 1e5 of the authors' script, in units of features of norm 47, as those of GoogLeNet.
 _DIVERSITY, _UNIT_WEIGHTS = 250.0, 0.02
-_START = 0.5  # the ensemble's activation before the first head, of the released code
-_NEGATIVES = 2.0  # how much more a negative pair weighs from the second head on, of the released code
+_START = 0.5  # the ensemble's activation before the first head, as in the released code
+_NEGATIVES = 2.0  # factor on the weight of negative pairs from the second head on, as in the released code
 
 
 class BIER(nn.Module):
     """Boosting independent embeddings robustly, of Opitz, Waltner, Possegger and Bischof (ICCV 2017).
 
-    The layer is parted into heads, each scaled to unit length. For the cosine s of a pair of a head, and m = 1 for two
-    images of one class, -cost for two classes, the activation is a = alpha (s - beta) m and the binomial deviance is
+    The embedding layer is split into heads, each normalised. For the cosine s of a pair in a head, and m = 1 for a
+    positive pair, -cost for a negative pair, the activation is a = alpha (s - beta) m and the binomial deviance is
 
         log(1 + exp(-a))
 
-    The loss is the mean over heads of the sum over ordered pairs of w times the deviance, the positive pairs divided
-    by their number, the negative ones by theirs; as in the released code an image and itself count in the number of
+    The loss is the mean over heads of the sum over ordered pairs of w times the deviance, positive pairs divided by
+    their number, negative pairs by theirs; as in the released code, an image with itself counts in the number of
     positive pairs, but not in the sum. The weights w are 1 for the first head, and for the others the negative slope
     of the deviance at the ensemble's activation A so far, 1 / (1 + exp(A)), without a gradient:
 
@@ -43,32 +43,32 @@ class BIER(nn.Module):
 
     "shrinkage" is the released code, "eta" the text of the paper.
 
-    On the discriminative loss there are images instead of pairs, and each head has a class layer of its own. The loss
-    is the mean over heads and images of w times the value of the image, where w is 1 for the first head, and for the
-    others D / (mean of D) without a gradient: D is how far above its least possible value the loss of the image was in
-    the heads before, averaged as A in "eta". Not the slope: that of a distance by the similarity grows towards the
-    centroid, so it would give the best placed images the largest weight. Weights in proportion to the distance that is
-    left are those of boosting for regression (AdaBoost.R2, Drucker 1997). This combination is ours.
+    With the discriminative loss as base, images take the place of pairs, and each head has its own class layer. The
+    loss is the mean over heads and images of w times the loss of the image, where w is 1 for the first head, and for
+    the others D / (mean of D) without a gradient: D is the excess of the image's loss over its minimum in the heads
+    before, averaged as A in "eta". The slope is not used: it grows towards the centroid, so it would give the best
+    placed images the largest weight. Weights proportional to the remaining error are those of boosting for regression
+    (AdaBoost.R2, Drucker 1997). This combination is ours.
 
-    The second part, "diversity", keeps the heads from learning the same. It trains the layer only:
+    The second part, "diversity", keeps the heads from becoming alike. It trains the embedding layer only:
 
         diversity * (activation loss + unit_weights * mean over rows w of the layer of (|w|² - 1)²)
 
-    The activation loss is that of the heads' outputs as they are, in units of the features' root mean squared length,
-    so that the weight does not depend on the network. The other term keeps the layer from escaping by shrinking. The
-    weights are those of the authors' script, in these units for features of norm 47. It has them with its other way to
-    diversity, a network that is trained to tell one head's outputs from another's; that is not here.
+    The activation loss is that of the heads' outputs without normalisation, in units of the features' root mean square
+    norm, so that the weight does not depend on the network. The other term prevents the layer from shrinking. The
+    weights are those of the authors' script, converted to these units for features of norm 47. The script's other way
+    to diversity, an adversarial network, is not implemented.
 
     Args:
         base: "deviance", or "discriminative".
-        heads: lengths of the heads.
+        heads: sizes of the heads.
         form: which of the two.
-        alpha: how steep the deviance is.
-        beta: the cosine at which it turns.
-        cost: how much steeper it is for negative pairs.
-        shrinkage: how much of a head's activation goes into that of the ensemble.
+        alpha: slope of the deviance.
+        beta: the cosine at which the activation is 0.
+        cost: factor on the slope for negative pairs.
+        shrinkage: weight of a head's activation in that of the ensemble.
         diversity: the weight of the second part; 0 leaves it out.
-        unit_weights: within it, that of the rows' lengths.
+        unit_weights: within it, the weight of the term of the row norms.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class BIER(nn.Module):
     def _diversity(self, features: Tensor, embedder: Embedder) -> Tensor:
         layers = [each for each in embedder.penultimate.modules() if isinstance(each, nn.Linear)]
         if not all(each.weight.requires_grad for each in layers):
-            raise UserError("diversity trains the penultimate layer, which `keep_init` keeps as it is: drop one.")
+            raise UserError("diversity trains the embedding layer, which `keep_init` freezes: drop one.")
         outputs = full_precision(embedder.penultimate(features.detach()))
         with torch.autocast(outputs.device.type, enabled=False):
-            outputs = outputs / typical_length(features)
+            outputs = outputs / rms_norm(features)
             rows = torch.cat([full_precision(each.weight).square().sum(1) for each in layers])  # (dim,)
             penalty = (rows - 1).square().mean()
             return self.diversity * (activation_loss(parted(outputs, self.heads)) + self.unit_weights * penalty)
@@ -180,7 +180,7 @@ def deviance(
     cost: float,
     shrinkage: float,
 ) -> Float[Tensor, ""]:
-    """The boosted binomial deviance, as a mean over heads; a kind of pairs that the batch does not have counts 0."""
+    """The boosted binomial deviance, as a mean over heads; without positive (or negative) pairs their part is 0."""
     with torch.autocast(labels.device.type, enabled=False):
         heads = [normalise(head) for head in heads]
         same = (labels[:, None] == labels).to(heads[0].dtype)  # (batch, batch)
@@ -203,7 +203,7 @@ def deviance(
 
 
 def weighed(values: Sequence[Float[Tensor, " batch"]], minima: Sequence[float]) -> Float[Tensor, ""]:
-    """The mean over heads and images of the values, each image weighed by how much the heads before have left.
+    """The mean of the values over heads and images, each image weighted by the remaining error of the heads before.
 
     >>> values = [torch.tensor([3.0, 1.0]), torch.tensor([2.0, 4.0])]
     >>> weighed(values, [0.0, 0.0]).item()
@@ -220,7 +220,7 @@ def weighed(values: Sequence[Float[Tensor, " batch"]], minima: Sequence[float]) 
 def activation_loss(heads: Sequence[Float[Tensor, "batch _"]]) -> Float[Tensor, ""]:
     """The sum over pairs of heads f, g of the mean over images and coordinates a, b of (f[a] g[b])².
 
-    The mean over a and b is the product of the two means of squares: no product of coordinates is formed.
+    The mean over a and b is computed as the product of the two means of squares.
     """
     squares = torch.stack([full_precision(head).square().mean(1) for head in heads])  # (heads, batch)
     pairs = [(squares[first] * squares[second]).mean() for first, second in combinations(range(len(heads)), 2)]
@@ -228,14 +228,14 @@ def activation_loss(heads: Sequence[Float[Tensor, "batch _"]]) -> Float[Tensor, 
 
 
 def by_size(sizes: tuple[int, ...]) -> tuple[float, ...]:
-    """How much each head counts in the embedding: its part of the length."""
+    """The weight of each head in the embedding: its share of the dimensions."""
     return tuple(size / sum(sizes) for size in sizes)
 
 
 METHOD = Method(
     loss=BIER,
     title="BIER",
-    summary="heads of one layer, each trained by the pairs that those before it get wrong",
+    summary="an ensemble of heads, each trained on the pairs that those before it get wrong",
     equation=(
         "mean over heads of the sum over pairs of  w log(1 + exp(-alpha (s - beta) m)) / number of its kind\n"
         "m = 1 (one class), -cost (two classes);  w = slope of the deviance at what the heads before add up to\n"

@@ -1,4 +1,4 @@
-"""Deep adversarial metric learning: a generator makes the negatives that the embedder learns from."""
+"""Deep adversarial metric learning: a generator creates synthetic hard negatives."""
 
 from itertools import pairwise
 
@@ -8,57 +8,57 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tammes.errors import UserError, unknown_name
-from tammes.geometry import checked_batch, normalise, squared_distances_of_rows, typical_length
+from tammes.geometry import checked_batch, normalise, paired_squared_distances, rms_norm
 from tammes.losses.method import Method
 from tammes.losses.mining import checked_margin, mean_or_zero, pairs_in_order
 from tammes.models.embedder import Embedder
 from tammes.training.objectives.base import Base
 
-_PENALTY = 0.002  # of the squared lengths, as the N-pair loss has it
+_PENALTY = 0.002  # weight of the squared norms, as in the N-pair loss
 
 
 class DAML(nn.Module):
-    """Deep adversarial metric learning (Duan et al., CVPR 2018): hard negatives are made where the batch has none.
+    """Deep adversarial metric learning (Duan et al., CVPR 2018): a generator creates hard negatives.
 
-    Of each class the first and second image of the batch are a pair of anchor a and positive p, so are the third and
-    fourth, …; the negative n of a pair is the positive of the next pair of another class, after the last the first. A
-    generator of three layers makes of the features of the three those of a synthetic negative ñ. It learns to make it
-    near the anchor, not far from the negative, and in the embedding no farther from the anchor than the positive is:
+    The first and second image of each class in the batch are a pair of anchor a and positive p, so are the third and
+    fourth, …; the negative n of a pair is the positive of the next pair of another class, cyclically. From the features
+    of the three, a generator of three layers creates those of a synthetic negative ñ. It is trained to place ñ near the
+    anchor, not far from the negative, and in the embedding no farther from the anchor than the positive:
 
         generator   |ñ - a|² + to_negative |ñ - n|² + adversarial [D²(ñ, a) - D²(p, a) - margin]+
 
-    with [t]+ = max(0, t), D the distance in the embedding, and |·| that of features. The embedder learns to tell it
-    apart all the same, by the loss that the method is built on:
+    with [t]+ = max(0, t), D the distance in the embedding, and |·| that of features. The embedder is trained to
+    separate it from the anchor, by the loss that the method is built on:
 
         npair            log(1 + sum over ñ_j of other classes of exp(a · ñ_j - a · p)) + 0.002 / 4 (|a|² + |p|²)
         triplet          [D²(a, p) - D²(a, ñ) + margin]+
         discriminative   its mean over a, p and ñ, which has the class of n
 
-    Embeddings are scaled to unit length for D; with the N-pair loss only by what is typical of the batch. Neither of
-    the two learns from the other's part: the generator sees features, and weights of the embedder, as constants, and so
-    does the embedder see ñ.
+    Embeddings are normalised for D; with the N-pair loss they are only divided by the root mean square norm of the
+    batch. Gradients are separate: features and the embedder's weights are constants for the generator, ñ is one for the
+    embedder.
 
-    The authors train the embedder first, then the generator, then both. Here the first two run side by side: in the
-    first epochs, `warm_up` of all, the embedder has the real negatives n in place of ñ. The last epoch is never one of
-    them, so training of a single epoch has no warm-up; nor has the module alone, before it is told of an epoch.
+    The authors train the embedder first, then the generator, then both. Here the first two stages run in parallel: in
+    the first epochs, a share `warm_up` of all, the embedder uses the real negatives n instead of ñ. The last epoch is
+    never one of them, so a training of one epoch has no warm-up; neither has the module before `begin` is called.
 
-    Ours: the generator's features are divided by their root mean squared length in the batch, and what it makes is
-    multiplied by it; so are embeddings that are not of unit length. So the three terms weigh the same against each
-    other whatever the backbone.
+    Our addition: the generator's features are divided by their root mean square norm in the batch, and its output is
+    multiplied by it; likewise embeddings that are not normalised. So the relative weight of the three terms does not
+    depend on the backbone.
 
-    A batch without two pairs of different classes has no negatives: there the generator's part is 0, and so is the
-    triplet loss; the N-pair loss keeps its penalty, the discriminative loss takes the images as they are.
+    A batch without two pairs of different classes has no negatives: the generator's part and the triplet loss are then
+    0, the N-pair loss keeps its penalty, and the discriminative loss uses all images.
 
     Args:
-        base: what it is built on: npair, triplet or discriminative.
-        features: how many the backbone gives.
-        dim: length of the embedding.
-        to_negative: the paper's λ1, how much ñ should be like a real negative. λ1, λ2 and α are from memory
-            of the paper.
-        adversarial: the paper's λ2, how much ñ should be mistaken for a positive.
-        margin: the paper's α, also of the triplet loss.
+        base: the base loss: npair, triplet or discriminative.
+        features: number of the backbone's features.
+        dim: dimension of the embedding.
+        to_negative: the paper's λ1, weight of the similarity of ñ to a real negative. λ1, λ2 and α are from memory of
+            the paper.
+        adversarial: the paper's λ2, weight of the adversarial term.
+        margin: the paper's α, also that of the triplet loss.
         hidden: units of each of the generator's two inner layers.
-        warm_up: the part of the epochs with real negatives, in [0, 1).
+        warm_up: the share of the epochs with real negatives, in [0, 1).
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class DAML(nn.Module):
         if hidden < 1:
             raise UserError(f"hidden must be at least 1, got {hidden}.")
         if not 0 <= warm_up < 1:
-            raise UserError(f"warm_up must be in [0, 1), the part of the epochs with real negatives, got {warm_up}.")
+            raise UserError(f"warm_up must be in [0, 1), the share of the epochs with real negatives, got {warm_up}.")
         self.on, self.to_negative, self.adversarial = base.name, to_negative, adversarial
         self.margin, self.warm_up = checked_margin(margin), warm_up
-        self.synthetic = True  # whether the embedder has synthetic negatives yet
+        self.synthetic = True  # whether the embedder uses synthetic negatives
         sizes = (3 * features, hidden, hidden, features)
         layers = [nn.Linear(*size) for size in pairwise(sizes)]
         for layer in layers:
@@ -99,7 +99,7 @@ class DAML(nn.Module):
             self.base = base.make(dim)
 
     def begin(self, epoch: int, epochs: int) -> None:
-        """Real or synthetic negatives, from which epoch it is, from 1, of how many."""
+        """Choose real or synthetic negatives for an epoch, from 1."""
         self.synthetic = epoch / epochs > self.warm_up  # not warm_up * epochs: 0.29 * 100 is below 29
 
     def forward(
@@ -111,14 +111,14 @@ class DAML(nn.Module):
         triplets = torch.stack([first, second, second[following]])[:, following >= 0]  # (3, triplets)
         with torch.autocast(features.device.type, enabled=False):
             outputs: Tensor = embedder.penultimate(features)  # (batch, dim)
-            length = typical_length(features)
+            length = rms_norm(features)
             given = features.detach()[triplets] / length  # (3, triplets, features)
             made = self.generator(torch.cat([*given], dim=1))  # (triplets, features)
             constant = {name: each.detach() for name, each in embedder.penultimate.named_parameters()}
             of_made = functional_call(embedder.penultimate, constant, (made * length,))  # (triplets, dim)
             compared = [outputs.detach()[triplets[0]], outputs.detach()[triplets[1]], of_made]
             if self.on == "npair":
-                compared = [each / typical_length(outputs) for each in compared]
+                compared = [each / rms_norm(outputs) for each in compared]
             else:
                 compared = [normalise(each) for each in compared]
             generator = generator_loss(
@@ -134,13 +134,13 @@ class DAML(nn.Module):
             if self.synthetic:
                 against = embedder.penultimate(made.detach() * length)
             loss = self._metric(outputs, labels, first, second, triplets, against)
-            # Zero times all outputs: a NaN is seen also in an image that is in no pair.
+            # Adding zero times all outputs exposes a NaN also in an image that is in no pair.
             return {"loss": loss + 0 * outputs.sum(), "generator": generator}
 
     def _metric(
         self, outputs: Tensor, labels: Tensor, first: Tensor, second: Tensor, triplets: Tensor, against: Tensor
     ) -> Tensor:
-        """The loss that it is built on, of the pairs and their negatives, real or synthetic."""
+        """The base loss of the pairs and their negatives, real or synthetic."""
         anchor, positive, negative = triplets
         if self.on == "npair":
             return npair_loss(outputs[first], outputs[second], against, labels[first], labels[negative])
@@ -159,12 +159,12 @@ class DAML(nn.Module):
 
 
 def negatives_in_order(labels: Integer[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-    """For each pair the next one of another class, after the last the first again; -1 where all are of one class.
+    """For each pair, the next pair of another class, cyclically; -1 if all are of one class.
 
     >>> negatives_in_order(torch.tensor([4, 4, 7, 2])).tolist()
     [2, 2, 3, 0]
     """
-    # Where a run of one class ends, the next pair is the negative of all in the run.
+    # The first pair after a run of one class is the negative of all pairs in the run.
     ends = (labels != labels.roll(-1)).nonzero().flatten()  # (runs,)
     if not len(ends):
         return torch.full_like(labels, -1, dtype=torch.int64)
@@ -184,13 +184,11 @@ def generator_loss(
     adversarial: float = 50.0,
     margin: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """What the generator minimises, as a mean over triplets: of features, and of their embeddings as they are given."""
-    hard = squared_distances_of_rows(synthetic, anchors)  # (triplets,)
-    real = squared_distances_of_rows(synthetic, negatives)  # (triplets,)
+    """The loss of the generator, as a mean over triplets of features and of their embeddings."""
+    hard = paired_squared_distances(synthetic, anchors)  # (triplets,)
+    real = paired_squared_distances(synthetic, negatives)  # (triplets,)
     farther = (
-        squared_distances_of_rows(of_synthetic, of_anchors)
-        - squared_distances_of_rows(of_positives, of_anchors)
-        - margin
+        paired_squared_distances(of_synthetic, of_anchors) - paired_squared_distances(of_positives, of_anchors) - margin
     )
     return mean_or_zero(hard + to_negative * real + adversarial * torch.relu(farther))
 
@@ -203,9 +201,7 @@ def triplet_loss(
     margin: float = 1.0,
 ) -> Float[Tensor, ""]:
     """The mean of [D²(a, p) - D²(a, n) + margin]+ over given triplets."""
-    nearer = squared_distances_of_rows(anchors, positives) - squared_distances_of_rows(
-        anchors, negatives
-    )  # (triplets,)
+    nearer = paired_squared_distances(anchors, positives) - paired_squared_distances(anchors, negatives)  # (triplets,)
     return mean_or_zero(torch.relu(nearer + margin))
 
 
@@ -216,12 +212,12 @@ def npair_loss(
     labels: Integer[Tensor, " pairs"],
     negative_labels: Integer[Tensor, " negatives"],
 ) -> Float[Tensor, ""]:
-    """The N-pair loss with negatives of their own, shared by all pairs of other classes."""
-    # In float64 as the N-pair loss itself: products of long vectors need the digits.
+    """The N-pair loss with separate negatives, shared by all pairs of other classes."""
+    # float64, as in the N-pair loss: products of long vectors need the precision.
     a, p = anchors.double(), positives.double()  # (pairs, dim)
     worse = a @ negatives.double().T - (a * p).sum(1, keepdim=True)  # (pairs, negatives)
     worse = worse.masked_fill(labels[:, None] == negative_labels, float("-inf"))
-    terms = torch.cat([torch.zeros_like(a[:, :1]), worse], dim=1).logsumexp(dim=1)  # (pairs,): zero is the 1
+    terms = torch.cat([torch.zeros_like(a[:, :1]), worse], dim=1).logsumexp(dim=1)  # (pairs,): exp(0) is the 1
     lengths = a.square().sum(1) + p.square().sum(1)  # (pairs,)
     return mean_or_zero(terms + _PENALTY / 4 * lengths).to(anchors.dtype)
 
@@ -229,7 +225,7 @@ def npair_loss(
 METHOD = Method(
     loss=DAML,
     title="DAML",
-    summary="negatives made by a generator, as hard as it can make them, in addition to the loss it is built on",
+    summary="synthetic hard negatives from a generator, in addition to the base loss",
     equation="the base's loss of (a, p, ñ), ñ = generator(a, p, n), which minimises the mean of\n"
     "  |ñ - a|² + to_negative |ñ - n|² + adversarial [D²(ñ, a) - D²(p, a) - margin]+",
     cost="B H (F + H), and its base",
@@ -237,8 +233,8 @@ METHOD = Method(
     takes=("base", "features", "dim"),
     on="features",
     bases={
-        # What the generator makes at first is nearly nothing, and has no length to be scaled by: it bears 0.001, and
-        # 0.01 where it is not scaled. Embeddings that are not of unit length bear much smaller rates only.
+        # The generator's first outputs are nearly zero and have no stable norm: normalised, they tolerate a learning
+        # rate of 0.001, otherwise 0.01. Embeddings that are not normalised tolerate only much smaller rates.
         "npair": {"images_per_class": 2, "initial_norm": 3.0, "lr": 0.1, "proxy_lr": 0.1},
         "triplet": {"images_per_class": 2, "proxy_lr": 0.01},
         "discriminative": {"images_per_class": 2, "proxy_lr": 0.01},

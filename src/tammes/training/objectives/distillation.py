@@ -1,4 +1,4 @@
-"""Keeps embeddings in place while new classes are learned, so that an old gallery still answers."""
+"""Distillation: keeps the embeddings of old classes in place, so that an old gallery can still be searched."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from torch import Tensor
 class Hold:
     """The mean over a batch of  weight * |x - x_old|²,  for images of old classes; 0 for the others.
 
-    Linear in the images, like the discriminative loss: it may be computed in pieces.
+    A mean over independent images, like the discriminative loss, so it can be computed in pieces.
 
     Attributes:
-        embed: inputs -> the unit vectors that the old network gives them.
-        old: whether each class is one of those that the old network was trained on.
-        weight: of the term.
+        embed: inputs -> unit vectors of the old network.
+        old: whether the old network was trained on each class.
+        weight: weight of the term.
     """
 
     embed: Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""HDC: heads at three depths of the network, each trained by harder examples than the one before."""
+"""HDC: heads at three depths of the network, each trained on harder examples than the one before."""
 
 from collections.abc import Sequence
 from math import ceil, floor
@@ -18,38 +18,38 @@ from tammes.training.objectives.base import Base
 
 Form = Literal["cascade", "released"]
 _MARGIN = 1.0
-_NEGATIVES = 10.0  # what a negative pair of the released form counts, as published
-_DIGITS = 6  # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001
+_NEGATIVES = 10.0  # weight of a negative pair in the released form, as published
+_DIGITS = 6  # rounding before ceil and floor: 0.29 * 100 is 28.999999999999996, 0.07 * 100 is 7.000000000000001
 
 
 class HDC(nn.Module):
     """The hard-aware deeply cascaded embedding of Yuan, Yang and Zhang (ICCV 2017): a sum over three heads.
 
-    Each head has features from another depth of the network. The first, the shallowest, is trained by all pairs, the
-    second and the third by the hardest `second` and `third` of them. For the distance d of a pair of unit vectors of a
-    head, and [t]+ = max(0, t):
+    Each head uses features from another depth of the network. The first, the shallowest, is trained on all pairs, the
+    second and the third on the hardest fractions `second` and `third` of them. For the distance d of a pair of unit
+    vectors of a head, and [t]+ = max(0, t):
 
-        form        two of one class   of two classes       a head ranks                       and is the mean over
-        cascade     d²                 [margin - d]+²       what the head before has kept      all that it keeps
-        released    d²                 10 [margin - d²]+    all pairs, negatives listed twice  what is above 0 of it
+        form        positive pair      negative pair        a head ranks                       and averages over
+        cascade     d²                 [margin - d]+²       the pairs that the last head kept  the pairs that it keeps
+        released    d²                 10 [margin - d²]+    all pairs, negatives listed twice  those with a loss above 0
 
-    "cascade" is the paper's text: of each kind, positive and negative, the ceil(fraction * all pairs of the kind)
-    hardest are kept. "released" is the authors' code: positive pairs in one point are left out, and of each kind the
-    floor(fraction * count) hardest are kept. Where that is no pair at all their code divides 0 by 0; here the hardest
-    pair of each kind is then kept. Of pairs equally hard the first in the batch are kept; negatives beyond the margin,
-    which all cost 0, "cascade" ranks by their distance.
+    "cascade" is the paper's text: the hardest ceil(fraction * all pairs) of the positive and of the negative pairs are
+    kept. "released" is the authors' code: positive pairs that coincide are left out, and the hardest
+    floor(fraction * count) of each kind are kept. If that is no pair at all, their code divides 0 by 0; here the
+    hardest pair of each kind is kept. Of equally hard pairs, the first in the batch are kept; "cascade" ranks negatives
+    beyond the margin, which all cost 0, by their distance.
 
-    On the discriminative loss there are images instead of pairs: each head has a class layer of its own, and the
-    second and third see the ceil(fraction * batch) images of the largest value, of those that the head before has kept
-    ("cascade") or of all ("released"). That, and the mean over them, is ours.
+    With the discriminative loss as base, images take the place of pairs: each head has its own class layer, and the
+    second and third use the ceil(fraction * batch) images with the largest loss, of those that the head before kept
+    ("cascade") or of all ("released"). That, and the mean over them, is our choice.
 
     Args:
         base: "contrastive", or "discriminative".
-        heads: lengths of the three heads.
+        heads: sizes of the three heads.
         form: which of the two.
-        margin: of the negative pairs.
-        second: the fraction of the pairs, or images, that the second head is trained by.
-        third: that of the third, no more than `second`.
+        margin: margin of the negative pairs.
+        second: the fraction of the pairs, or images, on which the second head is trained.
+        third: that of the third head, at most `second`.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class HDC(nn.Module):
             raise unknown_name("form", form, get_args(Form))
         for name, fraction in (("second", second), ("third", third)):
             if not 0 < fraction <= 1:
-                raise UserError(f"{name} must be in (0, 1], the part that the {name} head sees, got {fraction}.")
+                raise UserError(f"{name} must be in (0, 1], the share that the {name} head sees, got {fraction}.")
         if third > second:
-            raise UserError(f"third must be no more than second, {second}, for each head sees less, got {third}.")
+            raise UserError(f"third must be at most second, which is {second}, got {third}.")
         if base.name == "discriminative" and margin != _MARGIN:
             raise UserError(f"margin is for pairs, and the discriminative loss has none: drop margin={margin}.")
         self.base, self.heads, self.form = base.name, tuple(heads), form
@@ -99,7 +99,7 @@ class HDC(nn.Module):
                     given = zip(heads, self.fractions, strict=True)
                     levels = [level(head, labels, fraction=part, margin=self.margin) for head, part in given]
                     loss = torch.stack(levels).sum()
-        return {"loss": loss + 0 * outputs.sum()}  # a NaN in what was not kept is not hidden either
+        return {"loss": loss + 0 * outputs.sum()}  # exposes a NaN also in pairs that were not kept
 
     def _of_images(self, heads: Sequence[Tensor], labels: Tensor) -> Tensor:
         kept, means = torch.arange(len(labels), device=labels.device), []
@@ -118,9 +118,9 @@ class HDC(nn.Module):
 
 
 def hardest(values: Float[Tensor, " values"], count: int) -> Int[Tensor, " hardest"]:
-    """Where the `count` largest values are, from first to last; of equal ones the first are taken.
+    """The indices of the `count` largest values, in ascending order; of equal values, the first.
 
-    A NaN counts as the largest: it is not left out.
+    A NaN counts as the largest, so it is never dropped.
     """
     return values.detach().sort(descending=True, stable=True).indices[:count].sort().values
 
@@ -132,7 +132,7 @@ def cascade(
     fractions: Sequence[float],
     margin: float,
 ) -> Float[Tensor, ""]:
-    """The sum over heads of the mean over the pairs that each keeps, of those that the head before has kept."""
+    """The sum over heads of the mean over the pairs that each keeps, out of those that the head before kept."""
     kinds = [positives(labels).triu().nonzero(), negatives(labels).triu().nonzero()]  # (pairs, 2) each
     counts, means = [len(kind) for kind in kinds], []
     for head, fraction in zip(heads, fractions, strict=True):
@@ -140,7 +140,7 @@ def cascade(
         apart = distances(unit, unit)  # (batch, batch)
         pull, push = (apart[kind[:, 0], kind[:, 1]] for kind in kinds)  # (positive pairs,), (negative pairs,)
         costs = [pull.square(), torch.relu(margin - push).square()]
-        # By the distance and not by its cost: negatives beyond the margin all cost 0, and the nearest is the hardest.
+        # Ranked by distance rather than cost, as negatives beyond the margin all cost 0.
         kept = [
             hardest(hard, ceil(round(fraction * count, _DIGITS)))
             for hard, count in zip((pull, -push), counts, strict=True)
@@ -153,7 +153,7 @@ def cascade(
 def level(
     outputs: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"], *, fraction: float, margin: float
 ) -> Float[Tensor, ""]:
-    """One head of the released form: the mean over the pairs above 0 of those that it keeps, of all pairs.
+    """One head of the released form: the mean of the losses above 0 over the pairs that it keeps, out of all pairs.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
     >>> round(level(points, torch.tensor([0, 0, 1]), fraction=1.0, margin=1.0).item(), 6)
@@ -173,17 +173,17 @@ def level(
 
 
 def last_counts_twice(sizes: tuple[int, ...]) -> tuple[float, ...]:
-    """How much each head counts in the embedding, as released."""
+    """The weight of each head in the embedding, as in the released code."""
     return (1.0,) * (len(sizes) - 1) + (2.0,)
 
 
 METHOD = Method(
     loss=HDC,
     title="HDC",
-    summary="heads at three depths of the network, each trained by the pairs that are hard for the one before",
+    summary="heads at three depths of the network, each trained on the pairs that are hard for the one before",
     equation=(
         "sum over heads k of the mean over its pairs of  |x_i - x_j|²  (one class),  [margin - |x_i - x_j|]+²  (two)\n"
-        "pairs of head k: all, the hardest half, the hardest fifth; of those of head k - 1 those it finds hardest"
+        "pairs of head k: all, the hardest half, the hardest fifth, each chosen from the pairs of head k - 1"
     ),
     cost="B² D + B² log B",
     reference="Yuan, Yang, Zhang (2017): Hard-Aware Deeply Cascaded Embedding. ICCV",
