@@ -1,4 +1,4 @@
-"""The cells of a benchmark: one training each, with a run folder, a result that is whole or not there, and a lock.
+"""The cells of a benchmark: one training each, with a run folder, an atomic result file, and a lock.
 
 Everything is in the folder, so that any number of processes can share the work, and one that is killed leaves nothing
 behind but a run to resume: the system frees its locks.
@@ -32,13 +32,13 @@ class Failed(TypedDict):
 
 
 class Recall(BesideRecall):
-    """Measures that the table can be made of."""
+    """The metrics of a table."""
 
     recall_at_1: float
 
 
 class Options(TypedDict):
-    """What of a run's options a table says of itself."""
+    """The options of a run that a table shows."""
 
     preset: str
     backbone: str
@@ -55,7 +55,7 @@ class Options(TypedDict):
 
 
 class Machine(TypedDict, total=False):
-    """What a cell was trained on."""
+    """The machine of a cell."""
 
     processor: str | None
     threads: int | None
@@ -109,8 +109,8 @@ class Cell:
 
     Attributes:
         seed: for the search that of the search.
-        quarter: the quarter of the training classes that validates; None for the table, whose cells see them all.
-        changes: what the search tries here.
+        quarter: the held-out quarter of the training classes; None for the table, which uses all training classes.
+        changes: the options that the search tries.
     """
 
     out: Path
@@ -150,7 +150,7 @@ class Cell:
         return RUNNING if self._is_claimed() else WAITING
 
     def result(self, layers: Sequence[str] = ()) -> dict[str, Any] | None:
-        """What was found, or the error; None if there is neither yet.
+        """The result, or the error; None if there is neither yet.
 
         Args:
             layers: that it must have been measured in, where it is of the table.
@@ -171,16 +171,16 @@ class Cell:
         return found
 
     def write(self, result: dict[str, Any]) -> None:
-        """The result, whole or not at all."""
+        """Write the result atomically."""
         write_atomically(self.file, json.dumps(result, indent=1, default=str).encode() + b"\n")
 
     def forget(self) -> None:
-        """Take the result away, so that the cell is waiting again."""
+        """Remove the result, so that the cell is waiting again."""
         self.file.unlink(missing_ok=True)
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
-        """Whether this process has the cell to itself now; it has until the end of the block, or its own."""
+        """Try to lock the cell until the end of the block. Yields whether that succeeded."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         with open_inside(self._lock) as file:
             yield lock(file) is not False
@@ -207,7 +207,7 @@ def table_cells(plan: Plan, out: Path) -> list[Cell]:
 
 
 def begin(plan: Plan, out: Path) -> None:
-    """Remember in the folder what its results are made with; methods and seeds may be added later, nothing changed."""
+    """Record in the folder what its results depend on; methods and seeds may be added later, but not changed."""
     if out.exists() and not (out / "plan.json").exists() and any(each.name != ".lock" for each in out.iterdir()):
         raise UserError(f"{out} exists and is not the folder of a benchmark. Choose another `out`.")
     out.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def begin(plan: Plan, out: Path) -> None:
 
 
 def _remembered(plan: Plan) -> dict[str, Any]:
-    """All that a result depends on, by a name for errors; as JSON has it."""
+    """Everything that a result depends on, by name, as JSON."""
     found: dict[str, Any] = {"data": plan.data, "layers": list(plan.layers), "train": plan.train}
     if plan.search is not None:
         # What is new in this list is left out where it is as it always was: older folders do not have it.

@@ -21,7 +21,7 @@ from tammes.errors import UserError
 
 
 def combinations(plan: Plan, out: Path, preset: str, method: Method) -> list[dict[str, Any]]:
-    """All that is tried for a method, as far as it is known yet; nothing where the plan has no search."""
+    """The combinations that are tried for a method so far; empty without a search."""
     if plan.search is None:
         return []
     rates = method.rates or plan.search.lr
@@ -32,7 +32,7 @@ def combinations(plan: Plan, out: Path, preset: str, method: Method) -> list[dic
 
 
 def beyond(rates: tuple[float, ...], best: float) -> float | None:
-    """The rate a step further where the best is the lowest or highest of several; otherwise None.
+    """One more rate beyond the best, if that is the lowest or highest of several; otherwise None.
 
     >>> beyond((0.01, 0.1, 1.0), 1.0), beyond((0.01, 0.1, 1.0), 0.01), beyond((0.01, 0.1, 1.0), 0.1)
     (10.0, 0.001, None)
@@ -66,7 +66,7 @@ def _cells(plan: Plan, out: Path, preset: str, method: Method, tried: list[dict[
 
 
 def chosen(plan: Plan, out: Path, preset: str, method: Method) -> dict[str, Any] | None:
-    """The combination that is best on validation classes; None as long as some are not measured.
+    """The best combination on the validation classes; None while some are not finished.
 
     A combination that failed on a quarter cannot win; an error if all failed.
     """
@@ -88,7 +88,7 @@ def chosen(plan: Plan, out: Path, preset: str, method: Method) -> dict[str, Any]
 
 
 def _best(plan: Plan, out: Path, preset: str, method: Method, tried: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The best of those that were tried; None as long as some are not measured, or if all failed."""
+    """The best of those that were tried; None while some are not finished, or if all failed."""
     cells = _cells(plan, out, preset, method, tried)
     if any(cell.state not in (DONE, FAILED) for cell in cells):
         return None

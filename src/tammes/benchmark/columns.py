@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Shown(NamedTuple):
-    """What stands in a cell of a table: words, the number to sort by, the paper's number, and whether it is marked."""
+    """A table cell: text, the number to sort by, the paper's number, and whether it is marked."""
 
     text: str = ""
     sort: float | None = None

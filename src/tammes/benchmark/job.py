@@ -1,4 +1,4 @@
-"""Runs a benchmark from its plan to its results, in one process or several."""
+"""Run a benchmark from its plan to its results, in one process or several."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tammes.io.files import open_inside
 
 @dataclass(frozen=True)
 class Job:
-    """A plan, where its data is and its results go, and which of its cells are asked for."""
+    """A plan with its data, its output folder, and the selected cells."""
 
     plan: Plan
     data: str
@@ -28,7 +28,7 @@ class Job:
     only: tuple[str, ...] = ()
 
     def cells(self) -> list[Cell]:
-        """Those that there are by now: a search may widen."""
+        """All current cells, as a search may widen."""
         return all_cells(self.plan, self.out, self.only)
 
     @property
@@ -45,13 +45,13 @@ def open_job(
     weights: str | None = None,
     only: tuple[str, ...] = (),
 ) -> Job:
-    """The benchmark that a file plans, with everything checked that can be before a cell runs.
+    """The job of a plan, validated before a cell runs.
 
     Args:
-        out: where it goes; by default runs/ and the name of the plan.
-        data: the folder that holds the data set, or of some the data set itself.
-        weights: what the backbone starts from, instead of what the plan says.
-        only: cells whose name contains one of these.
+        out: the output folder; by default runs/ and the name of the plan.
+        data: the folder that contains the data set, or for some the data set itself.
+        weights: initial weights of the backbone, instead of the plan's.
+        only: run only cells whose name contains one of these.
     """
     plan = read_plan(file)
     if weights is not None:
@@ -65,7 +65,7 @@ def open_job(
 
 
 def estimate(job: Job, jobs: int = 1) -> dict[str, Any]:
-    """What would run, and how many seconds it may take so many processes; `once` of them for the frozen layers."""
+    """The cells to run, and the expected seconds with this number of processes; `once` of them for frozen layers."""
     cells = job.cells()
     waiting, once, seconds, how = runnable(cells), 0.0, 0.0, "nothing to run"
     if waiting and any(cell.state == DONE for cell in cells):
@@ -80,10 +80,10 @@ def estimate(job: Job, jobs: int = 1) -> dict[str, Any]:
 
 
 def run_job(job: Job, words: list[str], *, jobs: int = 1, retry_failed: bool = False) -> dict[str, Any]:
-    """Run every cell that has no result; what results.json then holds.
+    """Run all cells without a result. Returns the content of results.json.
 
     Args:
-        words: of the command that works on the same benchmark, for the other processes.
+        words: the command line of the other processes.
         jobs: processes that share the work.
         retry_failed: run cells again that failed.
     """

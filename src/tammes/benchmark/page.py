@@ -1,4 +1,4 @@
-"""The page of a benchmark: its tables beside the paper's numbers, and its charts."""
+"""The report of a benchmark: its tables with the paper's numbers, and charts."""
 
 import math
 import os
@@ -46,7 +46,7 @@ _APART, _MEETS = "clear", "highest"
 def report_benchmark(
     folder: Path, out: Path | None = None, *, complexity: Path | None = None, overwrite: bool = False
 ) -> Path:
-    """Write the page about a benchmark; where it is.
+    """Write the report of a benchmark. Returns its path.
 
     Args:
         out: by default report.html in the folder, which is always replaced.
@@ -130,7 +130,7 @@ def _compared(results: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], f
 
 
 def _progress(cells: Sequence[Mapping[str, Any]]) -> str:
-    """How many trainings have a result, and what became of the others."""
+    """The number of trainings with a result, and the state of the others."""
     states = Counter(cell["state"] for cell in cells)
     done, failed = states[DONE], states[FAILED]
     waiting = len(cells) - done - failed
@@ -141,7 +141,7 @@ def _progress(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _finding(rows: Sequence[Row]) -> str:
-    """The highest R@1 of the last epoch, and how sure that is; empty without a result."""
+    """The highest R@1 of the last epoch with its uncertainty; empty without a result."""
     ranked = _ranked([row for row in _of_last_epoch(rows) if row.method != UNTRAINED], HEADLINE)
     if not ranked:
         return ""
@@ -241,7 +241,7 @@ def _marks(rows: Sequence[Row], measure: str) -> list[str]:
 
 
 def _meet(one: Figure, other: Figure) -> bool | None:
-    """Whether two intervals overlap; None where one of them is not known."""
+    """Whether two intervals overlap; None if one of them is unknown."""
     if one.half is None or other.half is None:
         return None
     return abs(one.mean - other.mean) <= one.half + other.half
@@ -252,12 +252,12 @@ def _of_last_epoch(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ranked(rows: Sequence[Row], measure: str) -> list[Row]:
-    """Those that have the measure, the highest first."""
+    """The rows with this metric, the highest first."""
     return sorted((row for row in rows if measure in row.measures), key=lambda row: -row.measures[measure].mean)
 
 
 def _names(rows: Sequence[Row]) -> dict[str, str]:
-    """Name of a row -> what it is called here: without the layer if there is only one."""
+    """The displayed names of rows: without the layer if there is only one."""
     return {row.name: replace(row, layer="").name if _only_layer(rows) else row.name for row in rows}
 
 
@@ -333,7 +333,7 @@ def _times(tables: Mapping[str, Sequence[Row]], cells: Sequence[Mapping[str, Any
 
 
 def _accuracy_over_time(rows: Sequence[Row], trained: Sequence[Row], where: str, paper: str | None) -> Markup:
-    """R@1 over the minutes to train, ours and, as far as the paper has both, the paper's."""
+    """R@1 over training time, ours and, where the paper has both, the paper's."""
     layer = trained[0].layer
     by = f", by the {layer} layer" if any(row.layer not in (layer, "") for row in rows) else ""
     untrained = next((row.measures.get(HEADLINE) for row in rows if row.method == UNTRAINED), None)
@@ -400,7 +400,7 @@ def _seconds_an_epoch(cells: Sequence[Mapping[str, Any]], preset: str, method: s
 
 
 def _machines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each machine once, in words."""
+    """A description of each machine, without duplicates."""
     found = [cell["machine"] for cell in cells if cell.get("machine")]
     return list(dict.fromkeys(describe_machine(of) for of in found))
 
@@ -499,7 +499,7 @@ def _minutes(cell: Mapping[str, Any]) -> float | None:
 
 
 def _link(cell: Mapping[str, Any], folder: Path, out: Path) -> dict[str, str] | None:
-    """To the report of a run or, if it has none, to its folder; None if that is not there."""
+    """A link to the report of a run, or else to its folder; None if that does not exist."""
     run = folder / cell["preset"] / slug(cell["method"]) / f"seed-{cell['seed']}"
     if not run.is_dir():
         return None

@@ -1,6 +1,6 @@
-"""The plan of a benchmark: a TOML file that says which methods are compared, on what, and how they are searched for.
+"""The plan of a benchmark: a TOML file with data, methods, seeds and the hyper-parameter search.
 
-Nothing in it is guessed at: a key that is not known, or a value of the wrong kind, is an error that names it.
+Unknown keys and values of a wrong type are errors.
 """
 
 import re
@@ -81,12 +81,12 @@ class Method:
     """One row of the table, or one for each layer.
 
     Attributes:
-        options: those of `tammes train` that are its own.
+        options: its own options of `tammes train`.
         search: its own hyper-parameter, if it has one, and the values to try.
-        paper: layer -> the row of the paper's table that is the same method; TABLE/ROW where it is in another table.
-        layers: those of the plan that it has.
-        seeds: those of the plan that it is run with.
-        rates: learning rates to try in place of those that are tried for all, and as many.
+        paper: layer -> row of the paper's table with the same method; TABLE/ROW for another table.
+        layers: the layers of the plan that it has.
+        seeds: the seeds of the plan that it is run with.
+        rates: learning rates to try instead of those for all methods, and as many.
     """
 
     name: str
@@ -99,20 +99,20 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """Its name as that of a folder."""
+        """Its name as a folder name."""
         return slug(self.name)
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What is chosen for each method, by the mean R@1 over quarters of the training classes that do not train.
+    """The hyper-parameter search for each method, by mean R@1 over held-out quarters of the training classes.
 
     Attributes:
-        lr: learning rates of the new layers; that of the backbone goes with it.
-        quarters: which quarters of the training classes validate, one after the other.
-        seed: of all these trainings.
-        widen: whether one more rate is tried where the best is the lowest or the highest, a step beyond it.
-        train: options of these trainings, in place of those of the plan's.
+        lr: learning rates of the new layers; that of the backbone is scaled with it.
+        quarters: the quarters of the training classes that are held out, one after the other.
+        seed: random seed of these trainings.
+        widen: whether to try one more rate beyond the lowest or highest if that is the best.
+        train: options of these trainings that differ from the plan's.
     """
 
     lr: Several[float]
@@ -124,7 +124,7 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class Plan:
-    """A benchmark as its file describes it."""
+    """A benchmark."""
 
     file: Path
     title: str
@@ -139,14 +139,14 @@ class Plan:
     rates_from: "Plan | None" = None  # the plan whose search has chosen for the methods of this one
 
     def options(self, method: Method) -> dict[str, Any]:
-        """The options of `tammes train` for a method, beside data, preset, seed and what is searched for."""
+        """The options of `tammes train` for a method, without data, preset, seed and searched options."""
         return self.train | method.options | {"embedding": method.layers[0]}
 
     def command(self, method: Method, preset: str, seed: int, layer: str | None = None) -> str:
-        """The `tammes train` of a method, in the order of its help, without what is the default.
+        """The `tammes train` command of a method, without defaults.
 
         Args:
-            layer: that images are compared by, if not the method's first.
+            layer: the embedding layer, if not the method's first.
         """
         given = self.options(method) | {"preset": preset, "seed": seed} | ({"embedding": layer} if layer else {})
         usual = {"preset": "default", "loss": "discriminative", "embedding": "penultimate", "seed": 0}
@@ -156,7 +156,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Top:
-    """The top of the file; its other tables are read one by one."""
+    """The top level of the file; its tables are read separately."""
 
     data: str
     method: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -170,7 +170,7 @@ class _Top:
 
 @dataclass(frozen=True)
 class _Row:
-    """What a [[method]] has beside options."""
+    """The keys of a [[method]] besides options."""
 
     name: Annotated[str, AfterValidator(_as_a_folder)]
     search: dict[str, Any] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class _Row:
 
 
 def slug(name: str) -> str:
-    """Letters, figures and dashes.
+    """A name as letters, digits and dashes.
 
     >>> slug("K-means centroids, push 0.5")
     'k-means-centroids-push-0.5'
@@ -198,10 +198,10 @@ def describe_options(options: Mapping[str, Any]) -> str:
 
 
 def read_plan(file: Path, *, searches: bool = False) -> Plan:
-    """The plan in a file.
+    """Read the plan in a file.
 
     Args:
-        searches: whether it must search for itself, so that others can take over what it has chosen.
+        searches: whether it must have a search, whose choices another plan uses.
     """
     try:
         given = tomllib.loads(read_text(file))
@@ -240,7 +240,7 @@ def _plan(file: Path, given: dict[str, Any]) -> Plan:
 
 
 def _rates_from(plan: Plan, name: str) -> Plan:
-    """The plan beside this one whose search chooses for it."""
+    """The plan in the same folder whose search this plan uses."""
     for there, what in ((plan.search, "[search]"), ("lr" in plan.train, "lr in [train]")):
         if there:
             raise UserError(f"rates_from = {name!r} and {what} both say the rates: leave out one.")
@@ -296,7 +296,7 @@ def _method(table: dict[str, Any], top: _Top, train: dict[str, Any], search: Sea
 def _searched(
     row: _Row, options: Mapping[str, Any], loss: Loss, search: SearchSpace | None
 ) -> tuple[tuple[float, ...], dict[str, tuple[Any, ...]]]:
-    """The learning rates that a method has of its own, and its hyper-parameter with the values to try."""
+    """The method's own learning rates, and its hyper-parameter with the values to try."""
     if search is None:
         if row.search:
             raise UserError("search needs a table [search] with lr = [...], the same for all.")
@@ -325,7 +325,7 @@ def _searched(
 
 
 def _check_miner(options: Mapping[str, Any]) -> None:
-    """Refuse options that a miner has not, or that have no miner."""
+    """Raise UserError for options that the miner does not have, or without a miner."""
     miner, given = options.get("miner"), options.get("miner_options", ())
     if miner is not None:
         find_miner(miner).parse(given)
@@ -334,19 +334,19 @@ def _check_miner(options: Mapping[str, Any]) -> None:
 
 
 def _is_of_loss(key: str, loss: Loss) -> bool:
-    """Whether a key is an option of the loss and not of `tammes train`."""
+    """Whether a key is an option of the loss."""
     return _word(key) not in _KINDS and _word(key) in loss.options
 
 
 def _of_loss(given: Mapping[str, Any], loss: Loss) -> tuple[str, ...]:
-    """Options of a loss as `--loss-options` takes them."""
+    """Options of a loss in the form of `--loss-options`."""
     said = tuple(f"{_word(key)}={value}" for key, value in given.items())
     loss.parse(said)
     return said
 
 
 def _paper(given: str | dict[str, str], layers: tuple[Layer, ...], table: str | None) -> dict[str, str]:
-    """Which row of the paper's table a method is: one name, for the first layer, or one for each layer."""
+    """The row of the paper's table for a method: one name for the first layer, or one for each layer."""
     rows: dict[str, str] = {layers[0]: given} if isinstance(given, str) else given
     if rows and table is None:
         raise UserError('paper names a row, but the file does not say of which table: paper = "cub".')
@@ -358,7 +358,7 @@ def _paper(given: str | dict[str, str], layers: tuple[Layer, ...], table: str | 
 
 
 def _options(given: Any) -> dict[str, Any]:
-    """Options of `tammes train`, by their names there."""
+    """Options of `tammes train` by name."""
     words: dict[str, Any] = {}
     for key, value in built(given, dict[str, Any], "it", "").items():
         name = _word(key)
@@ -387,7 +387,7 @@ def _table(given: Any, shape: type[T]) -> T:
 
 
 def _check_numbers(given: Any, name: str = "") -> None:
-    """Refuse whole numbers that no option can be, wherever they stand, before anything is done with them."""
+    """Raise UserError for integers that are out of range for any option."""
     if isinstance(given, dict | list):
         for key, value in given.items() if isinstance(given, dict) else (("", value) for value in given):
             _check_numbers(value, f"{name} {key}".strip())
@@ -397,7 +397,7 @@ def _check_numbers(given: Any, name: str = "") -> None:
 
 @contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Say of an error where in the file it is."""
+    """Add the position in the file to an error."""
     try:
         yield
     except UserError as error:

@@ -12,9 +12,9 @@ class Published:
     """One table of the paper, of one data set.
 
     Attributes:
-        number: of the table in the paper.
-        what: which data, which network, what is compared.
-        note: in what it differs from a table of ours.
+        number: the number of the table in the paper.
+        what: data, network and what is compared.
+        note: how it differs from our table.
         rows: name of the row -> name of the column (`R@1`, `NMI`, …) -> value, per cent where it is a share.
     """
 

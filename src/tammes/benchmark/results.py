@@ -1,4 +1,4 @@
-"""The result files of a benchmark, results.json and table.md, and where the data of a plan is."""
+"""The result files of a benchmark, results.json and table.md, and the location of a plan's data."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tammes.io.files import write_atomically
 
 
 def find_data(plan: Plan, folder: Path | None) -> str:
-    """Where the data of a plan is: its name in --data, in TAMMES_DATA, or from here; or --data itself."""
+    """The path of a plan's data: its name in --data, in TAMMES_DATA or in the current folder; or --data itself."""
     if plan.data == "glyphs" or Path(plan.data).is_absolute():
         found = Path(plan.data)
     else:
@@ -32,7 +32,7 @@ def find_data(plan: Plan, folder: Path | None) -> str:
 
 
 def write_results(plan: Plan, out: Path) -> dict[str, Any]:
-    """results.json and table.md, from every cell of the plan that has a result."""
+    """Write results.json and table.md from all cells with a result."""
     tables, said = tables_of(plan, out)
     cells = [
         {"command": plan.command(cell.method, cell.preset, cell.seed)}  # that of a cell with a result says all options
@@ -55,7 +55,7 @@ def write_results(plan: Plan, out: Path) -> dict[str, Any]:
 
 
 def tables_of(plan: Plan, out: Path) -> tuple[dict[str, Any], list[str]]:
-    """A table for each preset, and what is said below them."""
+    """A table for each preset, with the notes below."""
     cells = table_cells(plan, out)
     tried = {
         preset: {method.name: len(combinations(plan, out, preset, method)) for method in plan.methods}

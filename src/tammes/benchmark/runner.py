@@ -1,4 +1,4 @@
-"""Runs the cells of a benchmark: each is a training like any other, measured in every layer; or timed."""
+"""Run the cells of a benchmark: each is an ordinary training, evaluated in every layer, or timed."""
 
 import os
 import shutil
@@ -33,8 +33,8 @@ from tammes.training.run_folder import LAST, RunFolder, is_run
 from tammes.training.train import OnEpoch, resume_images, train_images
 from tammes.training.verdict import EPOCH, REFIT, is_epoch, not_judged
 
-POLL = 1.0  # seconds between looks at what other processes do
-TIMED = 15  # images on which a step is timed; whole triplets, for losses that want them
+POLL = 1.0  # seconds between checks of other processes
+TIMED = 15  # images with which a step is timed; a multiple of 3, for losses of triplets
 # What of a run's options a table says of itself.
 SHOWN = (
     *("preset", "backbone", "pool", "weights", "train", "cut", "views", "dim", "epochs", "batch_size"),
@@ -43,7 +43,7 @@ SHOWN = (
 
 
 def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:
-    """What there is to do, in order: the searches, then the table; of cells whose names contain one of `only`."""
+    """The cells to run, in order: searches, then the table; only cells whose names contain one of `only`."""
     table = [cell for cell in table_cells(plan, out) if not only or any(text in cell.name for text in only)]
     methods = dict.fromkeys((cell.preset, cell.method.name) for cell in table)
     by_name = {method.name: method for method in plan.methods}
@@ -51,7 +51,7 @@ def all_cells(plan: Plan, out: Path, only: Sequence[str] = ()) -> list[Cell]:
 
 
 def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
-    """Refuse what `tammes train` would refuse of a cell's options, before the first of them runs."""
+    """Validate the options of all cells before the first runs."""
     for cell in cells:
         try:
             with _silenced():
@@ -61,7 +61,7 @@ def check_options(plan: Plan, cells: Sequence[Cell], data: str) -> None:
 
 
 def check_chosen(plan: Plan, cells: Sequence[Cell]) -> None:
-    """Refuse to begin where the search of another plan chooses and has not yet."""
+    """Raise UserError if the search of another plan, whose choices are needed, is not finished."""
     other = plan.rates_from
     for cell in cells:
         if other is not None and chosen(plan, cell.out, cell.preset, cell.method) is None:
@@ -73,11 +73,11 @@ def check_chosen(plan: Plan, cells: Sequence[Cell]) -> None:
 
 
 def work(plan: Plan, find: Callable[[], list[Cell]], data: str, on_change: Callable[[list[Cell]], None]) -> None:
-    """Run every cell that has no result yet and that no other process has; then wait for those of others.
+    """Run all cells without a result that no other process is running; then wait for those of others.
 
     Args:
-        find: all cells that there are by now: a search may widen.
-        on_change: called with them after each cell, and while others are waited for.
+        find: returns all current cells, as a search may widen.
+        on_change: called with them after each cell, and while waiting.
     """
     while True:
         cells = find()
@@ -90,7 +90,7 @@ def work(plan: Plan, find: Callable[[], list[Cell]], data: str, on_change: Calla
 
 
 def _take(plan: Plan, cell: Cell, data: str) -> bool:
-    """Run a cell if it can be run now and by us."""
+    """Run a cell if it is ready and not locked by another process."""
     if cell.quarter is None and any(
         trial.state not in (DONE, FAILED) for trial in trials(plan, cell.out, cell.preset, cell.method)
     ):
@@ -106,7 +106,7 @@ def _take(plan: Plan, cell: Cell, data: str) -> bool:
 
 
 def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
-    """The result of a cell, or the error that it ended with: the others continue."""
+    """The result of a cell, or its error; other cells continue."""
     started, tell = perf_counter(), _telling(cell, sys.stderr)
     try:
         with _silenced():
@@ -128,7 +128,7 @@ def _attempted(plan: Plan, cell: Cell, data: str) -> dict[str, Any]:
 
 
 def _measured(plan: Plan, cell: Cell, data: str, tell: OnEpoch) -> dict[str, Any]:
-    """Train for the table, and measure on the test classes in every layer."""
+    """Train for the table, and evaluate every layer on the test classes."""
     best = chosen(plan, cell.out, cell.preset, cell.method)
     assert best is not None, "a cell is run when its search is done"
     _train(config_of(plan, cell, data, best), tell, pretrained=_pretrained(plan, cell))
@@ -162,12 +162,12 @@ def _measured(plan: Plan, cell: Cell, data: str, tell: OnEpoch) -> dict[str, Any
 
 
 def _shown(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that a table speaks of; a file of weights by its name."""
+    """The options shown in a table; a file of weights by its name."""
     return {name: config[name] for name in SHOWN} | {"weights": Path(config["weights"]).name}
 
 
 def _tried(plan: Plan, cell: Cell, data: str, tell: OnEpoch) -> dict[str, Any]:
-    """Train for the search and measure on the quarter that did not train."""
+    """Train for the search and evaluate on the held-out quarter."""
     assert cell.quarter is not None
     config = replace(config_of(plan, cell, data, cell.changes), val_classes="0", curve=(), log_bound=False)
     _train(config, tell, quarter=cell.quarter)

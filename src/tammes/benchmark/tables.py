@@ -1,4 +1,4 @@
-"""From the results of cells to a table: means over seeds with 95 % intervals, paired differences to the first row."""
+"""Tables from the results of cells: means over seeds with 95 % intervals, paired differences to the first row."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _ADVICE = "The same `tammes benchmark` command writes it again."
 
 @dataclass(frozen=True)
 class Figure:
-    """A mean over seeds and half of its 95 % interval; None where one seed says nothing of it. Per cent."""
+    """A mean over seeds, in per cent, and half of its 95 % interval (None for a single seed)."""
 
     mean: FiniteFloat
     half: FiniteFloat | None
@@ -52,14 +52,14 @@ class Row:
     """A row of the table.
 
     Attributes:
-        layer: which one images are compared by; empty for the network before training, which has none of them.
+        layer: the embedding layer; empty for the network before training.
         epoch: last, or best epoch (optimistic).
         difference: of R@1 to the first row, over the seeds that both have.
-        minutes: to train, the mean over seeds; and to train for one epoch.
+        minutes: mean training time over seeds, in total and per epoch.
         distances: between the centroids, the mean over seeds; min, max, mean and std of all pairs.
-        paper: the paper's figures of the same method, by the names of its columns.
-        chosen: what the search chose, and among how many.
-        remark: what is missing of the row, and why.
+        paper: the paper's numbers for the same method, by column.
+        chosen: the choice of the search, and the number of combinations.
+        remark: missing results and the reason.
     """
 
     method: str
@@ -92,19 +92,19 @@ def figure(values: Sequence[float]) -> Figure:
 
 
 def paired(values: Mapping[int, float], first: Mapping[int, float]) -> Figure | None:
-    """The difference to the first row, seed by seed: what both owe to a seed cancels. None without a common seed."""
+    """The paired difference to the first row over common seeds; None without a common seed."""
     common = sorted(values.keys() & first.keys())
     return figure([values[seed] - first[seed] for seed in common]) if common else None
 
 
 def compares_centroids(plan: Plan) -> bool:
-    """Whether a plan asks where the centroids are: its methods have them in different places."""
+    """Whether the methods of a plan differ in their centroids."""
     chosen = [plan.train | method.options for method in plan.methods]
     return len({each.get("centroids") for each in chosen if each["loss"] in WITH_CENTROIDS}) > 1
 
 
 def centroid_distances(run: RunFolder) -> dict[str, float] | None:
-    """Distances between the centroids that a run was trained with, made again from its record; None if it has none."""
+    """Distances between the centroids of a run, generated again from its config; None if it has none."""
     centroids = centroids_of(run)
     if centroids is None:
         return None
@@ -113,10 +113,10 @@ def centroid_distances(run: RunFolder) -> dict[str, float] | None:
 
 
 def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, int] | None = None) -> list[Row]:
-    """The rows of a preset, as far as its cells have results: every method in every layer, then before training.
+    """The rows of a preset from the available results: every method in every layer, then before training.
 
     Args:
-        tried: how many combinations the search had for each method, by its name.
+        tried: the number of combinations in the search of each method.
     """
     ours = [cell for cell in cells if cell.preset == preset and cell.quarter is None]
     rows: list[Row] = []
@@ -153,7 +153,7 @@ def table(plan: Plan, preset: str, cells: Sequence[Cell], tried: Mapping[str, in
 def _row(
     method: str, layer: str, epoch: str, found: Mapping[int, Mapping[str, Any]], first: dict[str, Mapping[int, float]]
 ) -> Row:
-    """One row from its measures by seed; the first one made is what the others are compared with."""
+    """One row from its metrics by seed; the others are compared with the first one."""
     values = {
         name: {seed: 100 * measures[name] for seed, measures in found.items() if measures.get(name) is not None}
         for name in MEASURES
@@ -172,7 +172,7 @@ def _row(
 
 
 def _remark(cells: Sequence[Cell]) -> str | None:
-    """What is missing of a method's results, and why."""
+    """The missing results of a method, and the reason."""
     failed = [cell for cell in cells if cell.state == FAILED]
     waiting = sum(cell.state not in (DONE, FAILED) for cell in cells)
     said = []
@@ -201,7 +201,7 @@ def _chosen(results: Mapping[int, Mapping[str, Any]], tried: int) -> str | None:
 
 
 def columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The table as text: title of each column -> what stands in it; columns that would be empty are left out."""
+    """The table as text: column title -> cells, without empty columns."""
     found = {"method": [row.name for row in rows]}
     for name, title in MEASURES.items():
         found[title] = [str(row.measures[name]) if name in row.measures else "" for row in rows]
@@ -255,7 +255,7 @@ def paper_titles(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(plan: Plan, tables: Mapping[str, Sequence[Row]], remarks: Sequence[str]) -> str:
-    """A page: what was compared and how, and a table for each preset."""
+    """A Markdown page: what was compared and how, and a table for each preset."""
     lines = [f"# {plan.title}", "", *remarks, ""]
     for preset, rows in tables.items():
         shown = columns(rows)
@@ -278,8 +278,8 @@ def remarks(
     """How the rows were made, in sentences.
 
     Args:
-        configs: the options of finished runs, one of each preset.
-        images: how many images trained and tested, of each finished run that says so.
+        configs: the options of one finished run of each preset.
+        images: the numbers of training and test images of the finished runs.
     """
     said = [
         f"Data: {plan.data}. Per cent, on classes that took no part in training; the last epoch; the mean over seeds ±"

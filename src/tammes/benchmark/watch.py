@@ -41,10 +41,10 @@ class Watch:
             self._live.stop()
 
     def look(self, cells: Sequence[Cell]) -> bool:
-        """Say what has finished since the last look; whether anything has.
+        """Print what has finished since the last call. Returns whether anything has.
 
         Args:
-            cells: those that there are by now: a search may have widened.
+            cells: all current cells, as a search may have widened.
         """
         self.cells = cells
         new = [cell for cell in cells if cell.folder not in self._told and cell.state in (DONE, FAILED)]
@@ -55,14 +55,14 @@ class Watch:
         return bool(new)
 
     def left(self) -> str:
-        """How much is still to do."""
+        """The remaining work."""
         number = sum(cell.state not in (DONE, FAILED) for cell in self.cells)
         seconds = seconds_left(self.cells)
         time = "" if not seconds else f", about {duration(seconds / self.jobs)}"
         return f"{number} left{time}"
 
     def table(self) -> "Table":
-        """Methods by seeds, with R@1 where it is known and the epoch where it runs."""
+        """A table of methods by seeds, with R@1 of finished and the epoch of running cells."""
         from rich.table import Table
 
         drawn = Table(title=f"{self.plan.title}: {self.left()}", caption="R@1 per cent, last epoch")

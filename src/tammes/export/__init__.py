@@ -1,6 +1,6 @@
-"""A trained model as files for other programs: ONNX, torch.export, safetensors, a folder for the hub.
+"""Export a trained model: ONNX, torch.export, safetensors, or a folder for the hub.
 
-Each is run beside PyTorch on real images before it is kept.
+Every export is compared with PyTorch on real images before it is written.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Runner = Callable[[UInt8[ndarray, "images channels height width"]], Float32[ndar
 
 
 def for_export(embedder: Embedder) -> Embedder:
-    """A copy that computes the same: on the CPU, in evaluation mode, weights in the order that files have them in."""
+    """An equivalent copy on the CPU, in evaluation mode, with contiguous weights."""
     copied = deepcopy(embedder).cpu().eval()
     for parameter in copied.parameters():
         parameter.requires_grad_(False)
@@ -34,7 +34,7 @@ def for_export(embedder: Embedder) -> Embedder:
 
 
 def described(embedder: Embedder) -> dict[str, Any]:
-    """What whoever runs the exported model must know of its images and vectors, as JSON holds it."""
+    """The description of preprocessing and vectors, for the JSON file of an export."""
     return {
         "made_by": f"tammes {__version__}",
         "embedder": asdict(embedder.config),
@@ -55,7 +55,7 @@ def described(embedder: Embedder) -> dict[str, Any]:
 
 
 def vector_size(embedder: Embedder) -> int:
-    """How many numbers the vector of an image has."""
+    """The dimension of the vectors."""
     config = embedder.config
     return config.class_dim if config.embedding == "last" and config.class_dim is not None else config.dim
 
@@ -74,7 +74,7 @@ def of_torch(network: nn.Module) -> Runner:
 def check_difference(
     vectors: Float32[ndarray, "images dim"], expected: Float32[ndarray, "images dim"], *, largest: float = LARGEST
 ) -> float:
-    """The largest difference of two numbers of these vectors.
+    """The largest difference between two sets of vectors.
 
     Raises:
         UserError: it is more than rounding.
@@ -91,7 +91,7 @@ def check_difference(
 def images_per_second(
     run: Runner, images: UInt8[ndarray, "images channels height width"], *, seconds: float = 1.0
 ) -> float:
-    """How many images it does in a second: the best of batches over so many seconds, after one to warm up."""
+    """Images per second: the best batch within this time, after a warm-up."""
     run(images)
     best, started = float("inf"), perf_counter()
     while True:

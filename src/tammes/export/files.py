@@ -1,4 +1,4 @@
-"""An exported file: written, compared with PyTorch on real images, timed; and the JSON file that describes it."""
+"""Write an exported file, compared with PyTorch on real images and timed, and the JSON file that describes it."""
 
 import json
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ CALIBRATED = 192  # training images: two thirds give the ranges of 8 bits, a thi
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model that gives PyTorch's vectors.
+    """An exported model whose vectors equal PyTorch's.
 
     Attributes:
-        content: of the file.
-        checked: on how many images, the largest difference, images per second; what 8 bits cost.
-        about: what the JSON file beside it says.
+        content: the content of the file.
+        checked: number of images compared, largest difference, images per second; the cost of 8 bits.
+        about: the content of the JSON file.
     """
 
     content: bytes
@@ -46,18 +46,18 @@ class Exported:
     about: dict[str, Any]
 
     def write(self, file: Path) -> None:
-        """The file, and beside it FILE.json."""
+        """Write the file and FILE.json."""
         write_atomically(file, self.content)
         write_atomically(file.with_name(file.name + ".json"), json.dumps(self.about, indent=1).encode() + b"\n")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What 8 bits are chosen and measured on.
+    """The data for quantisation to 8 bits.
 
     Attributes:
-        images: of the run's data.
-        train: numbers of the training images, which choose the operators that are in 8 bits.
+        images: the images of the run.
+        train: indices of the training images, which choose the quantised operators.
         items: the test images, embedded by PyTorch, on which R@1 is measured.
     """
 
@@ -67,11 +67,11 @@ class Trial:
 
 
 def export_file(embedder: Embedder, format: Format, photos: list[Image.Image], trial: Trial | None = None) -> Exported:
-    """The embedder as a file that takes images of its own size.
+    """Export the embedder for images of its input size.
 
     Args:
-        photos: are sent through PyTorch and the file.
-        trial: of onnx: weights and activations have 8 bits, and this says what that costs.
+        photos: images for the comparison with PyTorch.
+        trial: for onnx: quantise weights and activations to 8 bits, and measure the cost.
 
     Raises:
         UserError: the vectors of the file are not those of PyTorch.
@@ -97,7 +97,7 @@ def export_file(embedder: Embedder, format: Format, photos: list[Image.Image], t
 
 
 def export_with_preprocessing(embedder: Embedder, photos: list[Image.Image]) -> Exported:
-    """The embedder as an ONNX file that takes one image of any size, and scales and crops it itself.
+    """Export the embedder as an ONNX file that scales and crops one image of any size itself.
 
     Raises:
         UserError: the vectors of the file are not those of PyTorch.
@@ -148,7 +148,7 @@ def photos_to_check(run: RunFolder, data: str | None = None, number: int = CHECK
 
 
 def _made(embedder: Embedder, format: Format) -> tuple[bytes, Runner]:
-    """The content of a file, and how it is run."""
+    """The content of an exported file, and a function that runs it."""
     if format == "onnx":
         content = formats.onnx_file(embedder)
         return content, formats.of_onnx(content)

@@ -1,4 +1,4 @@
-"""The content of the files: a model in ONNX, in 8 bits, as a program of torch.export, as safetensors."""
+"""Export formats: ONNX, ONNX in 8 bits, torch.export, safetensors."""
 
 import json
 import logging
@@ -122,7 +122,7 @@ def in_8_bits(
 
 
 def torch_program(embedder: Embedder) -> bytes:
-    """The embedder as a program of `torch.export`: `torch.export.load(file).module()` needs no code of ours."""
+    """The embedder as a `torch.export` program: `torch.export.load(file).module()` needs no code of ours."""
     own = for_export(embedder)
     content, example = BytesIO(), torch.zeros(2, len(own.mode), own.size, own.size)
     with _without_words():
@@ -132,7 +132,7 @@ def torch_program(embedder: Embedder) -> bytes:
 
 
 def safetensors_file(embedder: Embedder) -> bytes:
-    """All weights, under the names that the embedder has them by; what builds it again is in the file's metadata."""
+    """All weights under the embedder's names, with its config in the file's metadata."""
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in embedder.state_dict().items()}
@@ -190,7 +190,7 @@ def _name_axes(model: Any, words: tuple[str, ...]) -> None:
 
 @contextmanager
 def _without_words() -> Iterator[None]:
-    """Exporters tell of their own future on the way, which is nobody's concern here."""
+    """Silence the exporters' warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,7 @@
-"""A folder ready for the Hugging Face hub: config.json, model.safetensors, a model card, a licence, a picture.
+"""A folder for the Hugging Face hub: config.json, model.safetensors, a model card, a licence, an image.
 
-Of a backbone of timm the files are timm's own, with the layer that makes the vector in the place of its classifier:
-`timm.create_model("hf-hub:owner/name", pretrained=True)` gives the vectors before they are scaled to unit length.
+For a timm backbone the files are in timm's format, with the embedding layer as its classifier:
+`timm.create_model("hf-hub:owner/name", pretrained=True)` gives the vectors before normalisation.
 """
 
 import json
@@ -39,17 +39,17 @@ _SHOWN = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "mean_aver
 
 @dataclass(frozen=True)
 class Card:
-    """What the model card says beside what the model says of itself.
+    """The content of the model card that is not in the model.
 
     Attributes:
-        name: of the model.
-        owner: of its place on the hub.
-        data: what it was trained on, in a word.
-        loss: what it was trained by.
-        results: of the run, as results.json has them; None without.
-        licence: the hub's name of one, such as apache-2.0.
-        licence_text: of the licence; None without one.
-        threshold: the distance up to which two images are taken for the same class; None if it was not calibrated.
+        name: the name of the model.
+        owner: its owner on the hub.
+        data: the training data.
+        loss: the loss.
+        results: the content of the run's results.json; None without.
+        licence: the hub's name of the licence, such as apache-2.0.
+        licence_text: the text of the licence; None without one.
+        threshold: the same-class threshold; None if it was not calibrated.
     """
 
     name: str
@@ -65,10 +65,10 @@ class Card:
 def card_of(
     run: RunFolder, *, hub_name: str | None = None, licence: str = "unknown", licence_text: str | None = None
 ) -> Card:
-    """What a run says of itself.
+    """The model card of a run.
 
     Args:
-        hub_name: OWNER/NAME; None: the owner is left open, and the name is that of the run folder.
+        hub_name: OWNER/NAME; None leaves the owner open and uses the name of the run folder.
     """
     results, calibration = run.read("results"), run.read("calibration")
     config = run.read("config", needs=("data", "loss"))
@@ -86,7 +86,7 @@ def card_of(
 
 
 def export_to_folder(run: RunFolder, folder: Path, card: Card, photos: list[Image.Image]) -> dict[str, Any]:
-    """Replace a folder for the hub by one of a run, which gives PyTorch's vectors of these photos; what was checked."""
+    """Write or replace a hub folder for a run, after a comparison with PyTorch. Returns the results of the check."""
     embedder = load(run.folder)
     images = np.stack([embedder.prepared(photo) for photo in photos])
     picture = run.folder / PICTURE
@@ -109,7 +109,7 @@ def export_to_folder(run: RunFolder, folder: Path, card: Card, photos: list[Imag
 
 
 def write_hub_folder(folder: Path, embedder: Embedder, card: Card, picture: bytes | None = None) -> None:
-    """Write all files, each whole or not at all; the configuration, by which the folder is recognised, last."""
+    """Write all files atomically; config.json, by which the folder is recognised, last."""
     from safetensors.torch import save
 
     config, tensors = hub_files(embedder)
@@ -149,7 +149,7 @@ def licence_text(licence: str, file: Path | None = None) -> str | None:
 
 
 def hub_files(embedder: Embedder) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What config.json holds, and the weights. The class layer is left out where no vector comes from it."""
+    """The content of config.json, and the weights, without the class layer if it is not the embedding."""
     config = embedder.config
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in embedder.state_dict().items()}
     if config.embedding == "penultimate":
@@ -189,7 +189,7 @@ def _pool_of(embedder: Embedder) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _as_timm(embedder: Embedder) -> tuple[Any, str, nn.Linear] | None:
-    """The embedder as a network of timm, with the name of its classifier and the layer; None where it is not one."""
+    """The embedder as a timm network, with the name of its classifier; None if it is not one."""
     from timm import create_model
 
     config, head = embedder.config, embedder.penultimate
@@ -216,7 +216,7 @@ def _as_timm(embedder: Embedder) -> tuple[Any, str, nn.Linear] | None:
 
 
 def model_card(embedder: Embedder, card: Card, *, picture: bool = False) -> str:
-    """README.md: the hub's metadata with the measured figures, and what a person needs to use the model."""
+    """README.md: the hub's metadata with the results, and how to use the model."""
     from huggingface_hub import EvalResult, ModelCardData
 
     trained = (card.results or {}).get("trained") or {}

@@ -25,14 +25,14 @@ def model_for(
     on: Literal["auto", "cpu"] = "auto",
     **how: Any,
 ) -> Model:
-    """The model that a caller means, with the whitening that the gallery has; or with that of these images.
+    """The model for indexing, with the gallery's whitening, or with a new one on these images.
 
     Args:
         places: the folders and tables of the images.
-        whiten: find one, of a new gallery or one that is made again.
-        labelled: whether the names of sub-folders are classes, so that it is found within these.
-        precision: None: that of the gallery, or of a new one float32.
-        how: of a pretrained network, as `model_of` takes it.
+        whiten: compute a whitening, for a new or rebuilt gallery.
+        labelled: whether the names of sub-folders are classes, for a within-class whitening.
+        precision: None for that of the gallery, or float32 for a new one.
+        how: options of a pretrained network, as in `model_of`.
     """
     if whiten and not names_network(given):
         check_trained(given, {"whiten": True})

@@ -15,7 +15,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def figure(value: Number) -> str:
-    """A number as a person reads it, to about three figures: 1,024, 52.89, 0.0154, 2.50×10⁻⁷.
+    """A number for people, to about three figures: 1,024, 52.89, 0.0154, 2.50×10⁻⁷.
 
     >>> figure(52.886), figure(1024), figure(0.01546), figure(-3e9)
     ('52.89', '1,024', '0.0155', '−3.00×10⁹')
@@ -40,7 +40,7 @@ def figure(value: Number) -> str:
 
 
 def alike(values: Sequence[float | None]) -> list[str]:
-    """Numbers of one column, with as many decimals each; "no result" for None."""
+    """Numbers of one column with the same number of decimals; "no result" for None."""
     sizes = [abs(value) for value in values if value]
     if not sizes or not 1e-3 <= min(sizes) <= max(sizes) < 1e7:
         return ["no result" if value is None else figure(value) for value in values]
@@ -96,11 +96,11 @@ def axis(
     tight: bool = False,
     zero: bool = False,
 ) -> Axis:
-    """The axis with the most ticks whose labels have room.
+    """The axis with the most ticks whose labels do not overlap.
 
     Args:
-        tight: end where the values end, not at the next tick.
-        zero: begin at 0 if what would be cut off is less than what is left.
+        tight: end at the last value, not at the next tick.
+        zero: begin at 0 if that less than doubles the range.
     """
     low, high = min(values), max(values)
     if log:
@@ -138,7 +138,7 @@ def _linear_ticks(low: float, high: float, count: int, whole: bool = False) -> l
 
 
 def _log_ticks(low: float, high: float) -> Iterator[list[float]]:
-    """Ticks to choose from, the most first: equal steps in a part of a decade, 1-2-5, 1-3, decades, each n-th one."""
+    """Candidate ticks, the densest first: equal steps within a decade, 1-2-5, 1-3, decades, every n-th decade."""
     if high < 5 * low:
         yield from (_linear_ticks(low, high, count) for count in (5, 4, 3, 2))
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -177,7 +177,7 @@ def _scientific(value: float, power: int, digits: int) -> str:
 
 
 def _have_room(axis: Axis, horizontal: bool) -> bool:
-    """Whether the labels of neighbouring ticks do not touch."""
+    """Whether the labels of neighbouring ticks do not overlap."""
     for one, other in pairwise(zip(axis.ticks, axis.labels, strict=True)):
         needed = (pixels(one[1]) + pixels(other[1])) / 2 + 10 if horizontal else LINE_HEIGHT * 1.5
         if abs(axis.at(other[0]) - axis.at(one[0])) < needed:

@@ -14,17 +14,17 @@ from tammes.report.items import check_for_images, items_of, say_known
 from tammes.training.embedding import Items
 from tammes.training.run_folder import RunFolder, open_finished
 
-FEW = 10  # false matches: a threshold that rests on fewer is a matter of luck
+FEW = 10  # false matches below which a threshold is unreliable
 
 
 @dataclass(frozen=True)
 class RunCalibration:
-    """A threshold with its errors, and the same threshold on other classes.
+    """A threshold with its error rates, and its error rates on other classes.
 
     Attributes:
-        measured_on: whose items, in words.
-        trained_classes: how many of their classes trained.
-        check: the threshold on the test classes, which did not choose it; None if that cannot be measured.
+        measured_on: a description of the items.
+        trained_classes: how many of their classes were training classes.
+        check: the threshold's error rates on the test classes, which did not choose it; None if not measurable.
     """
 
     found: Calibration
@@ -39,17 +39,17 @@ class RunCalibration:
         return self.measured_on.split()[0]
 
     def to_json(self) -> dict[str, Any]:
-        """What calibration.json holds."""
+        """The content of calibration.json."""
         check = None if self.check is None else {**asdict(self.check), "measured_on": self.checked_on}
         own = {"measured_on": self.measured_on, "classes_that_trained": self.trained_classes, "check": check}
         return asdict(self.found) | own
 
 
 def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None = None) -> Literal["val", "test"]:
-    """Which of a run's own classes choose the threshold; never those that trained.
+    """The classes of a run that choose the threshold; never training classes.
 
     Args:
-        on: None for the validation classes if they make pairs, otherwise the test classes.
+        on: None for the validation classes if they form pairs, otherwise the test classes.
     """
     classes = run.read("classes", needs=("val", "test"))
     val, test = len(classes["val"]), len(classes["test"])
@@ -78,12 +78,12 @@ def classes_to_measure(run: RunFolder, on: Literal["validation", "test"] | None 
 def calibrate_items(
     items: Items, *, fmr: float | None = None, trained_on: Collection[str] = (), check: Items | None = None
 ) -> RunCalibration:
-    """The threshold that items choose.
+    """Calibrate the threshold on items.
 
     Args:
-        fmr: the false match rate to allow; None: as many false matches as missed pairs.
-        trained_on: names of the classes that trained.
-        check: items that measure the threshold without choosing it.
+        fmr: the allowed false match rate; None to balance both errors.
+        trained_on: names of the training classes.
+        check: items to check the threshold on.
     """
     pairs = _count(items)
     found = pairs.balanced() if fmr is None else pairs.threshold_at(fmr)
@@ -98,7 +98,7 @@ def calibrate_items(
 
 
 def describe_errors(found: Calibration) -> str:
-    """Both errors of a threshold as a sentence."""
+    """A sentence about both error rates of a threshold."""
     return (
         f"Of pairs of the same class about {_percent(1 - found.true_match_rate)} will be missed; of pairs of different"
         f" classes about {_percent(found.false_match_rate)} will be taken for the same."
@@ -124,13 +124,13 @@ def calibrate_run(
     skip_bad: bool = False,
     device: Literal["auto", "cpu"] = "auto",
 ) -> RunCalibration:
-    """Find how near two items must be to be of one class, on classes that did not train, and keep it in the run.
+    """Calibrate the same-class threshold on classes that were not trained on, and store it in the run.
 
     Args:
-        data: other images, or vectors, to measure on, all of their classes.
-        fmr: the false match rate to allow; None: both errors are equally frequent.
-        on: which classes of the run's own data. None: the validation classes if there are any, and then the test
-            classes check the threshold; otherwise the test classes.
+        data: other images, or vectors, to measure on, with all of their classes.
+        fmr: the allowed false match rate; None to balance both errors.
+        on: the classes of the run's own data. None for the validation classes if there are any (the test classes then
+            check the threshold), otherwise the test classes.
     """
     check_data(data)
     if fmr is not None:

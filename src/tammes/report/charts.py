@@ -1,7 +1,7 @@
-"""Charts as inline SVG: lines, distributions, values with their intervals, points with their names.
+"""Charts as inline SVG: lines, histograms, values with intervals, labelled points.
 
-Each chart is drawn twice, for a wide place and for a narrow one, and charts.css shows the one that fits: text has the
-size of text on a phone too. No script is needed.
+Each chart is drawn in a wide and in a narrow version, and charts.css shows the one that fits, so that text is readable
+on a phone too. No script is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ SHAPES = ("circle", "diamond", "square", "triangle")
 
 @dataclass(frozen=True)
 class Line:
-    """A series; None, NaN and infinity in it are gaps."""
+    """A series; None, NaN and infinity are gaps."""
 
     name: str
     x: Sequence[Number]
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its interval, and what it is compared with; a value that is not there yet is None."""
+    """A value with its interval and a reference value; None for a missing value."""
 
     name: str
     value: Number | None
@@ -286,7 +286,7 @@ def scatter(
 
 
 def _runs(line: Line, log_x: bool, log_y: bool) -> list[list[tuple[float, float]]]:
-    """The pieces of a line between its gaps."""
+    """The segments of a line between gaps."""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(line.x, line.y, strict=True):
         if y is not None and is_drawable(x, log_x) and is_drawable(y, log_y):
@@ -364,7 +364,7 @@ def _dot_and_whisker(bar: Bar, across: Axis, y: float, reference_name: str) -> M
 
 
 def _cleaned(bar: Bar) -> Bar:
-    """None for what cannot be drawn; an interval has both ends or none."""
+    """The values with None for those that cannot be drawn; an interval has both ends or none."""
     value, low, high, reference = (
         float(each) if each is not None and is_number(each) else None
         for each in (bar.value, bar.low, bar.high, bar.reference)

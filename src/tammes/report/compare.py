@@ -1,4 +1,4 @@
-"""The page of several runs: their results side by side, their curves together, accuracy against time."""
+"""The page that compares several runs: results, curves, and accuracy against time."""
 
 from collections.abc import Mapping, Sequence
 from os.path import relpath
@@ -18,7 +18,7 @@ from tammes.training.run_folder import RunFolder
 
 
 def names_of(runs: Sequence[RunFolder]) -> list[str]:
-    """What tells runs apart: their folders without what all have in common."""
+    """The names of runs: their folders without the common part."""
     parts = [run.folder.absolute().parts for run in runs]
     first = next((n for n in range(min(map(len, parts))) if len({each[n] for each in parts}) > 1), 0)
     return ["/".join(each[first:]) or each[-1] for each in parts]
@@ -28,7 +28,7 @@ def compare_page(runs: Sequence[RunFolder], out: Path) -> str:
     """The report of several finished runs.
 
     Args:
-        out: where the page will be: its links to the runs' own reports start from there.
+        out: the path of the page, for relative links to the runs' own reports.
     """
     names = names_of(runs)
     results = dict(zip(names, (run.read("results", needs=NEEDED) for run in runs), strict=True))

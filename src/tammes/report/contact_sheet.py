@@ -1,4 +1,4 @@
-"""Contact sheets: a row for each query, then what was found for it; right ones framed green, wrong ones red."""
+"""Contact sheets: a row per query with its neighbours, framed green if of the same class, otherwise red."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -23,7 +23,7 @@ Found = tuple[bytes, str, bool | None]  # a thumbnail, what stands below it, and
 
 
 class _Framed(NamedTuple):
-    """A picture, None to leave its place empty, the colour of its frame, and what stands below it."""
+    """An image (None for an empty place), the colour of its frame, and the text below it."""
 
     picture: Image.Image | None
     colour: tuple[int, int, int]
@@ -41,7 +41,7 @@ def draw_retrievals(
     neighbours: int = 10,
     seed: int = 0,
 ) -> None:
-    """Write a PNG with a row for each query, drawn at random: the query, then its nearest other images."""
+    """Write a PNG with a row per random query: the query and its nearest other images."""
     side = 64
     chosen = np.sort(np.random.default_rng(seed).permutation(len(indices))[:queries])
     near = search(vectors[chosen], vectors, min(neighbours, len(indices) - 1), itself=chosen).ids
@@ -57,9 +57,9 @@ def draw_retrievals(
 
 
 def contact_sheet(file: Path, queries: Sequence[Image.Image], found: Sequence[Sequence[Found]]) -> None:
-    """Write a PNG with a row for each query: the query, then what was found.
+    """Write a PNG with a row per query: the query and its neighbours.
 
-    What is not a thumbnail, as in an untrusted gallery, leaves its place empty.
+    An invalid thumbnail, as an untrusted gallery may have, is left out.
     """
     colours = {None: _GREY, True: _GREEN, False: _RED}
     rows = [

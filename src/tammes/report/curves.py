@@ -9,7 +9,7 @@ from tammes.report.charts import Line, line_chart
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
-    """The curves of one run or more, by name: loss, R@1, learning rate, speed, and the bound where it was watched.
+    """The curves of one or more runs by name: loss, R@1, learning rate, speed, and the bound if it was logged.
 
     Args:
         runs: the lines of metrics.jsonl of each.
@@ -38,9 +38,9 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Markup]:
 
 
 def _minima(every: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What the loss cannot be below, by what a chart calls it: where all know it, and it is the same for all.
+    """The minimum of the loss by its title in the chart, if all runs have the same one.
 
-    Vectors that train again, with the classes that were held out at first, have another minimum then.
+    It differs for vectors that are trained again on all classes.
     """
     found: dict[str, float] = {}
     for again, name in ((False, "known minimum"), (True, "known minimum, all classes")):
@@ -60,7 +60,7 @@ def _times(value: float | None, times: float) -> float | None:
 
 
 def bound_charts(lines: Sequence[Mapping[str, Any]]) -> list[Markup]:
-    """The paper's quantities by epoch, each as the mean over the triplets of the watched images; where they were."""
+    """The paper's quantities by epoch, as means over the triplets of the watched images, if they were logged."""
     epochs = [line for line in lines if "bound" in line]
     if not epochs:
         return []

@@ -1,4 +1,4 @@
-"""How well runs, pretrained networks and vectors do: retrieval on classes that were not seen."""
+"""Evaluate runs, pretrained networks and vectors: retrieval on unseen classes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,12 +43,12 @@ def evaluate_run(
     on: Literal["auto", "cpu"] = "auto",
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """How well a run does on its test classes, or on other data, before training and after it.
+    """Evaluate a run on its test classes, or on other data, before and after training.
 
     Args:
-        embedding: the layer that vectors are taken from, if not the one that the run chose.
-        precision: bf16 runs the network in bfloat16.
-        options: of `tammes.metrics.evaluate`.
+        embedding: the layer to use as the embedding, if not that of the run.
+        precision: "bf16" runs the network in bfloat16.
+        options: passed to `tammes.metrics.evaluate`.
     """
     if data is None and not run.read("classes", needs=("test",))["test"]:
         raise UserError(f"{run.folder} was trained on all classes. Give it others: tammes evaluate {run.folder} DATA")
@@ -95,15 +95,15 @@ def evaluate_pretrained(
     on: Literal["auto", "cpu"] = "auto",
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """How well a pretrained network does: on the test classes of data that says which they are, or on all classes.
+    """Evaluate a pretrained network on the test classes of a published data set, or on all classes of other data.
 
     Args:
         model: its name; or a model on the hub, whose row is then `trained`.
-        network: how it is built, as `tammes.pretrained` takes it.
-        precision: bf16 runs it in bfloat16; a model on the hub too.
-        whiten: also with its features whitened within the training classes (data that does not say which these are is
-            then split as `train` does), and by PCA of the images that are measured, without their labels.
-        options: of `tammes.metrics.evaluate`.
+        network: options of `tammes.pretrained`.
+        precision: "bf16" runs it in bfloat16; also for a model on the hub.
+        whiten: also evaluate its features whitened within the training classes (other data is then split as in
+            `train`), and whitened by PCA of the evaluated images, without labels.
+        options: passed to `tammes.metrics.evaluate`.
     """
     embedder = load_model(model, precision=precision, **network).to(device(on))
     dataset = open_dataset(data)
@@ -129,7 +129,7 @@ def evaluate_pretrained(
 
 
 def evaluate_vectors(file: Path, *, clustering: bool = True, **options: Any) -> dict[str, dict[str, Any]]:
-    """How well the vectors of a file find vectors of their class, as they are."""
+    """Evaluate the vectors of a file."""
     found = read_vectors(file)
     with working("measuring"):
         how = protocol(found, np.arange(len(found.labels)), clustering=clustering)
@@ -153,7 +153,7 @@ def _evaluate_vectors(
 
 
 def _features(embedder: Embedder, images: Decoded, chosen: ndarray) -> torch.Tensor:
-    """What the backbone makes of the centre of images, computed once and kept; `train` uses them again."""
+    """The backbone's features of centre crops, from the cache that `train` also uses."""
     with progress("computing features", KEPT) as on_progress:
         return features_of(embedder, images, chosen, on_progress=on_progress).inputs(chosen)
 

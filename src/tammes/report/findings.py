@@ -1,4 +1,4 @@
-"""What a model finds for each query: the nearest items, the margin, and which classes it confuses."""
+"""Retrieval results of each query: nearest items, margin, and confusions of classes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,16 @@ _ENTRIES = 1 << 22  # distances in one block
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found for each query.
+    """The results of each query.
 
     Attributes:
-        queries: which items were searched for.
-        near: the nearest items of each, nearest first; -1 where nothing is left.
-        distances: how far these are.
-        hit: the share of R@1 of each query: 1 or 0, or between where ties decide.
-        can_hit: whether another item of its class is there to be found.
-        margin: how much nearer the nearest item of its own class is than the nearest of another; NaN where there is
-            none of either.
+        queries: the items that are queries.
+        near: the nearest items of each, nearest first; -1 where no item is left.
+        distances: their distances.
+        hit: R@1 of each query: 1 or 0, or between with ties.
+        can_hit: whether there is another item of its class.
+        margin: distance of the nearest item of another class minus that of the nearest of its own; NaN if either is
+            missing.
     """
 
     queries: Int64[ndarray, " queries"]
@@ -39,16 +39,16 @@ class Findings:
 
 @dataclass(frozen=True)
 class ClassFound:
-    """How well the items of a class are found.
+    """The results of a class.
 
     Attributes:
-        label: which class.
-        items: how many of it were searched for.
+        label: the class.
+        items: its number of queries.
         recall: its R@1.
-        taken_for: the class that its wrong nearest neighbours are of most often; None if there are none.
-        taken: how often it is.
+        taken_for: the most frequent class of its wrong nearest neighbours; None if there are none.
+        taken: the number of these.
         shown: one of its items.
-        alone: whether no query of it has another item to find.
+        alone: whether none of its queries has another item of the class.
     """
 
     label: int
@@ -62,11 +62,11 @@ class ClassFound:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Two classes of which one is often taken for the other.
+    """Two classes that are often confused.
 
     Attributes:
-        share: of the queries of both, how many have their nearest neighbour in the other class.
-        examples: such queries and that neighbour, the nearest first.
+        share: the share of their queries whose nearest neighbour is in the other class.
+        examples: such queries with that neighbour, the nearest first.
     """
 
     one: int
@@ -83,11 +83,11 @@ def findings(
     *,
     k: int = 8,
 ) -> Findings:
-    """Search for every query, and look how clear each case is.
+    """Search for every query and compute its margin.
 
     Args:
-        masks: query, gallery, sequence, as `evaluate` takes them.
-        k: neighbours to list, fewer if there are not so many.
+        masks: query, gallery and sequence, as in `evaluate`.
+        k: number of neighbours, or fewer if there are not so many.
     """
     masks = masks or {}
     options: dict[str, Any] = {"ks": (1,), **masks}
@@ -137,7 +137,7 @@ def _margins(
 
 
 def by_class(found: Findings, labels: Int64[ndarray, " items"]) -> list[ClassFound]:
-    """Every class that was searched for, the worst first; those in which nothing can be found last."""
+    """The results of every class, the worst first; classes without possible hits last."""
     of = labels[found.queries]
     first = found.near[:, 0]
     neighbour = np.where(first >= 0, labels[first], -1)
@@ -164,7 +164,7 @@ def by_class(found: Findings, labels: Int64[ndarray, " items"]) -> list[ClassFou
 def confusions(
     found: Findings, labels: Int64[ndarray, " items"], *, pairs: int = 12, examples: int = 3
 ) -> list[Confusion]:
-    """The pairs of classes that are taken for each other most, by the share of their queries that can hit."""
+    """The most frequent confusions, by the share of the queries that can hit."""
     of, first = labels[found.queries], found.near[:, 0]
     wrong = np.flatnonzero((first >= 0) & (labels[first] != of) & found.can_hit)
     if not len(wrong):
@@ -190,7 +190,7 @@ def confusions(
 
 
 def _apart(cases: ndarray, found: Findings, number: int) -> tuple[tuple[int, int], ...]:
-    """The first cases that are not the mirror of one that is listed already."""
+    """The first cases without mirrored ones."""
     chosen: list[tuple[int, int]] = []
     for case in cases.tolist():
         pair = int(found.queries[case]), int(found.near[case, 0])
@@ -204,7 +204,7 @@ def _apart(cases: ndarray, found: Findings, number: int) -> tuple[tuple[int, int
 def chosen_queries(
     found: Findings, labels: Int64[ndarray, " items"], *, number: int = 8, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Rows of queries to look at: at random, the clearest right ones, and the clearest wrong ones; one of a class."""
+    """Rows of example queries: random, clearest right and clearest wrong ones; one per class."""
     margin = found.margin
     order = np.argsort(margin, kind="stable")
     order = order[~np.isnan(margin[order])]

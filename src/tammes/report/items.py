@@ -1,4 +1,4 @@
-"""The items of a finished run, or of other data, embedded by its model: what pages and thresholds are made from."""
+"""The items of a run, or of other data, embedded by its model, for reports and calibration."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,9 +50,9 @@ def items_of(
     """The test or validation items of a finished run's own data, or all of other data, embedded by its model.
 
     Args:
-        data: other images, or vectors for a run of vectors; `part` then means nothing.
-        skip_bad: leave out images that cannot be read.
-        on: auto takes a GPU if there is one.
+        data: other images, or vectors for a run of vectors; `part` is then ignored.
+        skip_bad: leave out unreadable images.
+        on: "auto" uses a GPU if there is one.
     """
     if run.of_vectors:
         return _vector_items(run, data, part)
@@ -77,7 +77,7 @@ def items_of(
 
 
 def own_data(run: RunFolder, config: TrainConfig, embedder: Embedder) -> Data:
-    """The images of a run, in the classes that it was started with; a note says what has changed in them."""
+    """The images of a run in its original classes, with a note about changes."""
     data = load_data(config, embedder, run.read("classes"))
     differs = changed_images(run, data)
     if differs is not None:
@@ -86,7 +86,7 @@ def own_data(run: RunFolder, config: TrainConfig, embedder: Embedder) -> Data:
 
 
 def say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
-    """Classes that trained are easier than others; who measures on them should know."""
+    """Print a note if training classes are among the classes, as they are easier than others."""
     known = set(names) & set(trained_on)
     if known:
         say(
@@ -96,7 +96,7 @@ def say_known(names: tuple[str, ...], trained_on: list[str]) -> None:
 
 
 def check_there(data: str | Dataset | None, config: TrainConfig) -> None:
-    """Refuse images that are not there, before a network is built."""
+    """Raise UserError for missing images, before a network is built."""
     if isinstance(data, str):
         check_place(data)
     elif data is None and config.objects.dataset is None:
@@ -104,7 +104,7 @@ def check_there(data: str | Dataset | None, config: TrainConfig) -> None:
 
 
 def check_for_images(run: RunFolder, **given: Any) -> None:
-    """Refuse options that mean something for images only."""
+    """Raise UserError for options that are for images only."""
     wrong = next((name for name, value in given.items() if value), None)
     if wrong is not None and run.of_vectors:
         raise UserError(f"`{wrong}` is for images, and {run.folder} was trained on vectors: leave it out.")
@@ -125,7 +125,7 @@ def chosen_of(
 
 
 def from_kept(config: TrainConfig, embedder: Embedder, of: ItemsOf) -> ndarray | None:
-    """Vectors from activations that training at a cut has kept, if they are all there: much sooner than from images."""
+    """Vectors from the cached activations of a training at a cut, if they are complete; faster than from images."""
     if config.train != "top":
         return None
     frozen = Frozen(embedder, config.cut)

@@ -1,4 +1,4 @@
-"""Labels in a chart: their size, and where they go so that they overlap neither each other nor a mark."""
+"""Labels in a chart: their size, and positions without overlaps."""
 
 import math
 import unicodedata
@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Words in lines, and the room that they take."""
+    """Lines of text and their size."""
 
     words: str
     lines: list[str]
@@ -38,7 +38,7 @@ class Label(NamedTuple):
 
     @classmethod
     def of(cls, words: str, width: Number) -> "Label":
-        """In at most three lines of this width, about as long as each other; an ellipsis ends what has no room."""
+        """Wrap into at most three balanced lines of this width, with an ellipsis if necessary."""
         lines = _wrapped(words, width)
         if len(lines) > 3:
             lines = [*lines[:2], " ".join(lines[2:])]
@@ -80,7 +80,7 @@ def _cut(line: str, width: Number) -> str:
 
 
 def pixels(words: str) -> float:
-    """Pixels that a text takes at most: those of DejaVu Sans, which is wider than other system fonts."""
+    """An upper bound of the width of a text: that in DejaVu Sans, which is wider than other system fonts."""
     return SIZE * sum(map(_em, words), start=0.0)
 
 
@@ -261,19 +261,19 @@ def _free(places: Float64[np.ndarray, "places 4"], full: Float64[np.ndarray, "bo
 
 
 def _meet(one: Segment, other: Segment) -> bool:
-    """Whether two straight lines cross: the ends of each are on both sides of the other."""
+    """Whether two line segments intersect."""
     return _sides(one, other) < 0 and _sides(other, one) < 0
 
 
 def _sides(line: Segment, other: Segment) -> float:
-    """Negative if the ends of the other are on both sides of a line."""
+    """Negative if the ends of the other segment are on different sides of a line."""
     (x, y), (end_x, end_y) = line
     first, second = ((end_x - x) * (point[1] - y) - (end_y - y) * (point[0] - x) for point in other)
     return first * second
 
 
 def _cross(box: Box, line: Segment) -> bool:
-    """Whether a straight line goes through a box, that is, crosses one of its diagonals."""
+    """Whether a line segment crosses a box, that is, one of its diagonals."""
     falling = (box.left, box.top), (box.right, box.bottom)
     rising = (box.left, box.bottom), (box.right, box.top)
     return _meet(falling, line) or _meet(rising, line)

@@ -1,4 +1,4 @@
-"""The shell of a report: one HTML file with everything in it, which opens from disk and needs no network."""
+"""The frame of a report: a self-contained HTML file that needs no network."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, with a place in its list of contents.
+    """A section of a page, listed in its table of contents.
 
     Attributes:
         anchor: the id of its heading.
@@ -32,11 +32,11 @@ class Section:
 def page(
     title: str, subtitle: str, sections: Sequence[Section], *, heading: Markup | None = None, made_by: str = ""
 ) -> str:
-    """The whole file.
+    """The HTML file.
 
     Args:
-        heading: what stands between the title and the sections, such as the headline figures.
-        made_by: the program and its version, for the foot of the page.
+        heading: the content between title and sections, such as headline figures.
+        made_by: the program and its version, for the footer.
     """
     return rendered(
         "page.html",
@@ -54,7 +54,7 @@ def page(
 
 @cache
 def script_digest() -> str:
-    """What a Content-Security-Policy names it by."""
+    """The hash of the script for a Content-Security-Policy."""
     return b64encode(sha256(script().encode()).digest()).decode()
 
 
@@ -65,12 +65,12 @@ def script() -> str:
 
 
 def rendered(template: str, **values: Any) -> Markup:
-    """A template of this package, filled; what is not markup is escaped."""
+    """A rendered template of this package, with values escaped."""
     return Markup(_environment().get_template(template).render(values))
 
 
 def data_block(name: str, content: Mapping[str, Any]) -> Markup:
-    """Data for the script of the page, which nothing in it can break out of."""
+    """Data for the page's script as JSON, escaped so that it cannot break out of its element."""
     from jinja2.utils import htmlsafe_json_dumps
 
     return Markup('<script type="application/json" id="{}">{}</script>').format(name, htmlsafe_json_dumps(content))
@@ -88,7 +88,7 @@ def _environment() -> Environment:
 
 
 def write_page(file: Path, content: str) -> int:
-    """A page as a file, whole or not at all; how many bytes it has."""
+    """Write a page atomically. Returns its number of bytes."""
     encoded = content.encode(errors="backslashreplace")  # the name of a file may not be Unicode
     write_atomically(file, encoded)
     return len(encoded)

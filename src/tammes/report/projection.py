@@ -1,4 +1,4 @@
-"""A map of embeddings: their projection to two dimensions, in which neighbours stay neighbours."""
+"""Maps of embeddings: projections to two dimensions that keep neighbours together."""
 
 from typing import Literal
 
@@ -7,17 +7,17 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 
 Way = Literal["tsne", "pca"]
-_BEFORE = 50  # principal directions that t-SNE is given: the others cost time and hold little
+_BEFORE = 50  # principal components that t-SNE uses
 _PERPLEXITY = 30.0
 _STEPS = 500
 
 
 def flat(vectors: Float[ndarray, "items dim"], way: Way = "tsne", *, seed: int = 0) -> Float64[ndarray, "items 2"]:
-    """Where each item stands on the map, within 0..1 in both directions.
+    """The coordinates of each item on the map, within 0..1.
 
     Args:
-        way: tsne keeps neighbours together; pca is the shadow of the two directions in which they differ most, at once.
-            Very few items have no neighbourhoods to keep, and are drawn by pca.
+        way: "tsne" keeps neighbours together; "pca" projects onto the two first principal components, which is instant.
+            Very few items are always projected by pca.
     """
     points = np.asarray(vectors, dtype=np.float64)
     points = _principal(points - points.mean(axis=0), _BEFORE)
@@ -31,14 +31,14 @@ def flat(vectors: Float[ndarray, "items dim"], way: Way = "tsne", *, seed: int =
 
 
 def shown_items(labels: Int64[ndarray, " items"], most: int, *, seed: int = 0) -> Int64[ndarray, " shown"]:
-    """Which items a map shows: all, or as many as it may, drawn at random."""
+    """The items that a map shows: all, or a random sample."""
     if len(labels) <= most:
         return np.arange(len(labels))
     return np.sort(np.random.default_rng(seed).permutation(len(labels))[:most])
 
 
 def _principal(centred: ndarray, number: int) -> ndarray:
-    """The coordinates in the directions in which they differ most, always with the same sign."""
+    """The first principal components, with a deterministic sign."""
     values, directions = np.linalg.eigh(centred.T @ centred)
     directions = directions[:, np.argsort(values)[::-1][: min(number, len(centred))]]
     largest = np.abs(directions).argmax(axis=0)

@@ -1,4 +1,4 @@
-"""The page of a run: what was trained, how it went, what it finds and what it mixes up."""
+"""The report of a run: results, training, retrieval examples, confusions, map and threshold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,14 +39,14 @@ _BINS = 60
 
 @dataclass(frozen=True)
 class Looked:
-    """What was computed to look at a run's items.
+    """The computations for a report.
 
     Attributes:
-        places: where the items of the map stand on it, and ...
-        shown: ... which items they are; both None without a map.
-        pairs: the distances of pairs, counted; None where they cannot be, and ...
-        unpaired: ... why.
-        paired: how many items that is of.
+        places: the coordinates of the items on the map; None without a map.
+        shown: the items on the map; None without a map.
+        pairs: the histogram of pair distances; None if there is none.
+        unpaired: the reason why there is none.
+        paired: the number of items in it.
     """
 
     items: Items
@@ -60,10 +60,10 @@ class Looked:
 
 
 def look(items: Items, *, way: Way | None = "tsne", seed: int = 0) -> Looked:
-    """Everything about a run's items that takes long.
+    """Run all expensive computations for a report.
 
     Args:
-        way: how the map is made; None: without one.
+        way: how the map is computed; None for no map.
     """
     shown = None if way is None else shown_items(items.labels, MOST_POINTS, seed=seed)
     paired = shown_items(items.labels, MOST_PAIRED, seed=seed)
@@ -90,8 +90,8 @@ def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = FMR) -> str:
     """The report of a finished run as one HTML file.
 
     Args:
-        looked: None where there are no items to look at: what can be said without them is.
-        fmr: where the threshold is drawn, for a run that is not calibrated.
+        looked: the computations; None if there are no items.
+        fmr: the false match rate whose threshold is drawn, for a run that is not calibrated.
     """
     results, config = run.read("results", needs=NEEDED), run.read("config", needs=OPTIONS)
     sections = [_result(run, results, config), _training(run)]
@@ -114,11 +114,11 @@ def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = FMR) -> str:
 def item_sections(
     looked: Looked, fmr: float, *, calibration: Mapping[str, Any] | None = None, advice: str = ""
 ) -> list[Section]:
-    """What is found, what is mixed up, each class, the map and the threshold: the same for runs and for vectors.
+    """Sections on retrieval, confusions, classes, the map and the threshold, for runs and for vectors.
 
     Args:
-        fmr: where the threshold is drawn, without a calibration.
-        advice: what to do with that threshold.
+        fmr: the false match rate whose threshold is drawn, without a calibration.
+        advice: how to use that threshold.
     """
     album = None if looked.items.images is None else Album(looked.items.images, looked.items.numbers, 96)
     sections = [_retrievals(looked, album), _confusions(looked, album), _classes(looked)]
@@ -138,7 +138,7 @@ def _subtitle(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def what_trains(config: Mapping[str, Any]) -> str:
-    """The loss, or for vectors the closed form, which has none."""
+    """The loss, or for vectors the closed form."""
     return "ridge regression" if config.get("method") == "ridge" else f"{config['loss']} loss"
 
 
@@ -169,7 +169,7 @@ def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -
 
 
 def metrics_table(rows: Mapping[str, Mapping[str, Any]], measured_on: str) -> Markup:
-    """Every metric of measured rows, with its interval."""
+    """All metrics with their intervals."""
     names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     cells = [
         {
@@ -217,7 +217,7 @@ def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any
 
 
 def _facts(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """What was trained, on what, how long, and where."""
+    """The facts of the training: network, data, time, machine."""
     environment, shape = run.read("environment") or {}, run.read("embedder") or {}
     facts = {"data": f"{results['data']}: {config['data']}"}
     if {"train_images", "train_classes"} <= results.keys():

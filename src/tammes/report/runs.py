@@ -1,4 +1,4 @@
-"""The page about a run, or about several."""
+"""Write the report of one run, or of several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,16 +29,16 @@ def report_runs(
     overwrite: bool = False,
     objects: Objects = NONE,
 ) -> Path:
-    """Write the page about a run, or a page for each of several and one that compares them; where it is.
+    """Write the report of a run; for several runs, a report for each and one that compares them. Returns the path.
 
     Args:
-        out: by default report.html, in the folder of the run, and for several in the current folder.
-        map: how the map of the embeddings is made, if at all.
+        out: by default report.html, in the folder of the run, or for several runs in the current folder.
+        map: how the map of the embeddings is computed, if at all.
         fmr: the false match rate whose threshold is drawn, for a run that is not calibrated.
-        skip_bad: leave out images that cannot be read.
-        seed: of the queries that are shown, and of the items of a very large map.
-        overwrite: replace `out`; the page in the folder of a run is always replaced.
-        objects: what the trainings were given as Python objects.
+        skip_bad: leave out unreadable images.
+        seed: random seed of the example queries, and of the items of a very large map.
+        overwrite: replace `out`; the report in a run folder is always replaced.
+        objects: the Python objects of the trainings.
     """
     file = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     own = out is None and len(folders) == 1

@@ -1,4 +1,4 @@
-"""The parts of an inline SVG chart: elements, marks, the key to them, and the frame around both drawings of a chart.
+"""Building blocks of SVG charts: elements, marks, legends, and the frame around both versions of a chart.
 
 Colours come from charts.css alone. Pixels count from the upper left.
 """
@@ -34,7 +34,7 @@ WIDE, NARROW = Place("wide", 720.0, 340.0), Place("narrow", 360.0, 270.0)
 
 
 def tag(name: str, *content: str, **attributes: object) -> Markup:
-    """An element; everything in it that is not markup already is escaped. `class_` is class, `a_b` is a-b."""
+    """An element; anything but markup is escaped. `class_` is class, `a_b` is a-b."""
     given = join(
         Markup(' {}="{}"').format(
             name_of.rstrip("_").replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value

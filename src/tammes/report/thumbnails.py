@@ -1,4 +1,4 @@
-"""Thumbnails as data URLs, for a page."""
+"""Thumbnails as data URLs."""
 
 from base64 import b64encode
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ _QUALITY = 62
 
 @dataclass(frozen=True)
 class Sheets:
-    """Images side by side, many to a file, which takes less room than one file each.
+    """Sprite sheets: many thumbnails in one image, which takes less space.
 
     Attributes:
-        side: of a picture, in pixels.
-        columns: pictures in a row; the sheet has as many rows.
-        files: the sheets, each as an address that contains it.
+        side: the side of a thumbnail, in pixels.
+        columns: thumbnails per row; a sheet has as many rows.
+        files: the sheets as data URLs.
     """
 
     side: int
@@ -31,28 +31,28 @@ class Sheets:
 
 
 def thumbnail(images: Images, number: int, side: int) -> Image.Image:
-    """The square in the middle of an image, at this size."""
+    """The centre crop of an image, scaled to this size."""
     picture = images[number]  # (channels, height, width)
     shown = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
     return square(shown.convert("RGB"), side)
 
 
 def square(picture: Image.Image, side: int) -> Image.Image:
-    """The square in the middle of a picture, at this size."""
+    """The centre crop of an array of pixels, scaled to this size."""
     shorter = min(picture.size)
     left, top = (picture.width - shorter) // 2, (picture.height - shorter) // 2
     return picture.crop((left, top, left + shorter, top + shorter)).resize((side, side), Image.Resampling.LANCZOS)
 
 
 def as_address(picture: Image.Image, quality: int = _QUALITY) -> str:
-    """A picture as an address that contains it."""
+    """An image as a data URL."""
     content = BytesIO()
     picture.save(content, format="WEBP", quality=quality, method=4)
     return f"data:image/webp;base64,{b64encode(content.getvalue()).decode()}"
 
 
 def sheets(images: Images, numbers: Int64[np.ndarray, " items"], side: int) -> Sheets:
-    """All of these images, in this order, on as many sheets as they need."""
+    """The thumbnails of these images, in order, on as many sheets as necessary."""
     found = []
     for part in _chunks(numbers.tolist(), _COLUMNS**2):
         rows = -(-len(part) // _COLUMNS)
@@ -69,7 +69,7 @@ def _chunks(numbers: list[int], size: int) -> Iterator[list[int]]:
 
 
 class Album:
-    """Images for a page, each made once: item -> its address."""
+    """Thumbnails for a page, each created once: item -> data URL."""
 
     def __init__(self, images: Images, numbers: Int64[np.ndarray, " items"], side: int) -> None:
         self.images, self.numbers, self.side = images, numbers, side

@@ -1,4 +1,4 @@
-"""The page of vectors: those of a file, or of a gallery. What they find, what they mix up, how well they separate."""
+"""The report of labelled vectors of a file or a gallery: retrieval, confusions and thresholds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +27,16 @@ from tammes.training.embedding import Items
 from tammes.training.evaluation import RESTARTS, protocol
 from tammes.vectors.train import raw
 
-_MOST = 20_000  # items of a gallery that are looked at; of more they are drawn at random
+_MOST = 20_000  # items of a gallery that are used; a random sample of more
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Labelled vectors, and what the page says of them.
+    """Labelled vectors with facts about them.
 
     Attributes:
-        options: how they are measured; see `tammes.training.evaluation.protocol`.
-        facts: by their names.
+        options: options of their evaluation; see `tammes.training.evaluation.protocol`.
+        facts: facts for the report, by name.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Thumbnails:
 
 
 def of_file(file: Path) -> Subject:
-    """The vectors of a file, which must have labels."""
+    """The labelled vectors of a file."""
     found = vectors(file)
     chosen = np.arange(len(found))
     names, codes = np.unique(found.labels, return_inverse=True)
@@ -119,14 +119,14 @@ def report_vectors(
     seed: int = 0,
     overwrite: bool = False,
 ) -> Path:
-    """Write the page about the vectors of a file or a gallery; where it is.
+    """Write the report of the vectors of a file or a gallery. Returns its path.
 
     Args:
         what: a .npz or .parquet file, or a gallery.
-        out: by default their name and .html, beside them.
-        map: how the map of the embeddings is made, if at all.
+        out: by default its name with .html, in the same folder.
+        map: how the map of the embeddings is computed, if at all.
         fmr: the false match rate whose threshold is drawn.
-        seed: of the items that are shown where there are very many.
+        seed: random seed of the sample if there are very many items.
         overwrite: replace `out`.
     """
     file = out or _beside(what)
@@ -139,7 +139,7 @@ def report_vectors(
 
 
 def _beside(what: str) -> Path:
-    """Where the page of a file or a gallery goes; of one that is not in a folder, the current folder."""
+    """The default path of the report; the current folder for a gallery that is not in a folder."""
     if "://" in what:
         return Path(f"{what.rstrip('/').rpartition('/')[2]}.html")
     path = Path(what) if Path(what).name else Path(what).resolve()

@@ -22,6 +22,14 @@ class Base:
     make: Callable[[int], nn.Module] | None = None
 
 
+def class_layers(base: Base, heads: tuple[int, ...]) -> nn.ModuleList:
+    """For the discriminative loss as base, one loss with its class layer for each head; otherwise empty."""
+    if base.name != "discriminative":
+        return nn.ModuleList()
+    assert base.make is not None
+    return nn.ModuleList(base.make(size) for size in heads)
+
+
 class ClassLayer(nn.Module):
     """The discriminative loss with its own class layer: (embeddings, labels) -> scalar.
 

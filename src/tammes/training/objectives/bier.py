@@ -14,7 +14,7 @@ from tammes.geometry import checked_batch, full_precision, normalise, rms_norm
 from tammes.losses.method import Method
 from tammes.models.embedder import Embedder
 from tammes.models.heads import parted
-from tammes.training.objectives.base import Base, ClassLayer
+from tammes.training.objectives.base import Base, ClassLayer, class_layers
 
 Form = Literal["shrinkage", "eta"]
 _ALPHA, _BETA, _COST, _SHRINKAGE = 2.0, 0.5, 25.0, 0.06
@@ -116,12 +116,9 @@ class BIER(nn.Module):
         self.base, self.heads, self.form = base.name, tuple(heads), form
         self.alpha, self.beta, self.cost, self.shrinkage = alpha, beta, cost, shrinkage
         self.diversity, self.unit_weights = diversity, unit_weights
-        self.bases, self.minima = nn.ModuleList(), list[float]()
-        if base.name == "discriminative":
-            assert base.make is not None
-            self.bases.extend(base.make(size) for size in heads)
-            losses = [each.loss if isinstance(each, ClassLayer) else each for each in self.bases]
-            self.minima = [float(each.minimum) for each in losses]  # type: ignore[arg-type]
+        self.bases = class_layers(base, heads)
+        losses = [each.loss if isinstance(each, ClassLayer) else each for each in self.bases]
+        self.minima = [float(each.minimum) for each in losses]  # type: ignore[arg-type]
 
     def forward(
         self, features: Float[Tensor, "batch features"], labels: Integer[Tensor, " batch"], embedder: Embedder

@@ -14,7 +14,7 @@ from tammes.losses.method import Method
 from tammes.losses.mining import checked_margin, mean_or_zero, negatives, positives
 from tammes.models.embedder import Embedder
 from tammes.models.heads import parted
-from tammes.training.objectives.base import Base
+from tammes.training.objectives.base import Base, class_layers
 
 Form = Literal["cascade", "released"]
 _MARGIN = 1.0
@@ -78,10 +78,7 @@ class HDC(nn.Module):
             raise UserError(f"margin is for pairs, and the discriminative loss has none: drop margin={margin}.")
         self.base, self.heads, self.form = base.name, tuple(heads), form
         self.margin, self.fractions = checked_margin(margin), (1.0, second, third)
-        self.bases = nn.ModuleList()
-        if base.name == "discriminative":
-            assert base.make is not None
-            self.bases.extend(base.make(size) for size in heads)
+        self.bases = class_layers(base, heads)
 
     def forward(
         self, features: Float[Tensor, "batch features"], labels: Integer[Tensor, " batch"], embedder: Embedder
