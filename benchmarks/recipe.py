@@ -19,8 +19,8 @@ import torch
 import tyro
 
 from benchmarks.cub import Stored
-from benchmarks.page import RESULTS as FOLDER
 from benchmarks.page import recipe_rows
+from benchmarks.stored import RESULTS as FOLDER
 from tammes.data.batches import batches
 from tammes.geometry import normalise
 from tammes.metrics import evaluate
@@ -97,7 +97,8 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
                 "train": "all",
                 "val_classes": "0",
             }
-            given |= {"skip_bad": True, "precision": "bf16", "refit": False} | changes  # measured below, as a row of its own
+            # The last step is measured below, as a row of its own.
+            given |= {"skip_bad": True, "precision": "bf16", "refit": False} | changes
             train_images(resolve(str(options.folder), given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
     run = RunFolder(folder)
     seconds = process_time() - seconds
