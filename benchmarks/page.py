@@ -1134,7 +1134,9 @@ def methods(results: Path) -> list[str]:
     }
     losses = {name: "discriminative" if found is None else found[1] for name, found in made.items()}
     shown = {
-        "CUB-200-2011, new layers trained": [row.method for row in rows],
+        "CUB-200-2011, new layers trained": [
+            "pretrained, nothing trained" if row.method == UNTRAINED else row.method for row in rows
+        ],
         "R@1": [str(row.measures["recall_at_1"]) for row in rows],
         "MAP@R": [f"{row.measures['mean_average_precision_at_r'].mean:.2f}" for row in rows],
         "NMI": [f"{row.measures['NMI'].mean:.2f}" for row in rows],

@@ -428,7 +428,7 @@ def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) 
     text = tables_page(TABLE_BLOCKS, tmp_path)
     assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
-    assert "| before training | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
+    assert "| pretrained, nothing trained | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
     assert "later" not in text
 
 
