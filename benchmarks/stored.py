@@ -74,8 +74,8 @@ def figure(found: Figure | None) -> str:
 
 
 def commits(found: Sequence[str]) -> str:
-    """The commits of a row, short enough for a column."""
-    return "" if not found else found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more"
+    """The commits of a row, short enough for a column: the first, and how many more there are."""
+    return "" if not found else found[0] if len(found) == 1 else f"{found[0]} +{len(found) - 1}"
 
 
 def minutes(found: float | None) -> str:
