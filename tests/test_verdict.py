@@ -200,6 +200,13 @@ def test_a_training_that_hurt_keeps_the_pretrained_embedding_and_says_so(hurt: P
     torch.testing.assert_close(kept(images), normalise(kept.features(images)), rtol=0, atol=0)
 
 
+def test_evaluate_does_not_call_trained_what_was_not(hurt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", str(hurt), "--no-clustering"])
+    shown = capsys.readouterr().out
+    assert "kept: pretrained" in shown
+    assert " trained " not in shown
+
+
 def test_what_comes_after_training_works_on_a_pretrained_embedding(
     hurt: Path, patterns: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,12 +71,23 @@ def evaluate(config: Evaluate) -> None:
         return
     one = next(iter(rows.values()))
     words = {"untrained": "pretrained", "pca_whitened": "whitened by PCA"}
+    if "trained" in rows:
+        words["trained"] = _title_of(config)
     rows = {words.get(name, name): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if alone := one["single_image_classes"]:
         print(f"{alone} classes have one image only, which nothing can match: they count as misses.")
     if one["tie_rate"]:
         print(f"{100 * one['tie_rate']:.2f} % of the queries have ties that matter; they count as their expectation.")
+
+
+def _title_of(config: Evaluate) -> str:
+    """What the model of a run is called, which may be the pretrained embedding."""
+    from tammes.training.run_folder import RunFolder
+    from tammes.training.verdict import kept_title
+
+    results = None if config.embedding else RunFolder(Path(config.model)).read("results")
+    return "trained" if results is None else kept_title(results)
 
 
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:

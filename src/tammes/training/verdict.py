@@ -174,10 +174,14 @@ def describe(results: Mapping[str, Any]) -> str:
 def measured_rows(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What results.json has of the test classes, by what it is called: before training, what was kept, and the last
     epoch where that was not kept."""
-    found = results.get("verdict") or {"judged": False}
-    kept = f"kept: {found['kept']}" if found["judged"] else "trained"
-    titles = {"untrained": "pretrained", "trained": kept, "last": "last epoch"}
+    titles = {"untrained": "pretrained", "trained": kept_title(results), "last": "last epoch"}
     return {title: results[name] for name, title in titles.items() if results.get(name)}
+
+
+def kept_title(results: Mapping[str, Any]) -> str:
+    """What the row of a run's model is called: not trained where the pretrained embedding was kept."""
+    found = results.get("verdict") or {"judged": False}
+    return f"kept: {found['kept']}" if found["judged"] else "trained"
 
 
 def _trained(candidates: Mapping[str, Any]) -> list[str]:
