@@ -150,6 +150,12 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
         " images has the right class, in per cent, on classes that took no part in training. ±: half of the 95 %"
         " interval over seeds. Minutes: of training alone, mean over seeds, without a GPU. Commit: +3, three more.",
         "",
+        "Here: a centre crop of 224 pixels, embeddings of 256 numbers, GoogLeNet unless said otherwise."
+        " **Paper's recipe**: batches of 128, random crops, learning rates 0.1 and 0.01 halved every 5 epochs"
+        " (after each in runs of 5). **Our recipe**: batches of 32, random crops, a cosine schedule, maximum"
+        " pooling, both new layers in closed form. **Top layers** and **new layers**: `--train top` and"
+        " `--train head`, the rest frozen.",
+        "",
         COPIES,
         "",
         "Every plan with its conditions, commands and curves: [results, plan by plan](results-by-plan.md). Both pages"
