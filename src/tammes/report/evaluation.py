@@ -124,7 +124,7 @@ def evaluate_pretrained(
     how = protocol(dataset, chosen, clustering=clustering)
     rows = {}
     for name, one in networks.items():
-        with working(f"measuring, {_SAID[name]}", KEPT), torch.inference_mode():
+        with working(f"measuring, {name}", KEPT), torch.inference_mode():
             found = one.embedding(features.to(one.mean.device)).cpu().numpy()
             rows[name] = evaluate(found, dataset.labels[chosen], **how, **options)
     return rows
