@@ -21,7 +21,7 @@ from tammes.training.build import trained_embedder
 from tammes.training.config import load_config
 from tammes.training.data import list_data
 from tammes.training.run_folder import RunFolder, centroids_of
-from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged, sure
+from tammes.training.verdict import Candidates, by_class, candidates_again, describe, measured_rows, not_judged, sure
 from tests.commands import printed
 from tests.compared import same_end
 from tests.configs import config_of, data_of
@@ -205,6 +205,13 @@ def test_evaluate_does_not_call_trained_what_was_not(hurt: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "kept: pretrained" in shown
     assert " trained " not in shown
+
+
+def test_a_network_of_random_weights_is_not_called_pretrained() -> None:
+    results = {"untrained": {"recall_at_1": 0.1}, "trained": {"recall_at_1": 0.2}}
+    assert list(measured_rows(results, {"weights": "none"})) == ["random weights", "trained"]
+    assert list(measured_rows(results, {"weights": "none", "init_from": "runs/a"})) == ["pretrained", "trained"]
+    assert list(measured_rows(results, {"weights": "imagenet"})) == ["pretrained", "trained"]
 
 
 def test_what_comes_after_training_works_on_a_pretrained_embedding(

@@ -70,9 +70,7 @@ def evaluate(config: Evaluate) -> None:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    words = {"untrained": "pretrained", "pca_whitened": "whitened by PCA"}
-    if "trained" in rows:
-        words["trained"] = _title_of(config)
+    words = {"pca_whitened": "whitened by PCA"} | (_titles(config) if "untrained" in rows else {})
     rows = {words.get(name, name): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if alone := one["single_image_classes"]:
@@ -81,13 +79,15 @@ def evaluate(config: Evaluate) -> None:
         print(f"{100 * one['tie_rate']:.2f} % of the queries have ties that matter; they count as their expectation.")
 
 
-def _title_of(config: Evaluate) -> str:
-    """What the model of a run is called, which may be the pretrained embedding."""
+def _titles(config: Evaluate) -> dict[str, str]:
+    """What the rows of a run are called: its model may be the pretrained embedding, its first weights random."""
     from tammes.training.run_folder import RunFolder
-    from tammes.training.verdict import kept_title
+    from tammes.training.verdict import before_title, kept_title
 
-    results = None if config.embedding else RunFolder(Path(config.model)).read("results")
-    return "trained" if results is None else kept_title(results)
+    run = RunFolder(Path(config.model))
+    results = None if config.embedding else run.read("results")
+    kept = "trained" if results is None else kept_title(results)
+    return {"untrained": before_title(run.read("config")), "trained": kept}
 
 
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -68,6 +68,10 @@ def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
     return min(times) / FEW
 
 
+def _epochs(config: TrainConfig) -> str:
+    return "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+
+
 def say_plan(
     run: RunFolder, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
 ) -> None:
@@ -96,7 +100,7 @@ def say_plan(
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {began}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_describe_loss(config)}, preset {config.preset}",
-        f"device    {where}; {config.epochs} epochs, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
+        f"device    {where}; {_epochs(config)}, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:

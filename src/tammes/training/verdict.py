@@ -171,10 +171,17 @@ def describe(results: Mapping[str, Any]) -> str:
     )
 
 
-def measured_rows(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def before_title(config: Mapping[str, Any] | None) -> str:
+    """What a network is called before training: not pretrained where its weights are random."""
+    given = config or {}
+    random = given.get("weights") == "none" and not (given.get("init_from") or given.get("continue_from"))
+    return "random weights" if random else "pretrained"
+
+
+def measured_rows(results: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """What results.json has of the test classes, by what it is called: before training, what was kept, and the last
     epoch where that was not kept."""
-    titles = {"untrained": "pretrained", "trained": kept_title(results), "last": "last epoch"}
+    titles = {"untrained": before_title(config), "trained": kept_title(results), "last": "last epoch"}
     return {title: results[name] for name, title in titles.items() if results.get(name)}
 
 
