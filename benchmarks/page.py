@@ -1,13 +1,12 @@
-"""docs/results.md, docs/performance.md and the tables of the README and docs/tables.md: `make results`.
+"""docs/results.md, results-by-plan.md, performance.md and the tables of the README and docs/tables.md: `make results`.
 
     python -m benchmarks.page
 
 All is made of benchmarks/results/. The README has the rows that the paper has too, docs/tables.md all of them. Plans
-are stored by `python -m benchmarks.store`; a table of the paper whose plan has no results yet is shown as not run, with
-the commands. tests/test_results_page.py fails where the files are not what this makes.
+are stored by `python -m benchmarks.store`; what of the paper's tables has no results is shown as not run, with its
+command and its hours (benchmarks/beside.py). tests/test_results_page.py fails where the files are not what this makes.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
@@ -15,37 +14,49 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from tammes.benchmark.plan import Plan, read_plan
+from benchmarks import beside
+from benchmarks.stored import (
+    CLOSED_FORMS,
+    DATA_NAMES,
+    IMAGES,
+    NOT_MOVED,
+    PLANS,
+    RESULTS,
+    ROOT,
+    closed_forms,
+    commits,
+    drawn,
+    figure,
+    pretrained,
+    read,
+)
 from tammes.benchmark.published import published_table
-from tammes.benchmark.tables import MEASURES, UNTRAINED, Figure, Row, columns, from_json, table
+from tammes.benchmark.tables import DISTANCES, HEADLINE, MEASURES, UNTRAINED, Figure, Row, columns, from_json
 from tammes.cli.losses import explained
 from tammes.errors import UserError
 from tammes.training.objectives import METHODS
-from tammes.training.presets import recipe_of
 
-ROOT = Path(__file__).parents[1]
-RESULTS, PLANS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "plans"
 PAGE, README, METHOD = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "method.md"
+BY_PLAN = ROOT / "docs" / "results-by-plan.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 SCALE, TABLES = ROOT / "docs" / "scale.md", ROOT / "docs" / "tables.md"
 BACKBONES = ROOT / "docs" / "guides" / "choose-a-backbone.md"
 
-# The paper's tables in its order, then ours; every plan stands in one of them.
+# Every plan stands in one of them, in the order of the paper's tables, then ours.
 SECTIONS = {
-    "Our recipe: both new layers in closed form": (
+    "Our recipe": (
         *("recipe-cub", "recipe-cars196", "recipe-resnet50-cub", "recipe-resnet50-cars196"),
         *("recipe-methods-cub", "recipe-methods-cars196"),
     ),
-    "The paper's own experiment (its table 2)": (
+    "The paper's own experiment": (
         *("paper-cub", "paper-cub-20", "paper-cars196", "paper-cars196-15", "cub-layers-head", "cub-layers-top"),
     ),
-    "Where the centroids are (table 3)": ("cub-centroids-head", "cub-centroids-top", "cub-softmax-top"),
-    "CUB-200-2011, every method (table 4)": ("minutes-cub", "methods-cub", "cub-methods"),
-    "CARS196, every method (table 5)": ("minutes-cars196", "methods-cars196"),
-    "The state of the art (table 6)": ("cub-more-head", "cub-more-top", "cub-more", "cars196-more"),
-    "Minutes to train (table 7)": ("cub-minutes",),
-    "Another network, VGG-16 (table 8)": ("paper-vgg-cub", "paper-vgg-cars196"),
-    "Complexity (table 1)": (),
+    "Centroids": ("cub-centroids-head", "cub-centroids-top", "cub-softmax-top"),
+    "CUB-200-2011, every method": ("minutes-cub", "methods-cub", "cub-methods"),
+    "CARS196, every method": ("minutes-cars196", "methods-cars196"),
+    "Methods that are more than a loss": ("cub-more-head", "cub-more-top", "cub-more", "cars196-more"),
+    "Minutes to train": ("cub-minutes",),
+    "VGG-16": ("paper-vgg-cub", "paper-vgg-cars196"),
     "Omniglot": ("omniglot-layers", "omniglot-centroids", "omniglot-methods"),
     "Glyphs, the embedded characters": (
         *("glyphs-layers", "glyphs-centroids", "glyphs-methods", "glyphs-more", "glyphs-minutes"),
@@ -54,26 +65,19 @@ SECTIONS = {
 # What a table does not say by itself.
 BEFORE_REFIT = "Trained before `--refit` was part of the recipe: add `--no-refit` to the command for the same."
 CAVEATS = {
-    **dict.fromkeys(("recipe-cub", "recipe-cars196", "recipe-resnet50-cub"), BEFORE_REFIT),
-    "cub-layers-head": "With preset default only the class layer trains, which the 256-d embedding does not use: the"
-    " row of the penultimate layer is closed-form whitening of the pretrained features, without any loss.",
-    "cub-softmax-top": "At the rate that the search chose (backbone 1e-07) the network does not move: the row of the"
-    " penultimate layer is the closed-form initialisation.",
-    "cub-more-top": "Proxy-Anchor, multi-similarity and ArcFace chose the lowest rate, 1e-06, at which the network does"
-    " not move: their rows are the closed-form initialisation. N-pair + angular and DVML on discriminative are within"
-    " 0.02 of it.",
+    "cub-layers-head": "With preset default only the class layer trains, which the 256-d embedding does not use.",
+    "cub-softmax-top": "The search chose a backbone rate of 1e-07, at which the network does not move.",
+    "cub-more-top": "Proxy-Anchor, multi-similarity and ArcFace chose the lowest rate, 1e-06. N-pair + angular and DVML"
+    " on discriminative are within 0.02 of the closed-form initialisation.",
     "cub-methods": "The search chose push 0.1 for the discriminative loss, where the paper has 1/3. NormFace ran with a"
     " temperature that the search chose, not with its learned scale.",
 }
-NOT_MOVED = {"Proxy-Anchor", "multi-similarity", "ArcFace"}  # of cub-more-top
 # What our copies of the data differ in from what was published.
 COPIES = (
     "The images of CUB-200-2011 were scaled to a shorter side of 256 pixels and stored again (WebP) before all of this;"
     " of CARS196 15 of the 16,185 images were missing (8,048 trained, 8,122 tested). The ImageNet weights of GoogLeNet,"
     " VGG-16 and ResNet-50 were stored in half precision. Training computes in what the command says."
 )
-# Rows of evaluation that no loss had a part in.
-CLOSED_FORMS = {"pca_whitened": "PCA whitening, nothing trained", "whitened": "whitening, nothing trained"}
 BOUND = {
     "loss": "training loss",
     "triplet_loss": "L_t",
@@ -82,8 +86,6 @@ BOUND = {
     "certificate": "certificate",
     "epsilon": "ε",
 }
-# Images that train and test, to estimate by; results say how many there were.
-IMAGES = {"CUB_200_2011": (5864, 5924), "cars196": (8054, 8131)}
 RECALLS = ("recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8")
 # Rows of the README's table: what was done, the plan of each data set, its preset and method; and rows of the paper.
 _OURS = "discriminative, one-hot centroids"
@@ -104,13 +106,13 @@ IN_README = (
     ),
     ("`tammes train --preset paper`, 40 epochs", ("paper-cub", "paper-cars196"), "paper", _OURS),
     (
-        "**`tammes train --backbone googlenet --no-refit`**, 3 epochs",
+        "**`tammes train --backbone googlenet`**, 3 epochs",
         ("recipe-cub", "recipe-cars196"),
         "default",
         _OURS,
     ),
     (
-        "**`tammes train --no-refit`** (ResNet-50), 3 epochs (busy machine)",
+        "**`tammes train`** (ResNet-50), 3 epochs (busy machine)",
         ("recipe-resnet50-cub", "recipe-resnet50-cars196"),
         "default",
         _OURS,
@@ -120,13 +122,13 @@ PAPER_IN_README = {
     "the paper's softmax, up to 40 epochs": "Softmax",
     "the paper's discriminative loss, up to 40 epochs": "Discriminative",
 }
-DATA_NAMES = {"CUB_200_2011": "CUB-200-2011", "cars196": "CARS196 (15 of 16,185 images missing)"}
 DATA_IN_README = {"cub": "CUB", "cars196": "CARS196"}
 
 
 def write_page() -> None:
     """The generated pages: results, performance, the tables of other pages, the losses, the errors."""
     PAGE.write_text(page())
+    BY_PLAN.write_text(by_plan())
     PERFORMANCE.write_text(performance_page())
     README.write_text(readme(README.read_text()))
     TABLES.write_text(tables_page(TABLES.read_text()))
@@ -136,34 +138,77 @@ def write_page() -> None:
 
 
 def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
-    """docs/results.md as it should be."""
+    """docs/results.md as it should be: the paper's tables beside ours, and our recipe."""
+    missing = beside.not_run(results, plans)
+    contents = ["Our recipe", "Table 1: complexity"]
+    contents += [f"Table {number}: {title}" for number, title in beside.TITLES.items()]
+    contents += ["Not run"] if missing else []
     lines = [
         "# Results",
         "",
-        "Written by `make results` from `benchmarks/results/`; do not edit. A plan is run by the command above its"
-        " table (`--only METHOD` runs some of its rows alone, `--data` names the folder that holds the data set), and"
-        " stored by `python -m benchmarks.store runs/NAME`. The command of a row is that of its first seed. Minutes"
-        " are of training alone, the mean over seeds.",
+        "The eight tables of Do et al. (2019), each row of the paper above ours. R@K: how often one of the K nearest"
+        " images has the right class, in per cent, on classes that took no part in training. ±: half of the 95 %"
+        " interval over seeds. Minutes: of training alone, mean over seeds, without a GPU. Commit: +3, three more.",
+        "",
+        "Here: a centre crop of 224 pixels, embeddings of 256 numbers, GoogLeNet unless said otherwise."
+        " **Paper's recipe**: batches of 128, random crops, learning rates 0.1 and 0.01 halved every 5 epochs"
+        " (after each in runs of 5). **Our recipe**: batches of 32, random crops, a cosine schedule, maximum"
+        " pooling, both new layers in closed form. **Top layers** and **new layers**: `--train top` and"
+        " `--train head`, the rest frozen.",
         "",
         COPIES,
+        "",
+        "Every plan with its conditions, commands and curves: [results, plan by plan](results-by-plan.md). Both pages"
+        " are written by `make results` from `benchmarks/results/`.",
+        "",
+        "## In short",
+        "",
+        *beside.summary(results, plans),
+        "Contents: " + " · ".join(f"[{title}](#{beside.slug(title)})" for title in contents),
+        "",
+        "## Our recipe",
+        "",
+        "The paper's loss, both new layers initialised in closed form"
+        " ([why](decisions/0025-class-layer-in-closed-form.md)), every layer trained."
+        " The last step, `--refit` ([why](decisions/0028-new-layers-found-again.md)), is newer than some rows:"
+        " `tammes train --no-refit` is the same as these.",
+        "",
+        *beside.recipes(results, plans),
+        "## Table 1: complexity",
+        "",
+        *(_if_stored(results, "complexity", complexity) or ["Not run: `python -m benchmarks.complexity`.", ""]),
+    ]
+    for number in beside.TITLES:
+        lines += beside.section(number, results, plans)
+        if number == 7:
+            lines += _if_stored(results, "training_time", training_time)
+        if number == 8:
+            lines += _if_stored(results, "throughput", vgg16_speed)
+    return "\n".join([*lines, *missing])
+
+
+def by_plan(results: Path = RESULTS) -> str:
+    """docs/results-by-plan.md as it should be: each stored plan whole, and what is not of a plan."""
+    lines = [
+        "# Results, plan by plan",
+        "",
+        "The rows behind [the results](results.md), and those that the paper has no table for. A plan is run by the"
+        " command above its table (`--only METHOD` for some rows, `--data` names the folder that holds the data set)"
+        " and stored by `python -m benchmarks.store runs/NAME`. The command of a row is that of its first seed."
+        " Per cent, on classes that took no part in training; ±: half of the 95 % interval over seeds (Student's t).",
         "",
     ]
     placed = {name for names in SECTIONS.values() for name in names}
     more = sorted(file.stem for file in (results / "plans").glob("*.json") if file.stem not in placed)
     for heading, names in (SECTIONS | {"Other plans": tuple(more)}).items():
-        content = [line for name in names for line in _plan(name, results, plans)]
-        if heading.startswith("Our recipe"):
+        stored = (read(results / "plans" / f"{name}.json") for name in names)
+        content = [line for each in stored if each is not None for line in plan_section(each, results)]
+        if heading == "Our recipe":
             content += _if_stored(results, "recipe", recipe_section)
-        if "(table 4)" in heading and not _every_layer(results):
+        if heading == "CUB-200-2011, every method" and not _every_layer(results):
             content += _if_stored(results, "cub_all", cub_all)
-        if "VGG-16" in heading:
-            content += _if_stored(results, "throughput", vgg16_speed)
-        if "(table 7)" in heading:
-            content += _if_stored(results, "training_time", training_time)
         if heading == "Omniglot":
             content += _if_stored(results, "time_to", time_to)
-        if "Complexity" in heading:
-            content += _if_stored(results, "complexity", complexity)
         lines += [f"## {heading}", "", *content] if content else []
     lines += _if_stored(results, "estimators", estimators)
     lines += _if_stored(results, "serve", served)
@@ -171,68 +216,78 @@ def page(results: Path = RESULTS, plans: Path = PLANS) -> str:
 
 
 def _if_stored(results: Path, name: str, section: Callable[[Mapping[str, Any]], list[str]]) -> list[str]:
-    stored = _read(results / f"{name}.json")
+    stored = read(results / f"{name}.json")
     return [] if stored is None else section(stored)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    return dict(json.loads(file.read_text())) if file.exists() else None
 
 
 # ---- plans
 
 
-def _plan(name: str, results: Path, plans: Path) -> list[str]:
-    """A plan as it was stored; one that compares with the paper and was not run is shown as such."""
-    stored = _read(results / "plans" / f"{name}.json")
-    if stored is not None:
-        return plan_section(stored, results)
-    file = plans / f"{name}.toml"
-    if not file.exists():
-        return []
-    plan = read_plan(file)
-    return [] if plan.paper is None else not_run_section(plan, _read(results / "throughput.json"))
-
-
 def plan_section(stored: Mapping[str, Any], results: Path = RESULTS) -> list[str]:
     """What was found, and how each row was made."""
-    lines = [f"### {stored['title']}", ""]
-    caveat = CAVEATS.get(stored["plan"])
-    for remark in [*([] if caveat is None else [f"**{caveat}**"]), *stored["remarks"]]:
-        lines += [remark, ""]
-    lines += [f"    {stored['command']}", ""]
+    lines = [f"### {stored['title']}", "", *_conditions(stored), f"    {stored['command']}", ""]
     for preset, rows in from_json(stored["tables"]).items():
+        runs = stored["runs"][preset]
         lines += [f"Preset {preset}:", ""] if len(stored["tables"]) > 1 else []
-        lines += [
-            *_drawn(_with_not_run([*rows, *_closed_forms(stored["data"], stored["runs"][preset], results)])),
-            *_curves(stored["runs"][preset]),
-            *_drawn(_made(stored["runs"][preset])),
-        ]
+        lines += [*drawn(_rows(stored, preset, rows, results)), *_curves(runs), *_made(runs)]
     return lines
 
 
-def pretrained(results: Path = RESULTS) -> list[dict[str, Any]]:
-    """What `benchmarks.pretrained` has stored."""
-    file = results / "pretrained.json"
-    return list(json.loads(file.read_text())) if file.exists() else []
+def _conditions(stored: Mapping[str, Any]) -> list[str]:
+    """What is the same for all rows, and what a reader must know of them."""
+    said: list[str] = []
+    for remark in stored["remarks"]:
+        same = re.fullmatch(r"The same for all rows \((preset \w+)\): (.*), unless said otherwise\.", remark)
+        if same is not None:
+            said.append(f"{same[1].capitalize()}: {same[2]}.")
+        elif not remark.startswith(("Data: ", "The paper's column is", "Distances are")):
+            said.append(remark)
+    caveat = CAVEATS.get(stored["plan"])
+    if stored["plan"] in beside.RECIPES and beside.before_refit(stored):
+        caveat = BEFORE_REFIT
+    return [" ".join(said), "", *([f"**{caveat}**", ""] if caveat else [])]
 
 
-def _closed_forms(data: str, runs: Sequence[Mapping[str, Any]], results: Path) -> list[Row]:
-    """Rows of the same network without any loss, where it was measured: its features whitened."""
-    trained = {tuple(re.findall(r"--(?:backbone|pool) (\S+)", run["command"])) for run in runs}
-    measured = pretrained(results)
-    return [
-        Row(
-            title,
-            "",
-            "last",
-            {name: Figure(100 * row[name], None, 1) for name in MEASURES if row.get(name) is not None},
-        )
-        for each in measured
-        if each["data"] == data and {(each["network"], each["pool"])} == trained
-        for name, title in CLOSED_FORMS.items()
-        for row in [each["rows"][name]]
-    ]
+def _rows(stored: Mapping[str, Any], preset: str, rows: Sequence[Row], results: Path) -> dict[str, list[str]]:
+    """The table of a preset: rows that did not move and rows without figures say so; then what nothing trained."""
+    runs = stored["runs"][preset]
+    of_plan = {name: figures for name, figures in columns(rows).items() if not name.startswith("the paper's")}
+    told = [NOT_MOVED.get((stored["plan"], preset, row.method)) if row.layer == "penultimate" else None for row in rows]
+    pretrained_too = not all("--backbone conv4 " in f"{run['command']} " for run in runs)
+    names = ["pretrained" if row.method == UNTRAINED and pretrained_too else row.name for row in rows]
+    shown = {
+        "method": [f"{name}; **{why}**" if why else name for name, why in zip(names, told, strict=True)],
+        **{
+            title: [figure(row.measures.get(key)) if row.measures else "not run" * (key == HEADLINE) for row in rows]
+            for key, title in MEASURES.items()
+            if title in of_plan or key == HEADLINE
+        },
+    }
+    if "R@1 - first row" in of_plan and any(row.difference and row.difference.half for row in rows):
+        shown["R@1, to the first row"] = of_plan["R@1 - first row"]
+    shown |= {name: of_plan[name] for name in ("seeds", "minutes") if name in of_plan}
+    if len({tuple(row.distances.values()) for row in rows if row.distances}) > 1:
+        shown["distances of centroids: min / max / mean / std"] = [
+            " / ".join(f"{row.distances[name]:.3f}" for name in DISTANCES) if row.distances else "" for row in rows
+        ]
+    shown |= {name: of_plan[name] for name in ("chosen", "remark") if name in of_plan}
+    commit = {run["method"]: commits(run["commits"]) for run in runs}
+    shown["commit"] = [commit.get(row.method, "") for row in rows]
+    for name, measures, made in _closed_forms(stored["data"], runs, results):
+        cells = {"method": name, "commit": made} | {title: figure(measures.get(key)) for key, title in MEASURES.items()}
+        for title, filled in shown.items():
+            filled.append(cells.get(title, ""))
+    return shown
+
+
+def _closed_forms(
+    data: str, runs: Sequence[Mapping[str, Any]], results: Path
+) -> Iterator[tuple[str, dict[str, Figure], str]]:
+    """Rows of the same network with the same pooling whose features were whitened, without any loss."""
+    for run in runs[:1]:
+        options = dict(re.findall(r"--(backbone|pool) (\S+)", run["command"]))
+        found = closed_forms(data, options.get("backbone", ""), options.get("pool", "published"), results)
+        yield from ((f"{name}, nothing trained", *row) for name, row in found.items() if name != "pretrained")
 
 
 def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -244,7 +299,7 @@ def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         for epoch in at:
             points = [next((each for each in run.get("curve", ()) if each["epoch"] == epoch), None) for run in runs]
             shown[str(epoch)] = ["" if p is None else f"{p['recall_at_1']:.2f} ({p['minutes']:.0f})" for p in points]
-        lines += _drawn(shown)
+        lines += drawn(shown)
     for run in runs:
         bound = run.get("bound", [])
         if bound:
@@ -253,7 +308,7 @@ def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{run['method']}, seed {run['seeds'][0]}: on a fixed sample of training images, the"
                 " triplet loss L_t, its bound L_d, their gap and what is proven of it, each the mean over triplets:",
                 "",
-                *_drawn(
+                *drawn(
                     {"epoch": [str(each["epoch"]) for each in epochs]}
                     | {title: [f"{each[name]:.4f}" for each in epochs] for name, title in BOUND.items()}
                 ),
@@ -261,66 +316,17 @@ def _curves(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _with_not_run(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The table as the program prints it; where a row has no figures, it says so."""
-    shown = columns(rows)
-    recall = shown.get("R@1", [""] * len(rows))
-    told = [cell if row.measures else "not run" for cell, row in zip(recall, rows, strict=True)]
-    return {"method": shown["method"], "R@1": told} | {title: cells for title, cells in shown.items() if title != "R@1"}
-
-
-def _made(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    return {
-        "method": [run["method"] for run in runs],
-        "seeds": [", ".join(map(str, run["seeds"])) or "not run" for run in runs],
-        "minutes": ["" if run["minutes"] is None else f"{run['minutes']:.2f}" for run in runs],
-        "commit": [", ".join(run["commits"]) for run in runs],
-        "machine": ["; ".join(run["machines"]) for run in runs],
-        "command": [f"`{run['command']}`" for run in runs],
-    }
-
-
-def not_run_section(plan: Plan, throughput: Mapping[str, Any] | None = None) -> list[str]:
-    """A table of the paper that was not made again yet: its rows, the commands that would make them, and the hours."""
-    assert plan.paper is not None
-    paper = published_table(plan.paper)
-    lines = [f"### {plan.title}", "", "Not run yet. The paper's column is table"]
-    lines[-1] += f" {paper.number} of Do et al. (2019), {paper.what}. {paper.note}"
-    data = "" if plan.data == "glyphs" else " --data DATASETS"
-    lines += ["", f"    tammes benchmark benchmarks/plans/{plan.file.name}{data}", ""]
-    lines += _hours(plan, throughput)
-    by_name = {method.name: method for method in plan.methods}
-    for preset in plan.presets:
-        rows = [row for row in table(plan, preset, []) if row.method != UNTRAINED]
-        # What is there yet changes with the code, and the page only with what is stored.
-        shown = {title: cells for title, cells in _with_not_run(rows).items() if title != "remark"}
-        shown["command"] = [f"`{plan.command(by_name[row.method], preset, plan.seeds[0], row.layer)}`" for row in rows]
-        lines += [f"Preset {preset}:", ""] if len(plan.presets) > 1 else []
-        lines += _drawn(shown)
-    return lines
-
-
-def _hours(plan: Plan, throughput: Mapping[str, Any] | None) -> list[str]:
-    """How long a plan that trains every layer takes, by the images/s that were measured of its network."""
-    rows = [] if throughput is None else throughput["rows"]
-    speed = next((row["images_per_second"] for row in rows if row["backbone"] == plan.train["backbone"]), None)
-    if throughput is None or speed is None or plan.train["train"] != "all" or plan.data not in IMAGES:
-        return []
-    trainings = sum(seed in method.seeds for seed in plan.seeds for method in plan.methods)
-    images = sum(
-        IMAGES[plan.data][0]
-        * trainings
-        * plan.train.get("epochs", recipe_of(preset, plan.train["backbone"], "all").epochs)
-        for preset in plan.presets
-    )
-    searched = ", not counting the search for learning rates" if plan.search is not None else ""
-    machine = f"{throughput['machine']['processor']}, {throughput['machine']['threads']} threads"
-    return [f"About {images / speed / 3600:.1f} hours at {speed:.1f} images/s ({machine}){searched}.", ""]
-
-
-def _drawn(shown: Mapping[str, Sequence[str]]) -> list[str]:
-    rows = [" | ".join(cell.replace("|", "/") for cell in cells) for cells in zip(*shown.values(), strict=True)]
-    return [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|", *(f"| {row} |" for row in rows), ""]
+def _made(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How each row was made, folded away: a line is as long as a command."""
+    lines = []
+    for run in runs:
+        seeds = ", ".join(map(str, run["seeds"]))
+        of = f"seed{'s' * (len(run['seeds']) > 1)} {seeds}" if seeds else "not run"
+        told = [of, *([f"{run['minutes']:.2f} minutes"] if run["minutes"] is not None else [])]
+        told += ([f"commit {', '.join(run['commits'])}"] if run["commits"] else []) + run["machines"]
+        lines.append(f"- **{run['method']}**: {'; '.join(told)}: `{run['command']}`")
+    summary = "<summary>Seeds, commits, machines and commands</summary>"
+    return [f'<details markdown="1">{summary}', "", *lines, "", "</details>", ""]
 
 
 # ---- results that are not of a plan
@@ -367,7 +373,7 @@ def recipe_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 cells | {"minutes": "" if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"}
             ).items():
                 shown.setdefault(name, []).append(cell)
-    return _drawn({name: cells for name, cells in shown.items() if any(cells)})
+    return drawn({name: cells for name, cells in shown.items() if any(cells)})
 
 
 def cub_all(stored: Mapping[str, Any]) -> list[str]:
@@ -395,8 +401,8 @@ def cub_all(stored: Mapping[str, Any]) -> list[str]:
         "",
         f"    {stored['command']}",
         "",
-        *_drawn(measured),
-        *_drawn(epochs),
+        *drawn(measured),
+        *drawn(epochs),
         f"{stored['seconds'] / 60:.0f} minutes; {stored['machine']['processor']}, one thread of two on a busy machine,"
         f" commit {stored['commit'][:7]}.",
         "",
@@ -436,7 +442,7 @@ def training_time(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    python -m benchmarks.training_time",
         "",
-        *_drawn(shown),
+        *drawn(shown),
         *_machine(stored),
     ]
 
@@ -461,7 +467,7 @@ def time_to(stored: Mapping[str, Any]) -> list[str]:
             "",
             f"    python -m benchmarks.time_to runs/{name}",
             "",
-            *_drawn(shown),
+            *drawn(shown),
         ]
     return lines
 
@@ -488,7 +494,7 @@ def complexity(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    python -m benchmarks.complexity",
         "",
-        *_drawn(shown),
+        *drawn(shown),
         *together,
         *_machine(stored),
     ]
@@ -525,7 +531,7 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
     for name, said in ABOUT.items():
         rows = [row for row in stored["rows"] if row["set"] == name]
         if rows:
-            lines += [f"### {said[0].upper()}{said[1:]}", "", *_drawn(_fits(rows))]
+            lines += [f"### {said[0].upper()}{said[1:]}", "", *drawn(_fits(rows))]
     if stored["growth"]:
         lines += [
             "### How the time of a fit grows with the number of vectors",
@@ -533,7 +539,7 @@ def estimators(stored: Mapping[str, Any]) -> list[str]:
             "Seconds on made-up vectors of 100 classes in 64 columns, MetricLearner in 10 epochs throughout; and the"
             " exponent that fits them.",
             "",
-            *_drawn(_grown(stored)),
+            *drawn(_grown(stored)),
         ]
     return [*lines, *_machine(stored)]
 
@@ -561,7 +567,7 @@ def served(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    python -m benchmarks.serve GALLERY",
         "",
-        *_drawn(shown),
+        *drawn(shown),
         *_client_cost(rows),
         *_uploads(stored),
         *(_load(stored["load"]) if "load" in stored else []),
@@ -610,7 +616,7 @@ def _uploads(stored: Mapping[str, Any]) -> list[str]:
         ],
     }
     said = "What the time of a search by upload goes to, by the server's own figures, waits for a turn included:"
-    return [*lines, said, "", *_drawn(shares)] if rows else lines
+    return [*lines, said, "", *drawn(shares)] if rows else lines
 
 
 def _load(load: Mapping[str, Any]) -> list[str]:
@@ -633,7 +639,7 @@ def _load(load: Mapping[str, Any]) -> list[str]:
         f" {end:.0f} MB at the end,"
         f" {memory['peak_mb']:.0f} MB at most{slope}.",
         "",
-        *_drawn(shown),
+        *drawn(shown),
     ]
 
 
@@ -692,7 +698,7 @@ def _machine(stored: Mapping[str, Any]) -> list[str]:
 
 def performance_page(results: Path = RESULTS) -> str:
     """docs/performance.md as it should be."""
-    peers = performance(_read(results / "peers.json") or {"rows": {}})
+    peers = performance(read(results / "peers.json") or {"rows": {}})
     trained = _if_stored(results, "throughput", trained_speed)
     accuracy = _if_stored(results, "precision", trained_precision)
     return "\n".join([*peers, *trained, *accuracy, *_if_stored(results, "export", exported)])
@@ -738,7 +744,7 @@ def trained_speed(stored: Mapping[str, Any]) -> list[str]:
         compiling = row.get("compiling_seconds")
         waits = "" if compiling is None else f" The first step of the compiled one took {compiling:.0f} s."
         seconds = ", seconds of the processor, on a busy machine" if row["busy"] else ""
-        lines += _drawn(shown)
+        lines += drawn(shown)
         lines += [
             f"Batches of {row['batch_size']}, {row['gflop']:.1f} GFLOP an image, {row['peak_gflops']:.0f} GFLOP/s at"
             f" most.{waits} {stored['machine']['processor']}, threads: {row['threads']}{seconds}, with"
@@ -761,7 +767,7 @@ def trained_precision(stored: Mapping[str, Any]) -> list[str]:
         "",
         "    python -m benchmarks.precision CUB_200_2011 --weights FILE --json benchmarks/results/precision.json",
         "",
-        *_drawn(
+        *drawn(
             {
                 "`--train`": [part["train"] for part in parts],
                 "seeds": [str(len(part["seeds"])) for part in parts],
@@ -781,7 +787,7 @@ def trained_precision(stored: Mapping[str, Any]) -> list[str]:
 def performance(stored: Mapping[str, Any]) -> list[str]:
     """Every row of benchmarks/peers.py: all sides, the memory, the limit, and where a peer is faster."""
     lines = [
-        "# Speed beside the peers",
+        "# Speed beside other libraries",
         "",
         "Written by `make results` from `benchmarks/results/peers.json`; do not edit. Made by",
         "",
@@ -799,7 +805,7 @@ def performance(stored: Mapping[str, Any]) -> list[str]:
     lines += ["## In short", "", *in_short(stored), *_forms(stored)]
     for row in stored["rows"].values():
         lines += [f"## {row['title'][0].upper()}{row['title'][1:]}", "", *([row["note"], ""] if row["note"] else [])]
-        lines += [*_drawn(_sides(row)), *_standing(row), *_peers_machine(row)]
+        lines += [*drawn(_sides(row)), *_standing(row), *_peers_machine(row)]
     return lines
 
 
@@ -899,7 +905,7 @@ def exported(stored: Mapping[str, Any]) -> list[str]:
         f"{of['backbone']} at {of['size']} x {of['size']}, batches of {of['batch']}; the forms take turns, medians"
         " (`python -m benchmarks.export RUN`).",
         "",
-        *_drawn(shown),
+        *drawn(shown),
     ]
     for row in rows:
         if "int8" in row:
@@ -937,7 +943,14 @@ def _ratio(side: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 def in_short(stored: Mapping[str, Any]) -> list[str]:
     """A line for each row that has a peer: the fastest of them."""
     shown: dict[str, list[str]] = {
-        each: [] for each in ("", "Tammes", "fastest peer, / ours", "memory, ours / its", "ours / the limit")
+        each: []
+        for each in (
+            "",
+            "Tammes",
+            "the fastest alternative takes … times as long",
+            "memory: ours / its",
+            "ours takes … times the limit",
+        )
     }
     for row, best in _with_fastest_peer(stored):
         ours, limit = row["sides"][0], row["limit"]
@@ -948,7 +961,7 @@ def in_short(stored: Mapping[str, Any]) -> list[str]:
         cells += [f"{1 / limit['ratio']:.2f} ({limit['name']})" if limit.get("ratio") else ""]
         for column, cell in zip(shown.values(), cells, strict=True):
             column.append(cell)
-    return _drawn(shown) if shown["Tammes"] else ["Not measured yet.", ""]
+    return drawn(shown) if shown["Tammes"] else ["Not measured yet.", ""]
 
 
 # ---- the README's tables
@@ -983,7 +996,7 @@ def method_page(text: str) -> str:
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
         blocks += ["", "```text", *explained(name, method).splitlines(), "```"]
-    return _with_block(text, "docs/method.md", "losses", [*_drawn(columns), *blocks])
+    return _with_block(text, "docs/method.md", "losses", [*drawn(columns), *blocks])
 
 
 def scale_page(text: str, results: Path = RESULTS) -> str:
@@ -1004,17 +1017,18 @@ def _backbones(data: str, results: Path) -> list[str]:
     for each in pretrained(results):
         if each["data"] != data:
             continue
-        for kind, title in ({"pretrained": "pretrained"} | CLOSED_FORMS).items():
+        for kind, title in CLOSED_FORMS.items():
             cells = {
                 "network": f"`{each['network']}`",
                 "pooling": each["pool"],
-                "features": title.removesuffix(", nothing trained"),
+                "features": title,
                 **{name: f"{100 * each['rows'][kind][key]:.2f}" for key, name in MEASURES.items()},
                 "computed in": {"no": "float32", "bf16": "bfloat16"}[each["precision"]],
             }
             for name, cell in cells.items():
                 shown.setdefault(name, []).append(cell)
-    return [f"{DATA_NAMES[data]}:", "", *_drawn(shown)] if shown else []
+    missing = " (15 of 16,185 images missing)" if data == "cars196" else ""
+    return [f"{DATA_NAMES[data]}{missing}:", "", *drawn(shown)] if shown else []
 
 
 def many_classes(stored: Mapping[str, Any]) -> list[str]:
@@ -1047,7 +1061,7 @@ def many_classes(stored: Mapping[str, Any]) -> list[str]:
             127,
         ),
         "",
-        *_drawn(shown),
+        *drawn(shown),
     ]
     found = stored.get("end_to_end")
     if found is not None and "seconds" in found:
@@ -1083,6 +1097,9 @@ def readme_table(results: Path) -> list[str]:
         found = [_row_of(results, name, preset, method) for name in names]
         plans += [name for name, row in zip(names, found, strict=True) if row is not None]
         if any(found):
+            stored = [read(results / "plans" / f"{name}.json") for name in names]
+            before = any(each is not None and beside.before_refit(each) for each in stored)
+            what = what.replace("`**", " --no-refit`**") if before else what
             add(what, *(cell for row in found for cell in _brief(row)))
     for what, row in PAPER_IN_README.items():
         figures = [published_table(data).rows[row] for data in DATA_IN_README]
@@ -1094,12 +1111,12 @@ def readme_table(results: Path) -> list[str]:
         " ([docs/results.md](docs/results.md) has all rows and their commands; by"
         f" {', '.join(f'`{name}`' for name in dict.fromkeys(plans)) or 'no plan'} in `benchmarks/plans/`):"
     )
-    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *_drawn(shown)]
+    return [*wrap(said, 127, break_on_hyphens=False, break_long_words=False), "", *drawn(shown)]
 
 
 def _row_of(results: Path, plan: str, preset: str, method: str) -> Row | None:
     """A row of a plan that is stored, in the penultimate layer."""
-    stored = _read(results / "plans" / f"{plan}.json")
+    stored = read(results / "plans" / f"{plan}.json")
     rows = [] if stored is None else from_json(stored["tables"]).get(preset, [])
     of = (row for row in rows if row.measures and row.method == method and row.layer in ("penultimate", ""))
     return next(of, None)
@@ -1120,7 +1137,7 @@ def _every_layer(results: Path) -> bool:
 
 def methods(results: Path) -> list[str]:
     """All methods under one protocol, beside the paper's own figures."""
-    stored, alone = _read(results / "plans" / "cub-methods.json"), _read(results / "training_time.json")
+    stored, alone = read(results / "plans" / "cub-methods.json"), read(results / "training_time.json")
     if stored is None:
         return ["The methods were not compared yet.", ""]
     rows = [row for row in next(iter(from_json(stored["tables"]).values())) if row.measures]
@@ -1130,14 +1147,16 @@ def methods(results: Path) -> list[str]:
     }
     losses = {name: "discriminative" if found is None else found[1] for name, found in made.items()}
     shown = {
-        "CUB-200-2011, new layers trained": [row.method for row in rows],
+        "CUB-200-2011, new layers trained": [
+            "pretrained, nothing trained" if row.method == UNTRAINED else row.method for row in rows
+        ],
         "R@1": [str(row.measures["recall_at_1"]) for row in rows],
         "MAP@R": [f"{row.measures['mean_average_precision_at_r'].mean:.2f}" for row in rows],
         "NMI": [f"{row.measures['NMI'].mean:.2f}" for row in rows],
         "loss and mining, / ours": [ratios.get(losses.get(row.method, ""), "") for row in rows],
         "the paper's R@1, every layer trained": [str((row.paper or {}).get("R@1", "")) for row in rows],
     }
-    return _drawn(shown)
+    return drawn(shown)
 
 
 NOT_COMPARED = ["The state of the art was not compared yet.", ""]
@@ -1146,7 +1165,7 @@ PUBLISHED = "as published, every layer trained"
 
 def _more_rows(results: Path) -> dict[str, dict[str, Row]]:
     """By what was trained, the rows by their methods."""
-    tables = {part: _read(results / "plans" / f"cub-more-{part}.json") for part in ("head", "top")}
+    tables = {part: read(results / "plans" / f"cub-more-{part}.json") for part in ("head", "top")}
     return {
         part: {row.method: row for row in next(iter(from_json(stored["tables"]).values())) if row.measures}
         for part, stored in tables.items()
@@ -1165,7 +1184,7 @@ def more(results: Path) -> list[str]:
         measured = [found.get(name) for name in names]
         shown[f"`{part}`"] = [
             "" if row is None
-            else "did not move" if part == "top" and row.method in NOT_MOVED
+            else "did not move" if (f"cub-more-{part}", "default", row.method) in NOT_MOVED
             else str(row.measures["recall_at_1"])
             for row in measured
         ]  # fmt: skip
@@ -1173,7 +1192,7 @@ def more(results: Path) -> list[str]:
             "" if row is None or row.minutes_per_epoch is None else f"{60 * row.minutes_per_epoch:.2g}"
             for row in measured
         ]
-    return _drawn(shown | {PUBLISHED: [_published(rows["head"][name]) for name in names]})
+    return drawn(shown | {PUBLISHED: [_published(rows["head"][name]) for name in names]})
 
 
 def _published(row: Row) -> str:
@@ -1182,13 +1201,13 @@ def _published(row: Row) -> str:
 
 def omniglot(results: Path) -> list[str]:
     """Centroids on characters of scripts never seen."""
-    stored = _read(results / "plans" / "omniglot-centroids.json")
+    stored = read(results / "plans" / "omniglot-centroids.json")
     measures = {"recall_at_1": "R@1", "mean_average_precision_at_r": "MAP@R"}
     if stored is not None:
         rows = [row for row in next(iter(from_json(stored["tables"]).values())) if row.measures]
         shown = {"Omniglot, 659 characters never seen": [row.method for row in rows]}
         shown |= {title: [str(row.measures[name]) for row in rows] for name, title in measures.items()}
-        return _drawn(shown)
+        return drawn(shown)
     return ["Omniglot was not run yet.", ""]
 
 

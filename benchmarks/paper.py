@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.page import IMAGES, PLANS, RESULTS
+from benchmarks.stored import IMAGES, PLANS, RESULTS
 from tammes.benchmark.cells import DONE, FAILED, Cell, begin, table_cells
 from tammes.benchmark.choose import chosen
 from tammes.benchmark.plan import Plan, read_plan

@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.page import RESULTS, ROOT
+from benchmarks.stored import RESULTS, ROOT
 from tammes.benchmark.published import published_table
 from tammes.benchmark.tables import UNTRAINED
 
@@ -48,11 +48,11 @@ TRAINED = {
     "10 epochs": "whitened again, ",
 }
 METHODS = ("one-hot centroids", "discriminative, one-hot centroids")
-# Plans with final figures alone, by the end of their names.
+# Plans with final figures alone, by the end of their names: what is said of them, and their colour in every picture.
 PARTS = {
-    "head": "head: closed-form whitening",
-    "top": "top layers",
-    **dict.fromkeys(("cub", "cars196"), "every layer, our recipe, 3 epochs"),
+    "head": ("nothing trained: whitening in closed form", "tab:green"),
+    "top": ("top layers", "tab:purple"),
+    **dict.fromkeys(("cub", "cars196"), ("every layer, our recipe, 3 epochs", "tab:red")),
 }
 
 
@@ -84,12 +84,13 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
         of = stored(plan)
         for row in () if of is None else of["tables"].get("default", ()):
             if row["layer"] == "penultimate" and row["method"] in METHODS:
-                axes.plot(row["minutes"], row["measures"]["recall_at_1"]["mean"], "s", label=PARTS[plan.split("-")[-1]])
+                said, colour = PARTS[plan.split("-")[-1]]
+                axes.plot(row["minutes"], row["measures"]["recall_at_1"]["mean"], "s", label=said, color=colour)
     pretrained = _pretrained(curves)
     if pretrained is not None:
-        axes.axhline(pretrained, color="grey", linestyle=":", label="pretrained, not trained")
+        axes.axhline(pretrained, color="grey", linestyle=":", label="pretrained, nothing trained")
     published = float(published_table(paper).rows["Second to last layer"]["R@1"])
-    axes.axhline(published, color="black", linestyle="--", label="the paper's, 40 epochs")
+    axes.axhline(published, color="black", linestyle="--", label="the paper's figure, up to 40 epochs")
     axes.set(xscale="log", xlabel="minutes of training, two cores, no GPU", ylabel="R@1, %", title=title)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda minutes, _: f"{minutes:g}")
@@ -101,6 +102,7 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
 
 def bound(file: Path, title: str, plans: tuple[str, ...]) -> None:
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     lines: list[dict[str, Any]] = next(
         (run["bound"] for plan in plans if (of := stored(plan)) for run in _runs(of) if run.get("bound")), []
@@ -112,13 +114,15 @@ def bound(file: Path, title: str, plans: tuple[str, ...]) -> None:
     for name, said in (("discriminative_loss", "L_d, the bound"), ("triplet_loss", "L_t, the triplet loss")):
         left.plot(epochs, [line[name] for line in lines], marker=".", label=said)
     left.set(xlabel="epoch", ylabel="mean over triplets", title=title)
-    left.legend()
+    left.legend(fontsize=9)
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.plot(
-        epochs, [line["epsilon"] for line in lines], marker=".", label="ε, twice the largest distance to a centroid"
+        epochs, [line["epsilon"] for line in lines], marker=".", label="ε: twice the largest distance to a centroid"
     )
-    right.plot(epochs, [line["gap"] for line in lines], marker=".", label="gap L_d - L_t, mean over triplets")
-    right.set(xlabel="epoch", ylim=(0, None))
-    right.legend(fontsize=8)
+    right.plot(epochs, [line["gap"] for line in lines], marker=".", label="gap: L_d - L_t, mean over triplets")
+    right.set(xlabel="epoch", ylim=(0, 4))
+    right.legend(fontsize=9, loc="upper right")
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 

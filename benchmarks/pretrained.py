@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from benchmarks.page import RESULTS, pretrained
+from benchmarks.stored import RESULTS, pretrained
 from benchmarks.timing import machine
 from tammes.data import open_dataset
 from tammes.io.files import write_atomically

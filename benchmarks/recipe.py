@@ -19,8 +19,8 @@ import torch
 import tyro
 
 from benchmarks.cub import Stored
-from benchmarks.page import RESULTS as FOLDER
 from benchmarks.page import recipe_rows
+from benchmarks.stored import RESULTS as FOLDER
 from tammes.data.batches import batches
 from tammes.geometry import normalise
 from tammes.metrics import evaluate

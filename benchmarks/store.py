@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from benchmarks.page import PLANS, RESULTS, write_page
+from benchmarks.page import write_page
+from benchmarks.stored import PLANS, RESULTS
 from tammes.benchmark.tables import curve
 from tammes.errors import UserError
 from tammes.io.files import write_atomically

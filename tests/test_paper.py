@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import paper
-from benchmarks.page import PLANS
 from benchmarks.paper import ORDER, Options, run, status, take
+from benchmarks.stored import PLANS
 from tammes.benchmark.plan import read_plan
 from tammes.cli import main
 from tammes.errors import UserError

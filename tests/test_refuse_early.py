@@ -361,7 +361,7 @@ def test_ctrl_c_while_training_says_what_to_type_and_that_finishes_the_run(
     ("command", "inside", "doing"),
     [
         ("embed run photos --out new.npz", "tammes.training.embedding.vectors", "embedding"),
-        ("evaluate run", "tammes.report.evaluation.evaluate", "measuring, untrained"),
+        ("evaluate run", "tammes.report.evaluation.evaluate", "measuring, pretrained"),
         ("calibrate run", "tammes.report.calibration.count_pairs", "counting pairs"),
         ("report run", "tammes.report.runs.look", "finding neighbours and confusions"),
         ("index run photos --gallery new", "tammes.gallery.indexing.difference", "looking for what has changed"),

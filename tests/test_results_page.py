@@ -10,32 +10,33 @@ import pytest
 
 from benchmarks import page as pages
 from benchmarks import store as stores
+from benchmarks.beside import AUTHORS
 from benchmarks.page import (
     BACKBONES,
+    BY_PLAN,
     DATA_IN_README,
-    IMAGES,
     IN_README,
     METHOD,
     PAGE,
     PERFORMANCE,
-    PLANS,
     README,
-    RESULTS,
     SCALE,
     SECTIONS,
     TABLES,
     backbones_page,
+    by_plan,
     method_page,
     page,
     performance_page,
     plan_section,
-    pretrained,
     readme,
     scale_page,
     tables_page,
 )
 from benchmarks.store import named_only, store, trimmed
+from benchmarks.stored import IMAGES, PLANS, RESULTS, ROOT, pretrained
 from tammes.benchmark.plan import read_plan
+from tammes.benchmark.published import published
 from tammes.benchmark.tables import UNTRAINED, Figure, Row, as_json
 from tammes.cli import parsed
 from tammes.errors import UserError
@@ -46,6 +47,10 @@ pytestmark = pytest.mark.slow  # of scripts in benchmarks/, not of the package
 STALE = "{} is not what benchmarks/results says: run `make results`."
 BLOCKS = "before\n<!-- results -->\nold\n<!-- end -->\nafter\n"
 TABLE_BLOCKS = "".join(f"<!-- results: {name} -->\n<!-- end -->\n" for name in ("methods", "more", "omniglot"))
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def recalls(first: float, half: float | None = 0.5) -> dict[str, Figure]:
@@ -104,6 +109,7 @@ def test_the_list_of_losses_is_what_they_declare() -> None:
 
 def test_the_page_is_what_is_stored() -> None:
     assert PAGE.read_text() == page(), STALE.format("docs/results.md")
+    assert BY_PLAN.read_text() == by_plan(), STALE.format("docs/results-by-plan.md")
 
 
 def test_the_page_of_speeds_is_what_is_stored() -> None:
@@ -129,29 +135,51 @@ def test_the_table_of_many_classes_is_what_is_stored() -> None:
 def test_what_pretrained_networks_reach_stands_on_their_guide_and_in_the_tables_of_the_same_network() -> None:
     assert BACKBONES.read_text() == backbones_page(BACKBONES.read_text()), STALE.format("choose-a-backbone.md")
     assert {each["data"] for each in pretrained()} <= set(IMAGES), "as plans call a data set"
-    assert "PCA whitening, nothing trained" in page()
+    assert "| PCA whitening, pooling as published | nothing | 48.97 |" in plain(page())
+    assert "| PCA whitening, nothing trained | 48.97 |" in by_plan()
+
+
+def test_pretrained_rows_stand_in_every_table_of_the_same_data_and_network_once_they_are_measured(
+    tmp_path: Path,
+) -> None:
+    measures = {"recall_at_1": 0.25, "recall_at_2": 0.3, "recall_at_4": 0.4, "recall_at_8": 0.5, "NMI": 0.6}
+    rows = dict.fromkeys(("pretrained", "pca_whitened", "whitened"), measures)
+    of = {"data": "CUB_200_2011", "pool": "published", "machine": {"commit": "0123456789"}, "rows": rows}
+    before = page(tmp_path)
+    (tmp_path / "pretrained.json").write_text(json.dumps([of | {"network": "vgg16"}]))
+    made = page(tmp_path)
+    for name in ("pretrained", "PCA whitening", "whitening"):
+        assert f"| {name}, pooling as published | nothing | 25.00 |" in made.partition("## Table 8")[2]
+    assert "benchmarks.pretrained CUB_200_2011 vgg16" in before
+    assert "benchmarks.pretrained CUB_200_2011 vgg16" not in made
+    (tmp_path / "pretrained.json").write_text(json.dumps([of | {"network": "googlenet"}]))
+    assert page(tmp_path).count("| PCA whitening, pooling as published | nothing | 25.00 |") == 4  # tables 2, 3, 4, 6
 
 
 def test_a_figure_that_changes_in_the_store_changes_page_and_readme(kept: Path) -> None:
-    before, before_readme = page(kept), readme(BLOCKS, kept)
+    before, before_readme = by_plan(kept), readme(BLOCKS, kept)
     assert "| one-hot centroids, penultimate layer | 51.12 ± 0.50 |" in before
+    assert "|  | top layers, 2 epochs | 51.12 ± 0.50 |" in plain(page(kept))
     assert "| `tammes train --train top` | 51.12 ± 0.50 | 58.12 | 1.5 | not run |  |  |" in before_readme
     file = kept / "plans" / "cub-centroids-top.json"
     stored = json.loads(file.read_text())
     stored["tables"]["default"][0]["measures"]["recall_at_1"]["mean"] = 77.7
     file.write_text(json.dumps(stored))
-    assert page(kept) == before.replace("51.12 ± 0.50", "77.70 ± 0.50") != before
+    assert by_plan(kept) == before.replace("51.12 ± 0.50", "77.70 ± 0.50") != before
+    assert "|  | top layers, 2 epochs | 77.70 ± 0.50 |" in plain(page(kept))
     assert readme(BLOCKS, kept) == before_readme.replace("51.12 ± 0.50", "77.70 ± 0.50") != before_readme
 
 
 def test_make_results_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, file in (("PAGE", "page.md"), ("README", "readme.md"), ("PERFORMANCE", "performance.md")):
+    files = {"PAGE": "page.md", "BY_PLAN": "plans.md", "README": "readme.md", "PERFORMANCE": "performance.md"}
+    for name, file in files.items():
         monkeypatch.setattr(pages, name, tmp_path / file)
     (tmp_path / "readme.md").write_text(BLOCKS)
     pages.write_page()
     assert (tmp_path / "page.md").read_text() == page()
     assert (tmp_path / "readme.md").read_text() == readme(BLOCKS)
-    makefile = (pages.ROOT / "Makefile").read_text()
+    assert (tmp_path / "plans.md").read_text() == by_plan()
+    makefile = (ROOT / "Makefile").read_text()
     assert "results: $(INSTALLED)  ## " in makefile
     assert "\t$(BIN)/python -m benchmarks.page\n" in makefile
 
@@ -212,22 +240,36 @@ def test_a_stored_plan_says_how_each_row_was_made(kept: Path) -> None:
     assert "How it was | made." in lines
     assert "    tammes benchmark benchmarks/plans/cub-centroids-top.toml --data DATASETS --weights 'net 1.pt'" in lines
     assert (
-        "| one-hot centroids | 0, 1 | 1.50 | 0123456 | Abacus, 2 threads, torch 9.9"
-        " | `tammes train 'My birds' --weights 'net 1.pt' --train head --seed 0` |"
+        "- **one-hot centroids**: seeds 0, 1; 1.50 minutes; commit 0123456; Abacus, 2 threads, torch 9.9:"
+        " `tammes train 'My birds' --weights 'net 1.pt' --train head --seed 0`"
     ) in lines
-    assert "| broken | not run |  |  |  | `tammes train birds --centroids nowhere` |" in lines
-    assert "| later | not run |  |  |  | `tammes train birds --loss later` |" in lines
+    assert "- **broken**: not run: `tammes train birds --centroids nowhere`" in lines
+    assert "- **later**: not run: `tammes train birds --loss later`" in lines
     of_later = next(line for line in lines if line.startswith("| later, penultimate layer |"))
     assert of_later.startswith("| later, penultimate layer | not run |")
-    assert of_later.endswith("| not there yet: --loss later |")
-    heads = [line for line in lines if line.startswith("| method | R@1 |")]
-    assert heads[0].count("distance") == 4
-    assert "the paper's R@1" in heads[0]
+    assert "| not there yet: --loss later |" in of_later
+    row = next(line for line in lines if line.startswith("| one-hot centroids, penultimate layer |"))
+    assert row.endswith("| 0123456 |")
+
+
+def test_distances_of_centroids_stand_where_they_differ(kept: Path) -> None:
+    stored = json.loads((kept / "plans" / "cub-centroids-top.json").read_text())
+    assert not any("distances of centroids" in line for line in plan_section(stored))
+    other = dict.fromkeys(("min", "max", "mean", "std"), 1.0)
+    stored["tables"]["default"].append(stored["tables"]["default"][0] | {"distances": other})
+    assert any("1.000 / 2.000 / 1.500 / 0.123" in line for line in plan_section(stored))
+
+
+def test_a_row_that_did_not_move_says_so() -> None:
+    stored = json.loads((RESULTS / "plans" / "cub-softmax-top.json").read_text())
+    assert any(line.startswith("| softmax, penultimate layer; **did not move") for line in plan_section(stored))
+    assert "top layers; **did not move: the closed-form initialisation** | 51.59" in plain(page())
 
 
 def test_the_commands_of_the_page_are_understood() -> None:
-    commands = re.findall(r"`(tammes train [^`]+)`", PAGE.read_text())
-    assert len(commands) > 100
+    commands = re.findall(r"`(tammes train [^`]+)`", BY_PLAN.read_text())
+    commands += re.findall(r"`(tammes benchmark [^`]+)`", PAGE.read_text())
+    assert len(commands) > 80
     for command in commands:
         parsed(shlex.split(command)[1:])
 
@@ -286,24 +328,34 @@ def test_storing_writes_the_page(
 
 
 def test_a_table_of_the_paper_that_was_not_run_is_shown_as_such(tmp_path: Path) -> None:
-    made = page(tmp_path)
-    assert (
-        "| softmax, penultimate layer | not run | 48.34 / 60.16 / 71.21 / 80.30 / 57.21"
-        " | `tammes train CUB_200_2011 --loss softmax --backbone googlenet --train head --epochs 15"
-        " --batch-size 128 --init pca --no-keep-init` |"
-    ) in made
-    assert "Not run yet. The paper's column is table 8" in made
-    assert (
-        "`tammes train CUB_200_2011 --preset paper --centroids one-hot --backbone vgg16 --train all --epochs 5" in made
-    )
-    assert "| K-means centroids, penultimate layer | not run | 66.93 / 76.74 / 83.80 / 90.37 / - |" in made
+    (tmp_path / "throughput.json").write_text((RESULTS / "throughput.json").read_text())
+    made = plain(page(tmp_path))
+    assert "| **Softmax** | the paper | 48.34 | 60.16 | 71.21 | 80.30 | 57.21 |" in made
+    assert "|  | every layer, paper's recipe, 5 epochs | [not run](#not-run), 1.0 h |" in made
+    assert "|  | new layers, 15 epochs | [not run](#not-run) |" in made
+    assert "| paper-vgg-cub | 1.8 | `tammes benchmark benchmarks/plans/paper-vgg-cub.toml --data DATASETS` |" in made
+    assert "| **K-means centroids** | the paper | 66.93 | 76.74 | 83.80 | 90.37 |" in made
     assert "shorter side of 256 pixels" in made
     assert "15 of the 16,185 images were missing" in made
-    assert "Glyphs" not in made  # not in the paper, so there is nothing to compare with
-    assert "## Complexity" not in made
-    assert "## Older runs" not in made
-    heads = [line.removeprefix("## ") for line in made.splitlines() if line.startswith("## ")]
-    assert heads == [name for name in SECTIONS if name in heads]
+    assert "Not run: `python -m benchmarks.complexity`" in made
+
+
+def test_the_headings_of_the_page_are_its_contents() -> None:
+    made = page()
+    heads = re.findall(r"^## (.*)$", made, flags=re.MULTILINE)
+    linked = re.findall(r"\[([^]]+)\]\(#[^)]+\)", made[made.index("\nContents: ") :].partition("\n\n")[0])
+    assert ["In short", *linked] == heads
+    assert [f"Table {number}" for number in range(1, 9)] == [
+        head.partition(":")[0] for head in heads if "Table" in head
+    ]
+
+
+def test_every_row_of_the_paper_stands_on_the_page_with_what_was_measured_of_it(tmp_path: Path) -> None:
+    for made in (page(), page(tmp_path)):
+        for name, table in published().items():
+            for row, figures in table.rows.items():
+                if "R@1" in figures:
+                    assert f"| **{AUTHORS.get(row, row)}** | the paper | {figures['R@1']:.2f} |" in made, (name, row)
 
 
 def test_every_plan_has_its_place_on_the_page(tmp_path: Path) -> None:
@@ -311,7 +363,7 @@ def test_every_plan_has_its_place_on_the_page(tmp_path: Path) -> None:
     assert sorted(placed) == sorted(file.stem for file in PLANS.glob("*.toml"))
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "of-a-guest.json").write_text(json.dumps(trimmed(results("of-a-guest"))))
-    assert "## Other plans\n\n### Birds\n" in page(tmp_path)
+    assert "## Other plans\n\n### Birds\n" in by_plan(tmp_path)
 
 
 def test_the_rows_of_the_readme_are_rows_of_their_plans() -> None:
@@ -350,7 +402,7 @@ def test_what_was_watched_while_a_plan_trained_stands_on_the_page(tmp_path: Path
     run = next(run for runs in kept["runs"].values() for run in runs if run["seeds"])
     assert run["by_seed"][0]["images"] == {"train": 10, "test": 12}
     assert run["by_seed"][0]["schema"] == 2
-    text = page(tmp_path)
+    text = by_plan(tmp_path)
     assert "| R@1 (minutes) after epoch | 1 | 3 |" in text
     assert f"| {run['method']} | 25.00 (1) | 50.00 (4) |" in text
     assert "| epoch | training loss | L_t | L_d | gap | certificate | ε |" in text
@@ -376,7 +428,7 @@ def test_methods_stand_beside_their_cost_and_the_papers_figures(tmp_path: Path) 
     text = tables_page(TABLE_BLOCKS, tmp_path)
     assert "| ours | 51.00 ± 0.50 | 25.00 | 60.00 | 1.0 | 51.43 |" in text
     assert "| lifted structure | 51.00 ± 0.50 | 25.00 | 60.00 | 6.2 |  |" in text
-    assert "| before training | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
+    assert "| pretrained, nothing trained | 51.00 ± 0.50 | 25.00 | 60.00 |  |  |" in text
     assert "later" not in text
 
 

@@ -21,7 +21,7 @@ from tammes.training.build import trained_embedder
 from tammes.training.config import load_config
 from tammes.training.data import list_data
 from tammes.training.run_folder import RunFolder, centroids_of
-from tammes.training.verdict import Candidates, by_class, candidates_again, describe, not_judged, sure
+from tammes.training.verdict import Candidates, by_class, candidates_again, describe, measured_rows, not_judged, sure
 from tests.commands import printed
 from tests.compared import same_end
 from tests.configs import config_of, data_of
@@ -198,6 +198,20 @@ def test_a_training_that_hurt_keeps_the_pretrained_embedding_and_says_so(hurt: P
     assert (kept.config.dim, kept.config.class_dim, last.config.dim, last.config.class_dim) == (64, None, 16, 19)
     images = torch.rand(3, 1, 28, 28) * 255
     torch.testing.assert_close(kept(images), normalise(kept.features(images)), rtol=0, atol=0)
+
+
+def test_evaluate_does_not_call_trained_what_was_not(hurt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", str(hurt), "--no-clustering"])
+    shown = capsys.readouterr().out
+    assert "kept: pretrained" in shown
+    assert " trained " not in shown
+
+
+def test_a_network_of_random_weights_is_not_called_pretrained() -> None:
+    results = {"untrained": {"recall_at_1": 0.1}, "trained": {"recall_at_1": 0.2}}
+    assert list(measured_rows(results, {"weights": "none"})) == ["random weights", "trained"]
+    assert list(measured_rows(results, {"weights": "none", "init_from": "runs/a"})) == ["pretrained", "trained"]
+    assert list(measured_rows(results, {"weights": "imagenet"})) == ["pretrained", "trained"]
 
 
 def test_what_comes_after_training_works_on_a_pretrained_embedding(

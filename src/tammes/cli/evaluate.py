@@ -70,13 +70,24 @@ def evaluate(config: Evaluate) -> None:
         print_json(rows)
         return
     one = next(iter(rows.values()))
-    words = {"untrained": "pretrained", "pca_whitened": "whitened by PCA"}
+    words = {"pca_whitened": "whitened by PCA"} | (_titles(config) if "untrained" in rows else {})
     rows = {words.get(name, name): row for name, row in rows.items()}
     results_table(rows, f"{one['classes']} classes, {one['queries']} queries, per cent")
     if alone := one["single_image_classes"]:
         print(f"{alone} classes have one image only, which nothing can match: they count as misses.")
     if one["tie_rate"]:
         print(f"{100 * one['tie_rate']:.2f} % of the queries have ties that matter; they count as their expectation.")
+
+
+def _titles(config: Evaluate) -> dict[str, str]:
+    """What the rows of a run are called: its model may be the pretrained embedding, its first weights random."""
+    from tammes.training.run_folder import RunFolder
+    from tammes.training.verdict import before_title, kept_title
+
+    run = RunFolder(Path(config.model))
+    results = None if config.embedding else run.read("results")
+    kept = "trained" if results is None else kept_title(results)
+    return {"untrained": before_title(run.read("config")), "trained": kept}
 
 
 def _of_vectors(config: Evaluate, how: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -109,7 +109,7 @@ def _show(ended: "Trained | TrainedVectors", *, as_json: bool) -> None:
         print(f"Trained on all classes, so there are none to test on. Run folder: {folder}")
     else:
         title = f"{results['data']}: {results['test_classes']} classes never seen, per cent"
-        results_table(measured_rows(results), title)
+        results_table(measured_rows(results, ended.run.read("config")), title)
     say(describe(results), folder / "log.txt")
     if results["trained"] is not None and not as_json:
         picture = folder / "neighbours.png"

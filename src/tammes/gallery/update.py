@@ -268,7 +268,7 @@ def _rows(part: VectorItems, some: slice) -> list[Row]:
 
 
 def _finished(store: Store, model: Model, done: Indexed, seconds: float) -> Updated:
-    with working("putting the gallery in order"):
+    with working("compacting the gallery"):
         optimised = store.optimise()
     with working("calibrating the threshold"):
         recalibrate(store, model.trained_on)

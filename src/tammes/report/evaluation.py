@@ -31,6 +31,8 @@ from tammes.vectors import MetricLearner
 from tammes.vectors.statistics import Rows
 from tammes.vectors.train import learned, raw
 
+_SAID = {"untrained": "pretrained", "trained": "this run's"}
+
 
 def evaluate_run(
     run: RunFolder,
@@ -75,9 +77,9 @@ def evaluate_run(
         network, first = network.to(device(on)), name == "untrained"
         found = None if first or data is not None or precision != "no" else from_kept(config, network, of)
         if found is None:
-            with progress(f"embedding, {name}", KEPT) as on_progress:
+            with progress(f"embedding, {_SAID[name]}", KEPT) as on_progress:
                 found = embed(network, of.images, of.chosen, backbone_only=first, on_progress=on_progress)
-        with working(f"measuring, {name}", KEPT):
+        with working(f"measuring, {_SAID[name]}", KEPT):
             how = protocol(of.dataset, of.chosen, clustering=clustering)
             rows[name] = evaluate(found, of.dataset.labels[of.chosen], **how, **options)
     return rows
@@ -146,7 +148,7 @@ def _evaluate_vectors(
     given, how = Rows(found.vectors, chosen), protocol(found, chosen, clustering=clustering)
     rows = {}
     for name in ("untrained", "trained"):
-        with working(f"measuring, {name}"):
+        with working(f"measuring, {_SAID[name]}"):
             made = raw(given, run.folder) if name == "untrained" else learned(learner, given, run.folder)
             rows[name] = evaluate(made, found.labels[chosen], **how, **options)
     return rows

@@ -23,7 +23,7 @@ from tammes.report.projection import Way, flat, shown_items
 from tammes.report.thumbnails import Album, sheets
 from tammes.training.embedding import Items
 from tammes.training.run_folder import RunFolder, centroids_of
-from tammes.training.verdict import PRETRAINED, describe, measured_rows
+from tammes.training.verdict import PRETRAINED, before_title, describe, measured_rows
 
 HEADLINE = ("recall_at_1", "mean_average_precision_at_r", "NMI")
 # What a page cannot do without.
@@ -106,7 +106,7 @@ def run_page(run: RunFolder, looked: Looked | None, *, fmr: float = FMR) -> str:
         f"{data}: {trained}{centroids}",
         _subtitle(results, config),
         sections,
-        heading=headline(results),
+        heading=headline(results, config),
         made_by=f"Made by tammes {__version__} from {run.folder.name}. Everything is in this file.",
     )
 
@@ -146,7 +146,7 @@ def _kind(centroids: str) -> str:
     return f"{ {'place': 'placed', 'solve': 'solved', 'kmeans': 'K-means'}.get(centroids, centroids) } centroids"
 
 
-def headline(results: Mapping[str, Any]) -> Markup | None:
+def headline(results: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Markup | None:
     trained, untrained = results.get("trained"), results.get("untrained") or {}
     if trained is None:
         return None
@@ -160,7 +160,7 @@ def headline(results: Mapping[str, Any]) -> Markup | None:
         for name in HEADLINE
         if trained.get(name) is not None
     ]
-    return rendered("headline.html", figures=figures)
+    return rendered("headline.html", figures=figures, before=before_title(config))
 
 
 def _interval(measured: Mapping[str, Any], name: str, words: str = "{} to {}") -> str:
@@ -189,7 +189,7 @@ def metrics_table(rows: Mapping[str, Mapping[str, Any]], measured_on: str) -> Ma
 
 
 def _result(run: RunFolder, results: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
-    rows = measured_rows(results)
+    rows = measured_rows(results, config)
     names = [name for name in TITLES if any(row.get(name) is not None for row in rows.values())]
     one = results.get("trained") or {}
     bars = [

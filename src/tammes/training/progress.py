@@ -68,6 +68,10 @@ def _seconds_per_image(config: TrainConfig, embedder: Embedder) -> float:
     return min(times) / FEW
 
 
+def _epochs(config: TrainConfig) -> str:
+    return "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+
+
 def say_plan(
     run: RunFolder, config: TrainConfig, data: Data, embedder: Embedder, device: torch.device, seconds: float
 ) -> None:
@@ -88,15 +92,17 @@ def say_plan(
     where = f"{device}, {distributed.number()} processes" if distributed.number() > 1 else str(device)
     where += {"bf16": ", bfloat16", "fp16": ", float16"}.get(config.precision, "")
     layer = "no class layer" if shape.class_dim is None else f"class layer {shape.class_dim}"
+    tested = f"{len(parts.test)} test images of {len(data.classes()['test'])} other classes"
+    tested = tested if len(parts.test) else "no test images"
     began = config.weights if config.objects.module is None else "its own"
     lines = [
         f"data      {data.dataset.name}: {len(parts.train)} training images of {classes},",
-        f"          {len(parts.test)} test images of {len(data.classes()['test'])} other classes",
+        f"          {tested}",
         f"held out  {held_out}",
         f"network   {shape.backbone}{pool}, embedding {shape.dim}, {layer}, {weights:,} weights, from {began}",
         f"trained   {_trained(config, embedder)}",
         f"loss      {_describe_loss(config)}, preset {config.preset}",
-        f"device    {where}; {config.epochs} epochs, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
+        f"device    {where}; {_epochs(config)}, about {duration(seconds)}; {weights / 3.8e4:.0f} MB of disk",
         f"run       {run.folder}",
     ]
     for line in lines:

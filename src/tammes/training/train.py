@@ -340,7 +340,7 @@ def _candidates(
         what = f"{run.folder / 'candidates.json'}"
         return None if saved is None else candidates_again(saved, what, run.advice("candidates"))
     found, embedder = Candidates(), objective.embedder
-    with working("measuring the pretrained network on the validation classes"):
+    with working("measuring the network before training on the validation classes"):
         validate(run, data, found, PRETRAINED, embedder.closed_form())
         validate(run, data, found, WHITENED, embedder.closed_form(*first_features(config, data, objective)))
     return found

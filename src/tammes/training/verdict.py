@@ -171,12 +171,23 @@ def describe(results: Mapping[str, Any]) -> str:
     )
 
 
-def measured_rows(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The test metrics of results.json by title: pretrained, kept, and the last epoch if it was not kept."""
-    found = results.get("verdict") or {"judged": False}
-    kept = f"kept: {found['kept']}" if found["judged"] else "trained"
-    titles = {"untrained": "pretrained", "trained": kept, "last": "last epoch"}
+def before_title(config: Mapping[str, Any] | None) -> str:
+    """The title of a network before training: not pretrained if its weights are random."""
+    given = config or {}
+    random = given.get("weights") == "none" and not (given.get("init_from") or given.get("continue_from"))
+    return "random weights" if random else "pretrained"
+
+
+def measured_rows(results: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """The test metrics of results.json by title: before training, kept, and the last epoch if it was not kept."""
+    titles = {"untrained": before_title(config), "trained": kept_title(results), "last": "last epoch"}
     return {title: results[name] for name, title in titles.items() if results.get(name)}
+
+
+def kept_title(results: Mapping[str, Any]) -> str:
+    """The title of a run's model: not trained if the pretrained embedding was kept."""
+    found = results.get("verdict") or {"judged": False}
+    return f"kept: {found['kept']}" if found["judged"] else "trained"
 
 
 def _trained(candidates: Mapping[str, Any]) -> list[str]:
