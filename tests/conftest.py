@@ -1,7 +1,6 @@
 """One thread a test process: the tests run side by side, and small tensors only wait for a second thread."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -173,12 +172,10 @@ def started() -> Callable[..., BaseProcess]:
 
     What the process does before the command may be given: with `signal_at` it is stopped at the same place however
     fast the machine is.
-
-    All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
-    are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest"])
+    from tests.several_processes import forks
+
+    context = forks()
 
     def start(arguments: list[str], said: Path, before: Callable[[], None] | None = None) -> BaseProcess:
         given = (arguments, said, dict(os.environ), before)
