@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
-from inspect import isclass
+from inspect import isclass, unwrap
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,11 +85,17 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def as_on_every_machine(patch: pytest.MonkeyPatch) -> None:
-    """Train in float32, whatever the processor multiplies best, and wait for no disk.
+    """Train in float32, whatever the processor multiplies best, wait for no disk, and do what is slow once.
 
     fsync keeps what is written from a loss of power, which no test can bring about; tests of it put one in its place.
+    Ten rows of pictures would take a third of the time of a small training, and to ask git for the commit a tenth.
     """
-    patch.setattr("tammes.io.machine.processor_flags", set)
+    from tammes.io import machine
+    from tammes.report.contact_sheet import draw_retrievals
+
+    patch.setattr(machine, "processor_flags", set)
+    patch.setattr(machine, "_commit", cache(machine._commit))
+    patch.setitem(unwrap(draw_retrievals).__kwdefaults__, "queries", 1)
     patch.setattr(os, "fsync", lambda _: None)
 
 
@@ -190,6 +197,7 @@ def started() -> Callable[..., BaseProcess]:
 PROGRAMS = """
 import json, os, sys, traceback
 import numpy, torch
+import tammes.losses, tammes.metrics, tammes.models.embedder
 
 torch.set_num_threads(1)
 for line in sys.stdin:
@@ -219,7 +227,7 @@ for line in sys.stdin:
 def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """What a program prints in an interpreter without pytest, so without the check of shapes.
 
-    Each is a fork of one interpreter, which has imported numpy and torch and nothing else: that takes seconds.
+    Each is a fork of one interpreter, which has imported torch and what most of them need: that takes seconds.
     """
     said = tmp_path_factory.mktemp("programs") / "said"
     own = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from tests.conftest import as_on_every_machine
 
 CLASSES, DIM = 4, 4
 # Methods that draw something at random in a step draw it again in each process.
@@ -57,9 +60,8 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        # In float32 on every machine, and without waiting for a disk, as all tests.
-        with patch("tammes.io.machine.processor_flags", set), patch("os.fsync", lambda _: None):
-            work(*given)
+        as_on_every_machine(pytest.MonkeyPatch())
+        work(*given)
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
