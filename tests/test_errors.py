@@ -439,16 +439,6 @@ def test_very_many_labels_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     )
 
 
-def test_what_interrupts_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tammes.data.open_dataset", interrupt)
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor", "glyphs"])
-    assert stopped.value.code == 130
-
-
 def test_a_polite_kill_ends_every_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tammes.data.open_dataset", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
