@@ -71,6 +71,17 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item._id = type(item._id).parse(grouped)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of a file to one worker, as those of a group: what they share is made once."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    scheduling = import_module("xdist.scheduler").LoadGroupScheduling(config, log)
+    of_group = scheduling._split_scope  # the group, or all of the test's name
+    scheduling._split_scope = lambda name: of_group(name).partition("::")[0]
+    return scheduling
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests leave the cache and the configuration of whoever runs them alone.
