@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,14 @@ from hypothesis import settings
 
 HANGS = 600.0  # seconds after which a test that waits gives up; nothing takes them that does not hang
 STEP = "tammes.training.loop._set_rates"  # is called in each step
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+IN_A_BROWSER = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+    # Chromium's pipes, which playwright leaves to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 JAXTYPED = jaxtyping.jaxtyped
 
@@ -255,6 +264,20 @@ def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
         yield ask
         asked.close()  # which ends it
+
+
+@pytest.fixture(scope="module")  # playwright's event loop would be in the way of those of other tests
+def browser() -> Iterator[Any]:
+    """Chromium, started once for a file; without what it would say to its maker."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", "--use-fake-ui-for-media-stream",
+             "--use-fake-device-for-media-stream")  # fmt: skip
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=list(quiet), timeout=1000 * HANGS)
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")
