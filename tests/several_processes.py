@@ -1,4 +1,4 @@
-"""What processes of tests do that train together; light to import, as each of them must."""
+"""Processes of tests: how they are started, and what those do that train together."""
 
 import multiprocessing
 import os
