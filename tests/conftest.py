@@ -1,15 +1,16 @@
 """One thread a test process: the tests run side by side, and small tensors only wait for a second thread."""
 
 import json
-import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
-from inspect import isclass
+from inspect import isclass, unwrap
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +25,14 @@ from hypothesis import settings
 
 HANGS = 600.0  # seconds after which a test that waits gives up; nothing takes them that does not hang
 STEP = "tammes.training.loop._set_rates"  # is called in each step
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+IN_A_BROWSER = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+    # Chromium's pipes, which playwright leaves to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 JAXTYPED = jaxtyping.jaxtyped
 
@@ -71,6 +80,17 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
             item._id = type(item._id).parse(grouped)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of a file to one worker, as those of a group: what they share is made once."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    scheduling = import_module("xdist.scheduler").LoadGroupScheduling(config, log)
+    of_group = scheduling._split_scope  # the group, or all of the test's name
+    scheduling._split_scope = lambda name: of_group(name).partition("::")[0]
+    return scheduling
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests leave the cache and the configuration of whoever runs them alone.
@@ -85,11 +105,17 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def as_on_every_machine(patch: pytest.MonkeyPatch) -> None:
-    """Train in float32, whatever the processor multiplies best, and wait for no disk.
+    """Train in float32, whatever the processor multiplies best, wait for no disk, and do what is slow once.
 
     fsync keeps what is written from a loss of power, which no test can bring about; tests of it put one in its place.
+    Ten rows of pictures would take a third of the time of a small training, and to ask git for the commit a tenth.
     """
-    patch.setattr("tammes.io.machine.processor_flags", set)
+    from tammes.io import machine
+    from tammes.report.contact_sheet import draw_retrievals
+
+    patch.setattr(machine, "processor_flags", set)
+    patch.setattr(machine, "_commit", cache(machine._commit))
+    patch.setitem(unwrap(draw_retrievals).__kwdefaults__, "queries", 1)
     patch.setattr(os, "fsync", lambda _: None)
 
 
@@ -173,12 +199,10 @@ def started() -> Callable[..., BaseProcess]:
 
     What the process does before the command may be given: with `signal_at` it is stopped at the same place however
     fast the machine is.
-
-    All are forks of one process that has imported what they need, which takes longer than their work. Tests that use it
-    are in one group, `processes`, so that there is one such process. LanceDB, which has a thread, is not imported yet.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.training.train", "timm", "tests.conftest"])
+    from tests.several_processes import forks
+
+    context = forks()
 
     def start(arguments: list[str], said: Path, before: Callable[[], None] | None = None) -> BaseProcess:
         given = (arguments, said, dict(os.environ), before)
@@ -193,6 +217,7 @@ def started() -> Callable[..., BaseProcess]:
 PROGRAMS = """
 import json, os, sys, traceback
 import numpy, torch
+import tammes.losses, tammes.metrics, tammes.models.embedder
 
 torch.set_num_threads(1)
 for line in sys.stdin:
@@ -222,7 +247,7 @@ for line in sys.stdin:
 def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """What a program prints in an interpreter without pytest, so without the check of shapes.
 
-    Each is a fork of one interpreter, which has imported numpy and torch and nothing else: that takes seconds.
+    Each is a fork of one interpreter, which has imported torch and what most of them need: that takes seconds.
     """
     said = tmp_path_factory.mktemp("programs") / "said"
     own = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -239,6 +264,20 @@ def printed_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
         yield ask
         asked.close()  # which ends it
+
+
+@pytest.fixture(scope="module")  # playwright's event loop would be in the way of those of other tests
+def browser() -> Iterator[Any]:
+    """Chromium, started once for a file; without what it would say to its maker."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", "--use-fake-ui-for-media-stream",
+             "--use-fake-device-for-media-stream")  # fmt: skip
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=list(quiet), timeout=1000 * HANGS)
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="session")

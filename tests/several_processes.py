@@ -1,5 +1,6 @@
-"""What the processes of tests/test_distributed.py do; light to import, as each of them must."""
+"""Processes of tests: how they are started, and what those do that train together."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -8,12 +9,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import count
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from tests.conftest import as_on_every_machine
 
 CLASSES, DIM = 4, 4
 # Methods that draw something at random in a step draw it again in each process.
@@ -26,6 +31,19 @@ DRAWING = ("daml", "dvml")
 BORROWED = ("pml:ProxyAnchorLoss", "pml:ContrastiveLoss", "pml:TripletMarginLoss with pml:TripletMarginMiner")
 # Where the usual rate would move little in so few steps.
 RATES = {"lifted": 0.01, "npair": 1.0, "center": 0.01, "deepncm": 1.0, "prototypical": 1.0, "bier": 0.003}
+
+
+def forks() -> ForkServerContext:
+    """Where processes are forks of one that has imported what they need, which takes longer than their work.
+
+    Tests that use it are in one group, `processes`, so that there is one such process. LanceDB, whose threads do not
+    survive a fork, is not imported yet.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["tammes.cli", "tammes.run", "tammes.report.run", "timm", "tests.conftest", __name__]
+    )
+    return context
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -42,9 +60,8 @@ def process(rank: int, number: int, port: int, said: Path, work: Callable[..., N
         os.dup2(output.fileno(), 2)
     torch.set_num_threads(1)
     try:
-        # In float32 on every machine, and without waiting for a disk, as all tests.
-        with patch("tammes.io.machine.processor_flags", set), patch("os.fsync", lambda _: None):
-            work(*given)
+        as_on_every_machine(pytest.MonkeyPatch())
+        work(*given)
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
@@ -128,7 +145,7 @@ def trained(name: str) -> Mapping[str, Tensor]:
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
     optimizer = torch.optim.SGD(objective.parameters(), lr=RATES.get(name, 0.01 * max(0.1, method.lr)), momentum=0.9)
-    epochs = 10 if method.per_image_loss else 3  # a hinge makes more of a last digit with every step
+    epochs = 4 if method.per_image_loss else 2  # a hinge makes more of a last digit with every step
     layer = embedder.new_layers()[0]
     begun = layer.weight.detach().clone()
     with warnings.catch_warnings(action="ignore"):

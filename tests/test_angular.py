@@ -5,7 +5,6 @@ from math import radians, tan
 import pytest
 import torch
 
-from tammes import UserError
 from tammes.geometry import normalise
 from tammes.losses.angular import METHOD, AngularLoss
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, angular, assert_equals, named, problem, too_wide
@@ -116,26 +115,3 @@ def test_gradient_is_finite_where_points_coincide() -> None:
     AngularLoss()(x, TOY_LABELS).backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
-
-
-def test_bad_options() -> None:
-    for alpha in (0.0, 0.785, 80.1, 90.0, -45.0, float("nan")):
-        with pytest.raises(
-            UserError, match=rf"^alpha must be between 1 and 80 degrees, got {alpha}\. The usual one is 45\.$"
-        ):
-            AngularLoss(alpha=alpha)
-    for weight in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(UserError, match=rf"^angular_weight must be above 0 and finite, got {weight}\.$"):
-            AngularLoss(angular_weight=weight)
-    with pytest.raises(
-        UserError, match=r"^angular_weight is for form='npair\+angular'; form='angular' has one part only\.$"
-    ):
-        AngularLoss(form="angular", angular_weight=1.0)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(AngularLoss()) == "AngularLoss(alpha=45, form=npair+angular, angular_weight=2)"
-    assert repr(AngularLoss(alpha=36.0, form="angular")) == "AngularLoss(alpha=36, form=angular)"
-    assert METHOD.images_per_class == 2
-    assert METHOD.parse(["form=npair+angular", "alpha=40"]) == {"form": "npair+angular", "alpha": 40.0}
-    assert METHOD.source == "Wang et al. 2017"

@@ -8,9 +8,8 @@ import torch
 from pytorch_metric_learning.losses import ArcFaceLoss as TheirArcFaceLoss
 from torch import Tensor
 
-from tammes import UserError
 from tammes.centroids import simplex
-from tammes.losses.arcface import METHOD, ArcFaceLoss
+from tammes.losses.arcface import ArcFaceLoss
 from tammes.losses.normface import NormFaceLoss
 from tests.oracles import seeded
 from tests.oracles_points import POINTS, X, Y, arcface, gradients, problem, with_points
@@ -152,31 +151,3 @@ def test_an_embedding_without_a_direction_moves_nothing() -> None:
     assert x.grad.eq(0).all()
     assert loss.proxies.grad is not None
     assert loss.proxies.grad.abs().max() < 1e-4
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(ArcFaceLoss(3, 2)) == "ArcFaceLoss(3 classes in 2 dimensions, margin=0.5, scale=64)"
-    assert METHOD.batch == "any"
-    assert METHOD.per_image_loss
-    assert METHOD.source == "Deng et al. 2019"
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (
-            3,
-            2,
-            {"margin": 28.6},
-            r"^margin must be in \[0, pi/2\], an angle in radians, got 28.6\. 28.6 degrees are 0.4992\.$",
-        ),
-        (3, 2, {"margin": -0.1}, r"^margin must be in \[0, pi/2\], an angle in radians, got -0.1\.$"),
-        (3, 2, {"margin": 200.0}, r"^margin must be in \[0, pi/2\], an angle in radians, got 200.0\.$"),
-        (3, 2, {"margin": float("nan")}, r"^margin must be in \[0, pi/2\], an angle in radians, got nan\.$"),
-        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
-        (3, 2, {"scale": float("inf")}, "^scale must be above 0 and finite, got inf.$"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ArcFaceLoss(classes, dim, **options)

@@ -1,7 +1,6 @@
 """The centre loss: its equation, and the rule by which the centres move."""
 
 from math import log
-from typing import Any
 
 import pytest
 import torch
@@ -79,24 +78,6 @@ def test_minimum_is_approached() -> None:
         loss.classifier.weight.copy_(torch.tensor([[100.0], [-100.0]]))
         loss.centers.copy_(torch.tensor([[1.0], [-1.0]]))
     assert 0 <= loss(torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])).item() - loss.minimum < 1e-9
-
-
-def test_what_is_printed() -> None:
-    assert "3 classes in 2 dimensions, weight=0.003, alpha=0.5" in repr(CenterLoss(3, 2))
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (3, 2, {"weight": -1.0}, "^weight must be at least 0 and finite, got -1.0.$"),
-        (3, 2, {"weight": float("nan")}, "^weight must be at least 0 and finite, got nan.$"),
-        (3, 2, {"alpha": 0.0}, r"^alpha must be in \(0, 1\], got 0.0.$"),
-        (3, 2, {"alpha": 1.5}, r"^alpha must be in \(0, 1\], got 1.5.$"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        CenterLoss(classes, dim, **options)
 
 
 def test_a_bad_batch_moves_nothing() -> None:

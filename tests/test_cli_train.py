@@ -28,7 +28,7 @@ from tammes.training.evaluation import evaluate_images
 from tammes.training.objectives import Objective
 from tammes.training.presets import RECIPES, recipe_of
 from tammes.training.run_folder import RunFolder, open_run
-from tests.commands import printed, refused, striped_set
+from tests.commands import printed, refused, small_set, striped_set
 from tests.compared import same_end
 from tests.configs import config_of, embedder_of
 from tests.conftest import HANGS, STEP, signal_at
@@ -280,14 +280,9 @@ def test_a_part_of_the_network_trains_on_kept_activations(
     assert all(np.array_equal(after[name], again[name]) for name in after)
 
 
-def test_a_run_begins_with_the_pooling_of_another(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = tmp_path / "few"  # images of 224 pixels take their time
-    for image in sorted(photos.glob("class [0-3]/[01].png")):
-        (few / image.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(image, few / image.parent.name)
-    small = ["--backbone", "resnet18", "--weights", "none", "--train", "all", "--dim", "8", "--epochs", "1"]
+def test_a_run_begins_with_the_pooling_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = small_set(tmp_path / "few", ["a", "b", "c", "d"])
+    small = ["--backbone", "timm:test_resnet", "--weights", "none", "--train", "all", "--dim", "8", "--epochs", "1"]
     main(["train", str(few), "--out", str(tmp_path / "max"), "--pool", "max", *small])
     assert load(tmp_path / "max").config.pool == "max"
     said = refused(
@@ -491,7 +486,7 @@ WRITING = "tammes.io.files.fsync"  # a file is written, and has no name yet
 
 
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize(("kills", "epochs"), [(3, 4), pytest.param(50, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 3), pytest.param(50, 30, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_the_very_same_weights(
     started: Callable[..., BaseProcess],
     photos: Path,

@@ -4,8 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import normalized_mutual_info_score
 
-from tammes import UserError
-from tammes.losses.clustering import METHOD, ClusteringLoss, clustering_loss
+from tammes.losses.clustering import ClusteringLoss, clustering_loss
 from tests.oracles import SIX, SIX_LABELS, seeded, unit
 from tests.oracles_sets import EIGHT, EIGHT_LABELS, SlowClustering, geometric_nmi, random_problem, tied_problem
 
@@ -88,22 +87,3 @@ def test_all_images_at_one_place() -> None:
     """No clustering costs anything, and each medoid but the first is alone with itself: sizes 3, 1."""
     value = ClusteringLoss(passes=0)(torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
     assert value.item() == pytest.approx(1 - geometric_nmi([0, 0, 1, 1], [0, 1, 0, 0]), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": -1.0}, "^gamma must be at least 0 and finite, got -1.0.$"),
-        ({"gamma": float("nan")}, "^gamma must be at least 0 and finite, got nan.$"),
-        ({"passes": -1}, "^passes must be at least 0, got -1.$"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ClusteringLoss(**options)  # type: ignore[arg-type]
-
-
-def test_what_it_says_of_itself() -> None:
-    assert ClusteringLoss(gamma=0.5, passes=2).extra_repr() == "gamma=0.5, passes=2"
-    assert list(METHOD.options) == ["gamma", "passes"]
-    assert METHOD.batch == "4 images of each class"

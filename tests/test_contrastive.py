@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tammes import UserError
-from tammes.losses.contrastive import METHOD, ContrastiveLoss, Form
+from tammes.losses.contrastive import ContrastiveLoss, Form
 from tammes.losses.mining import hardest_pairs
 from tests.oracles_pairs import (
     SIZES,
@@ -155,20 +154,3 @@ def test_minimum_is_reached() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     for loss in (ContrastiveLoss(), ContrastiveLoss(form="hinge", margin=2.0)):
         assert loss(x, torch.tensor([0, 0, 1])).item() == loss.minimum
-
-
-def test_bad_options() -> None:
-    for hardest in (0.0, -0.1, 1.01, float("nan")):
-        with pytest.raises(
-            UserError, match=rf"^hardest must be in .0, 1., the part of the pairs that counts, got {hardest}\.$"
-        ):
-            ContrastiveLoss(hardest=hardest)
-    with pytest.raises(UserError, match=r"^margin must be above 0 and finite, got 0\.0\.$"):
-        ContrastiveLoss(margin=0.0)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(ContrastiveLoss()) == "ContrastiveLoss(form=squared, margin=1, hardest=1)"
-    assert "margin=2 sqrt(dim)" in repr(ContrastiveLoss(form="exponential"))
-    assert METHOD.images_per_class == 4
-    assert list(METHOD.options) == ["form", "margin", "hardest"]

@@ -1,7 +1,5 @@
 """DeepNCM: the nearest class mean, and the three ways in which the means follow the network."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -135,31 +133,6 @@ def test_logits_are_negative_squared_distances() -> None:
 def test_minimum_is_approached() -> None:
     loss = with_means(DeepNCMLoss(2, 1), torch.tensor([[20.0], [-20.0]]))
     assert 0 <= loss(torch.tensor([[20.0], [-20.0]]), torch.tensor([0, 1])).item() - loss.minimum < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("form", "option"), [("condensation", ", every=100"), ("online", ""), ("decay", ", decay=0.9")]
-)
-def test_what_is_printed(form: Form, option: str) -> None:
-    expected = f"DeepNCMLoss(3 classes in 2 dimensions, form='{form}'{option})"
-    assert repr(DeepNCMLoss(3, 2, form=form)) == expected
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (3, 2, {"form": "online", "every": 5}, "^every is for form='condensation'; form='online' does not use it.$"),
-        (3, 2, {"form": "decay", "every": 5}, "^every is for form='condensation'; form='decay' does not use it.$"),
-        (3, 2, {"form": "online", "decay": 0.5}, "^decay is for form='decay'; form='online' does not use it.$"),
-        (3, 2, {"decay": 0.5}, "^decay is for form='decay'; form='condensation' does not use it.$"),
-        (3, 2, {"every": 0}, "^every must be at least 1, got 0.$"),
-        (3, 2, {"form": "decay", "decay": 1.0}, r"^decay must be in \[0, 1\), got 1.0: with 1 the means would never"),
-        (3, 2, {"form": "decay", "decay": -0.1}, r"^decay must be in \[0, 1\), got -0.1"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DeepNCMLoss(classes, dim, **options)
 
 
 def test_bad_batches_move_nothing() -> None:

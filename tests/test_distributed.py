@@ -1,7 +1,6 @@
 """Several processes train together: to the weights of one, by every method; one writes; all stop, fail and go on."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from tests.several_processes import (
     DRAWING,
     both,
     exit_code,
+    forks,
     one_fails,
     one_hangs,
     one_is_killed,
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--shift", "2", "--lr", "0.005", "--backbone-lr", "0.005")
 # 18 training images: of the last batch, one image, the second process has nothing.
-WHOLE = ("--epochs", "10", "--batch-size", "17", "--val-classes", "1", *SMALL)
+WHOLE = ("--epochs", "4", "--batch-size", "17", "--val-classes", "1", *SMALL)
 
 
 def a_free_port() -> int:
@@ -54,8 +54,7 @@ def a_free_port() -> int:
 
 def start(number: int, folder: Path, work: Any, *given: Any) -> list[Any]:
     """Processes as a launcher starts them; forks of one that has imported what they need."""
-    context, port = multiprocessing.get_context("forkserver"), a_free_port()
-    context.set_forkserver_preload(["tammes.training.train", "tests.several_processes"])
+    context, port = forks(), a_free_port()
     found = [
         context.Process(target=process, args=(rank, number, port, folder / f"said {rank}", work, *given), daemon=True)
         for rank in range(number)
@@ -177,9 +176,9 @@ def test_a_method_that_mines_over_all_images_has_the_same_triplets(two: Path) ->
 
 
 def test_only_the_first_process_writes_and_speaks(two: Path) -> None:
-    assert "epoch  10" in said(two, 0, "train")
+    assert "epoch   4" in said(two, 0, "train")
     assert said(two, 1, "train") == ""
-    assert len((two / "together" / "metrics.jsonl").read_text().splitlines()) == 10
+    assert len((two / "together" / "metrics.jsonl").read_text().splitlines()) == 4
     assert "2 processes" in (two / "together" / "log.txt").read_text()
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from tammes.cli import main
 from tammes.cli.label import _say
 from tammes.errors import UserError
-from tammes.gallery import open_gallery
+from tammes.gallery import indexing, open_gallery
 from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
 from tammes.gallery.lance import LanceGallery
@@ -534,6 +534,12 @@ def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     assert label_of(tmp_path / "a.png", [tmp_path]) == ""
 
 
+def indexing_killed_at(name: str, call: int, images: int) -> None:
+    """Have this process store so many images at once, and be killed as a function of indexing is called."""
+    indexing._BATCH = images
+    signal_at(f"tammes.gallery.indexing.{name}", call, signal.SIGKILL)
+
+
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
@@ -544,7 +550,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In turn as a batch is stored, of which there are two or more, and as a random image is read."""
-    folder, rng, each = tmp_path / "many", np.random.default_rng(8), 30 if moments == 2 else 120
+    folder, rng, each = tmp_path / "many", np.random.default_rng(8), 5 if moments == 2 else 120
     for number in range(10):
         (folder / f"class {number}").mkdir(parents=True)
         for image in range(each):
@@ -552,7 +558,7 @@ def test_a_kill_at_any_moment_leaves_whole_rows_and_a_second_run_completes(
     for moment in range(moments):
         gallery = tmp_path / f"g{moment % 10}"  # a gallery is killed more than once
         name, call = ("_read", int(rng.integers(1, 5 * each))) if moment % 2 else ("_store", 2)
-        at = partial(signal_at, f"tammes.gallery.indexing.{name}", call, signal.SIGKILL)
+        at = partial(indexing_killed_at, name, call, 16 if moments == 2 else 256)
         process = started(["index", str(run), str(folder), "--gallery", str(gallery)], tmp_path / "said.txt", at)
         process.join(HANGS)
         assert process.exitcode == -signal.SIGKILL, (tmp_path / "said.txt").read_text()

@@ -144,6 +144,7 @@ def test_every_image_shows_something_and_cuts_nothing_off(everything: UInt8[ndar
     assert (everything[:, frame] > 128).mean(axis=1).max() < 0.1  # a stroke may touch the edge, not run along it
 
 
+@pytest.mark.slow  # of the drawings, which do not change
 def test_neither_an_untrained_network_nor_the_pixels_solve_it(
     dataset: Dataset, everything: UInt8[ndarray, "images 28 28"]
 ) -> None:

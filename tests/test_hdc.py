@@ -3,7 +3,6 @@
 from math import ceil, floor
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -316,7 +315,7 @@ def test_the_discriminative_loss_itself_may_be_on_a_head() -> None:
     assert loss(features, labels, network)["loss"] > every(features, labels, network)["loss"]
 
 
-def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options() -> None:
     for name in ("second", "third"):
         for fraction in (0.0, -0.1, 1.1, float("nan")):
             with pytest.raises(
@@ -337,11 +336,6 @@ def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
         HDC(PAIRS, (4, 4))
     with pytest.raises(UserError, match=r"^unknown base of HDC 'npair'\. Known: contrastive, discriminative\.$"):
         HDC(Base("npair"), HEADS)
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # beartype would be first
-    with pytest.raises(
-        UserError, match=r"^unknown form 'cascaded'\. Did you mean 'cascade'\? Known: cascade, released\.$"
-    ):
-        HDC(PAIRS, HEADS, form="cascaded")  # type: ignore[arg-type]
 
 
 def test_what_it_says_of_itself() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tammes import UserError
-from tammes.losses.histogram import METHOD, HistogramLoss
+from tammes.losses.histogram import HistogramLoss
 from tests.oracles import seeded
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, histogram, problem
 
@@ -89,8 +89,3 @@ def test_a_step_that_does_not_fit(step: float, nearest: str) -> None:
 @pytest.mark.parametrize(("step", "bins"), [(2.0, 1), (2 / 3, 3), (0.1, 20), (0.01, 200)])
 def test_steps_that_fit(step: float, bins: int) -> None:
     assert HistogramLoss(step=step).bins == bins
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(HistogramLoss()) == "HistogramLoss(step=0.01)"
-    assert METHOD.images_per_class == 4

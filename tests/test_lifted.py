@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tammes import UserError
 from tammes.geometry import normalise
-from tammes.losses.lifted import METHOD, LiftedStructureLoss
+from tammes.losses.lifted import LiftedStructureLoss
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, lifted, problem
 
 
@@ -64,10 +63,3 @@ def test_without_negatives_or_without_positives_the_loss_is_zero(labels: list[in
     assert value.item() == LiftedStructureLoss().minimum == 0
     assert x.grad is not None
     assert x.grad.eq(0).all()
-
-
-def test_options_and_what_it_says_of_itself() -> None:
-    with pytest.raises(UserError, match=r"^margin must be above 0 and finite, got nan\.$"):
-        LiftedStructureLoss(margin=float("nan"))
-    assert repr(LiftedStructureLoss()) == "LiftedStructureLoss(margin=1)"
-    assert METHOD.images_per_class == 4

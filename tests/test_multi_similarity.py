@@ -1,14 +1,12 @@
 """The multi-similarity loss: with its mining of pairs, and without."""
 
 from math import cos, exp, log1p, radians
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tammes import UserError
-from tammes.losses.multi_similarity import METHOD, MultiSimilarityLoss
+from tammes.losses.multi_similarity import MultiSimilarityLoss
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, multi_similarity, named, problem
 
 
@@ -139,28 +137,3 @@ def test_an_image_that_is_not_a_number_is_not_mined_away(mine: bool, sizes: list
     x, labels = problem(sizes, seed=1)
     x[3, 0] = float("nan")
     assert MultiSimilarityLoss(mine=mine)(x, labels).isnan()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0.0}, "^alpha must be above 0 and finite, got 0.0.$"),
-        ({"beta": float("inf")}, "^beta must be above 0 and finite, got inf.$"),
-        ({"beta": float("nan")}, "^beta must be above 0 and finite, got nan.$"),
-        ({"threshold": 1.5}, r"^threshold must be in \[-1, 1\], for it is a cosine, got 1.5.$"),
-        ({"epsilon": -0.1}, "^epsilon must be at least 0 and finite, got -0.1.$"),
-        ({"epsilon": float("inf")}, "^epsilon must be at least 0 and finite, got inf.$"),
-        ({"epsilon": 0.2, "mine": False}, "^epsilon is for mining; with mine=False all pairs count.$"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        MultiSimilarityLoss(**options)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(MultiSimilarityLoss()) == "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, epsilon=0.1)"
-    assert repr(MultiSimilarityLoss(mine=False)) == "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, mine=False)"
-    assert METHOD.images_per_class == 4
-    assert METHOD.parse(["mine=False", "beta=40"]) == {"mine": False, "beta": 40.0}
-    assert METHOD.source == "Wang et al. 2019"

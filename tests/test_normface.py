@@ -9,7 +9,7 @@ from pytorch_metric_learning.losses import NormalizedSoftmaxLoss
 
 from tammes import UserError
 from tammes.centroids import simplex
-from tammes.losses.normface import METHOD, NormFaceLoss
+from tammes.losses.normface import NormFaceLoss
 from tests.oracles import seeded
 from tests.oracles_points import POINTS, X, Y, agents, gradients, normface, problem, with_points
 
@@ -118,37 +118,6 @@ def test_an_embedding_without_a_direction_says_nothing() -> None:
     value, moved = gradients(lambda z: NormFaceLoss(3, 2)(z, torch.tensor([0])), torch.zeros(1, 2))
     assert value.item() == pytest.approx(log(3), abs=1e-6)
     assert moved.eq(0).all()
-
-
-def test_what_is_printed() -> None:
-    assert repr(NormFaceLoss(3, 2)) == "NormFaceLoss(3 classes in 2 dimensions, form='softmax', scale=10)"
-    hard = NormFaceLoss(3, 2, form="triplet", hardest=True)
-    assert repr(hard) == "NormFaceLoss(3 classes in 2 dimensions, form='triplet', margin=0.8, hardest=True)"
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (3, 2, {"margin": 1.0}, "^margin is for form='contrastive' or 'triplet'; form='softmax' has none.$"),
-        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
-        (3, 2, {"scale": float("nan")}, "^scale must be above 0 and finite, got nan.$"),
-        (3, 2, {"temperature": -1.0}, "^temperature must be from 1e-06 to 1e.06, got -1.0. Most use 0.01 to 1.$"),
-        (3, 2, {"temperature": 0.1, "scale": 5.0}, "^temperature fixes the scale at 1 / temperature; give one of the"),
-        (3, 2, {"form": "contrastive", "temperature": 0.1}, "^temperature and scale are for form='softmax'; form='con"),
-        (3, 2, {"form": "triplet", "scale": 5.0}, "^temperature and scale are for form='softmax'; form='triplet' has"),
-        (3, 2, {"form": "triplet", "margin": 0.0}, "^margin must be above 0 and finite, got 0.0.$"),
-        (
-            3,
-            2,
-            {"form": "contrastive", "hardest": True},
-            "^hardest is for form='triplet'; form='contrastive' has no tr",
-        ),
-        (3, 2, {"hardest": True}, "^hardest is for form='triplet'; form='softmax' has no triplets.$"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        METHOD.make({"num_classes": classes, "dim": dim}, options)
 
 
 def test_triplets_have_no_scale() -> None:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tammes import UserError
-from tammes.losses.npair import METHOD, Form, NPairLoss
+from tammes.losses.npair import Form, NPairLoss
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, named, npair, problem
 
 
@@ -97,15 +96,3 @@ def test_without_a_pair_the_loss_is_zero_and_of_one_class_it_is_the_penalty(form
     assert NPairLoss(penalty=0.0, form=form)(TOY, one_class).item() == NPairLoss().minimum == 0
     squares = TOY.square().sum(1).mean().item()
     assert NPairLoss(penalty=0.1, form=form)(TOY, one_class).item() == pytest.approx(0.05 * squares, abs=1e-12)
-
-
-def test_bad_options() -> None:
-    for penalty in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=rf"^penalty must be at least 0 and finite, got {penalty}\.$"):
-            NPairLoss(penalty=penalty)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(NPairLoss()) == "NPairLoss(penalty=0.002, form=softmax)"
-    assert METHOD.images_per_class == 2
-    assert list(METHOD.options) == ["penalty", "form"]

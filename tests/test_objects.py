@@ -56,6 +56,7 @@ def run(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> tammes.Run:
     return tammes.train(waves, backbone=Maps(), transform=jitter, out=tmp_path_factory.mktemp("runs") / "own", **SMALL)
 
 
+@pytest.mark.xdist_group("export")  # the exporter takes seconds to import
 def test_a_module_is_trained_and_its_run_can_do_what_runs_can(run: tammes.Run, waves: Path, tmp_path: Path) -> None:
     before, after = Maps().state_dict(), run.embedder.backbone.network.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in before)

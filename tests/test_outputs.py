@@ -80,7 +80,7 @@ def test_every_command_asks_before_it_replaces_a_file(
         "r.html": ["report", run, "--map", "none", "--out", "r.html"],
         "s.png": ["search", gallery, image, "--sheet", "s.png"],
         "c.npy": ["centroids", "4", "3", "--out", "c.npy"],
-        "m.onnx": ["export", run, "--format", "onnx", "--out", "m.onnx"],
+        "m.safetensors": ["export", run, "--format", "safetensors", "--out", "m.safetensors"],
     }
     for name, command in commands.items():
         Path(name).write_text("mine")
@@ -90,6 +90,7 @@ def test_every_command_asks_before_it_replaces_a_file(
         assert Path(name).read_bytes() != b"mine"
 
 
+@pytest.mark.xdist_group("export")  # the exporter takes seconds to import
 def test_a_run_that_is_replaced_or_removed_takes_nothing_else_with_it(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,6 @@ def test_the_sides_of_the_image_pipeline_see_the_same_images(tmp_path: Path) -> 
     for workers in (0, 1):
         given = {"folder": str(tmp_path), "images": 6, "workers": workers}
         assert [measured(name, given)["said"] for name in names] == [{"images": 6}] * 5
-
-
-def test_a_side_is_timed_by_the_clock_that_its_row_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WORK, "waiting", lambda _given: lambda: time.sleep(0.2))
-    assert measured("waiting", {})["seconds"] < 0.1
-    assert measured("waiting", {"wall": True})["seconds"] >= 0.2
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers, regularizers, trainers
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import normalize
 
 import tammes
@@ -29,6 +28,7 @@ from tammes.training.build import build_optimizer
 from tammes.training.objectives import Objective
 from tests.configs import config_of
 from tests.pml_processes import CORNERS, a_network, eight, in_two_processes
+from tests.test_distributed import ended, start
 
 ROOT = Path(__file__).parents[1]
 CLASSES, DIM = 5, 8
@@ -608,15 +608,15 @@ def test_it_trains_in_their_trainers(name: str, miner: nn.Module | None, capsys:
     assert now() < before - 0.2
 
 
-@pytest.mark.xdist_group("two processes")
+@pytest.mark.xdist_group("processes")
 def test_two_processes_inside_their_wrapper_have_the_gradient_of_one(tmp_path: Path) -> None:
-    spawn(in_two_processes, (tmp_path,), nprocs=2)
+    assert ended(start(2, tmp_path, in_two_processes, tmp_path), tmp_path) == [0, 0]
     together = torch.load(tmp_path / "gradient.pt", weights_only=True)
     network, (inputs, labels) = a_network(), eight()
     tammes.DiscriminativeLoss(CORNERS)(network(inputs), labels).backward()
     torch.testing.assert_close(together, [parameter.grad for parameter in network.parameters()])
     for rank in range(2):
-        said = (tmp_path / f"said {rank}.txt").read_text()
+        said = (tmp_path / f"refused {rank}.txt").read_text()
         assert "leave out ref_emb (and efficient=True of DistributedLossWrapper)" in said
 
 

@@ -24,9 +24,10 @@ from tammes.gallery.ranking import recall_at_10
 from tammes.io.addresses import with_password, without_password
 from tests.conftest import HANGS, in_one_thread
 from tests.contracts.test_stores import ABOUT, filled, row, unit
+from tests.several_processes import forks
 from tests.test_gallery_stores import check_two_writers, written_by
 
-pytestmark = pytest.mark.xdist_group("postgres")
+pytestmark = pytest.mark.xdist_group("processes")
 _NUMBERS = numbers()
 
 
@@ -119,8 +120,7 @@ def run(waves: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def indexing(run: Path, waves: Path, uri: str, tmp_path: Path) -> Any:
     """A `tammes index` under way with a fault to come, and the words of the command."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.training.train", "tests.conftest"])
+    context = forks()
     words = ["index", str(run), str(waves), "--gallery", uri, "--json"]
 
     def start(at: int, wait_in: str = "") -> tuple[Any, list[str]]:

@@ -22,13 +22,15 @@ from tammes.models.pooling import GEM_POWER, GeM, MeanMaxPool
 from tammes.models.pretrained import load_model, with_whitening
 from tammes.models.whitening import directions
 
+NAME = "timm:test_resnet"
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of random weights for resnet18."""
+    """A file of random weights for a small network of timm's."""
     torch.manual_seed(0)
-    file = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
-    save_file(backbone("resnet18").network.state_dict(), file)
+    file = tmp_path_factory.mktemp("weights") / "test_resnet.safetensors"
+    save_file(backbone(NAME).network.state_dict(), file)
     return file
 
 
@@ -145,7 +147,7 @@ def test_a_folder_is_indexed_and_searched_without_training(
 ) -> None:
     gallery = tmp_path / "gallery"
     said = run(
-        "index", "resnet18", photos, "--weights", weights, "--size", 64, "--pool", "max", "--gallery", gallery, "--json"
+        "index", NAME, photos, "--weights", weights, "--size", 64, "--pool", "max", "--gallery", gallery, "--json"
     )
     images = sorted(photos.rglob("*.jpg"))
     assert json.loads(said)["added"] == len(images)
@@ -158,14 +160,14 @@ def test_a_folder_is_embedded_and_evaluated_without_training(
     photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str]
 ) -> None:
     out = tmp_path / "vectors.npz"
-    run("embed", "resnet18", photos, "--weights", weights, "--size", 64, "--out", out)
+    run("embed", NAME, photos, "--weights", weights, "--size", 64, "--out", out)
     with np.load(out) as file:
-        assert file["vectors"].shape == (len(sorted(photos.rglob("*.jpg"))), 512)
-    rows = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--json"))
+        assert file["vectors"].shape == (len(sorted(photos.rglob("*.jpg"))), backbone(NAME).features)
+    rows = json.loads(run("evaluate", NAME, photos, "--weights", weights, "--size", 64, "--json"))
     assert rows.keys() == {"pretrained"}
     of_file = json.loads(run("evaluate", out, "--json"))["vectors"]
     assert rows["pretrained"]["recall_at_1"] == pytest.approx(of_file["recall_at_1"], abs=0.1)  # half precision
-    whitened = json.loads(run("evaluate", "resnet18", photos, "--weights", weights, "--size", 64, "--whiten", "--json"))
+    whitened = json.loads(run("evaluate", NAME, photos, "--weights", weights, "--size", 64, "--whiten", "--json"))
     assert whitened.keys() == {"pretrained", "whitened", "pca_whitened"}
     assert whitened["whitened"]["classes"] < rows["pretrained"]["classes"]  # the others decide the whitening
 
@@ -190,27 +192,27 @@ def test_a_gallery_keeps_its_whitening_and_needs_no_option_for_it(
     root.mkdir()
     for folder in first:
         (root / folder.name).symlink_to(folder)
-    run("index", "resnet18", root, "--whiten", "--gallery", gallery, *network)
+    run("index", NAME, root, "--whiten", "--gallery", gallery, *network)
     kept = tammes.Gallery(gallery).store.about
     assert kept.network is not None
     assert kept.network.whitening
     assert kept.dim == 11  # 12 images span no more
     seen = [folder.name for folder in first]
     assert tammes.Gallery(gallery).trained_on == recorded_classes(kept) == seen  # a threshold on them is a guess
-    more = json.loads(run("index", "resnet18", photos, "--gallery", gallery, *network))
+    more = json.loads(run("index", NAME, photos, "--gallery", gallery, *network))
     assert more["added"] == 4 + 12  # under another path
     assert tammes.Gallery(gallery).store.about.network == kept.network
     image = photos / "class 3" / "0.jpg"
     (query,) = json.loads(run("search", gallery, image, "-k", 1, "--json"))["queries"]
     assert query["found"][0]["path"] == str(image.resolve())
     assert query["found"][0]["distance"] < 1e-3
-    by_name = tammes.Gallery(gallery, tammes.pretrained("resnet18", weights=weights, size=64, whiten=root))
+    by_name = tammes.Gallery(gallery, tammes.pretrained(NAME, weights=weights, size=64, whiten=root))
     assert by_name.search(image).hits[0].distance < 1e-3  # found in the same way, it is the same
 
 
 def test_a_whitening_of_labels_and_one_without_are_two(photos: Path, weights: Path) -> None:
-    of_classes = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos)
-    flat = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos / "class 0")
+    of_classes = tammes.pretrained(NAME, weights=weights, size=64, whiten=photos)
+    flat = tammes.pretrained(NAME, weights=weights, size=64, whiten=photos / "class 0")
     assert not of_classes.new_layers()[0].bias.any()
     assert flat.new_layers()[0].bias.any()  # seen from the mean
     assert flat.config.dim == 3
@@ -222,18 +224,18 @@ def test_what_cannot_be_whitened_is_refused(
     photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = ["--weights", weights, "--size", 64, "--gallery", tmp_path / "gallery"]
-    run("index", "resnet18", photos, *network)
+    run("index", NAME, photos, *network)
     with pytest.raises(SystemExit):
-        main(list(map(str, ["index", "resnet18", photos, "--whiten", *network])))
+        main(list(map(str, ["index", NAME, photos, "--whiten", *network])))
     assert "was made without whitening: leave out --whiten, or make it again with --rebuild" in capsys.readouterr().err
-    text = tammes.pretrained("resnet18", weights=weights, size=64, whiten=photos).origin.whitening  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="the whitening does not fit resnet18"):
-        with_whitening(tammes.pretrained("resnet18", weights=weights, size=64), text[:-4])
+    text = tammes.pretrained(NAME, weights=weights, size=64, whiten=photos).origin.whitening  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="the whitening does not fit timm:test_resnet"):
+        with_whitening(tammes.pretrained(NAME, weights=weights, size=64), text[:-4])
     one = tmp_path / "one"
     one.mkdir()
     (one / "0.jpg").symlink_to(photos / "class 0" / "0.jpg")
     with pytest.raises(UserError, match="`whiten` needs at least two readable images, and there are 1"):
-        tammes.pretrained("resnet18", weights=weights, size=64, whiten=one)
+        tammes.pretrained(NAME, weights=weights, size=64, whiten=one)
 
 
 def test_features_are_computed_once_for_every_command(
@@ -241,7 +243,7 @@ def test_features_are_computed_once_for_every_command(
 ) -> None:
     monkeypatch.setenv("TAMMES_CACHE", str(tmp_path / "cache"))
     network = ["--weights", weights, "--size", 70]  # of images of 80 pixels, which are not scaled
-    run("index", "resnet18", photos, *network, "--gallery", tmp_path / "gallery")
+    run("index", NAME, photos, *network, "--gallery", tmp_path / "gallery")
     computed: list[int] = []
     below = Frozen.below
 
@@ -250,14 +252,14 @@ def test_features_are_computed_once_for_every_command(
         return below(self, images)
 
     monkeypatch.setattr(Frozen, "below", counted)
-    run("embed", "resnet18", photos, *network, "--out", tmp_path / "vectors.npz")
-    run("embed", "resnet18", photos, *network, "--whiten", "--out", tmp_path / "whitened.npz")
-    run("evaluate", "resnet18", photos, *network)
-    run("index", "resnet18", photos, *network, "--whiten", "--gallery", tmp_path / "whitened")
+    run("embed", NAME, photos, *network, "--out", tmp_path / "vectors.npz")
+    run("embed", NAME, photos, *network, "--whiten", "--out", tmp_path / "whitened.npz")
+    run("evaluate", NAME, photos, *network)
+    run("index", NAME, photos, *network, "--whiten", "--gallery", tmp_path / "whitened")
     for number in ("0", "2"):
         words = [
             "--backbone",
-            "resnet18",
+            NAME,
             "--train",
             "head",
             "--epochs",
@@ -269,9 +271,9 @@ def test_features_are_computed_once_for_every_command(
         ]
         run("train", photos, *network, *words, "--out", tmp_path / f"run {number}")
     assert computed == []
-    run("embed", "resnet18", photos, "--weights", weights, "--size", 96, "--out", tmp_path / "larger.npz")
+    run("embed", NAME, photos, "--weights", weights, "--size", 96, "--out", tmp_path / "larger.npz")
     assert sum(computed) == 16
-    run("index", "resnet18", photos, "--weights", weights, "--size", 96, "--gallery", tmp_path / "larger")
+    run("index", NAME, photos, "--weights", weights, "--size", 96, "--gallery", tmp_path / "larger")
     assert sum(computed) == 16  # scaled images too
 
 
@@ -279,21 +281,23 @@ def test_a_gallery_keeps_the_precision_of_its_network(
     photos: Path, weights: Path, tmp_path: Path, run: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     gallery, network = tmp_path / "gallery", ["--weights", weights, "--size", 64]
-    run("index", "resnet18", photos / "class 0", "--precision", "bf16", "--gallery", gallery, *network)
-    run("index", "resnet18", photos / "class 1", "--gallery", gallery, *network)
+    run("index", NAME, photos / "class 0", "--precision", "bf16", "--gallery", gallery, *network)
+    run("index", NAME, photos / "class 1", "--gallery", gallery, *network)
     found = tammes.Gallery(gallery)
     assert found.embedder.precision == found.store.about.precision == "bf16"
-    expected = tammes.pretrained("resnet18", weights=weights, size=64, precision="bf16")
+    expected = tammes.pretrained(NAME, weights=weights, size=64, precision="bf16")
     image = photos / "class 1" / "0.jpg"
     (row,) = found.store.get([str(image)])
     np.testing.assert_allclose(row.vector, expected.encode(image)[0], atol=2e-3)
     assert tammes.Gallery(gallery, expected).search(image).hits[0].distance < 2e-3
-    with pytest.raises(UserError, match=r"made by another model, resnet18 .*, in bfloat16: its vectors cannot be"):
-        tammes.Gallery(gallery, tammes.pretrained("resnet18", weights=weights, size=64))
+    with pytest.raises(
+        UserError, match=r"made by another model, timm:test_resnet .*, in bfloat16: its vectors cannot be"
+    ):
+        tammes.Gallery(gallery, tammes.pretrained(NAME, weights=weights, size=64))
     with pytest.raises(SystemExit):
-        main(list(map(str, ["index", "resnet18", photos, "--precision", "no", "--gallery", gallery, *network])))
+        main(list(map(str, ["index", NAME, photos, "--precision", "no", "--gallery", gallery, *network])))
     assert "in bfloat16: its vectors cannot be compared" in " ".join(capsys.readouterr().err.split())
-    run("index", "resnet18", photos, "--precision", "no", "--gallery", gallery, *network, "--rebuild")
+    run("index", NAME, photos, "--precision", "no", "--gallery", gallery, *network, "--rebuild")
     assert tammes.Gallery(gallery).embedder.precision == "no"
 
 
@@ -323,7 +327,7 @@ def test_a_processor_without_bfloat16_is_said_once(
 ) -> None:
     monkeypatch.setattr(tammes.models.embedder, "multiplies_bfloat16", lambda: False)
     tammes.models.embedder._say_if_slow.cache_clear()
-    embedder = tammes.pretrained("resnet18", weights=weights, size=64, precision="bf16")
+    embedder = tammes.pretrained(NAME, weights=weights, size=64, precision="bf16")
     for _ in range(2):
         embedder.encode(photos / "class 0")
     assert capsys.readouterr().err.count("no bfloat16 instructions") == 1

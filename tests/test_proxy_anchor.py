@@ -6,8 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ProxyAnchorLoss as TheirProxyAnchorLoss
 
-from tammes import UserError
-from tammes.losses.proxy_anchor import METHOD, ProxyAnchorLoss
+from tammes.losses.proxy_anchor import ProxyAnchorLoss
 from tests.oracles_points import POINTS, X, Y, gradients, problem, proxy_anchor, with_points
 
 PROBLEMS = [(1, 2, 2, 0), (7, 5, 4, 10), (24, 8, 6, 20)]
@@ -120,26 +119,3 @@ def test_nothing_is_below_the_minimum() -> None:
     loss = with_points(ProxyAnchorLoss(2, 2, margin=0.0), "proxies", torch.tensor([[1.0, 0], [-1, 0]]))
     at_best = loss(torch.tensor([[2.0, 0], [-3, 0]]), torch.tensor([0, 1])).item()
     assert 0 <= at_best - float(loss.minimum) < 1e-9  # type: ignore[arg-type]
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(ProxyAnchorLoss(3, 2)) == "ProxyAnchorLoss(3 classes in 2 dimensions, scale=32, margin=0.1)"
-    assert METHOD.batch == "any"
-    assert METHOD.proxy_lr == 100
-    assert not METHOD.per_image_loss
-    assert METHOD.source == "Kim et al. 2020"
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
-        (3, 2, {"scale": float("inf")}, "^scale must be above 0 and finite, got inf.$"),
-        (3, 2, {"margin": 1.0}, r"^margin must be in \[0, 1\), for it is one of cosines, got 1.0.$"),
-        (3, 2, {"margin": -0.1}, r"^margin must be in \[0, 1\), for it is one of cosines, got -0.1.$"),
-        (3, 2, {"margin": float("nan")}, r"^margin must be in \[0, 1\), for it is one of cosines, got nan.$"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ProxyAnchorLoss(classes, dim, **options)

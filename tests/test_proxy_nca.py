@@ -7,7 +7,6 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ProxyNCALoss as TheirProxyNCALoss
 
-from tammes import UserError
 from tammes.centroids import simplex
 from tammes.losses.proxy_nca import ProxyNCALoss
 from tests.oracles import seeded
@@ -96,23 +95,3 @@ def test_logits_are_negative_squared_distances() -> None:
     loss = with_points(ProxyNCALoss(3, 2, scale=2.0), "proxies", POINTS)
     cosines = torch.nn.functional.cosine_similarity(POINTS[:1], POINTS)
     torch.testing.assert_close(loss.get_logits(3 * POINTS[:1]), 8 * cosines[None] - 8)  # type: ignore[operator]
-
-
-def test_what_is_printed() -> None:
-    expected = "ProxyNCALoss(3 classes in 2 dimensions, include_positive=True, scale=3, smoothing=0.1)"
-    assert repr(ProxyNCALoss(3, 2, include_positive=True, scale=3.0, smoothing=0.1)) == expected
-
-
-@pytest.mark.parametrize(
-    ("classes", "dim", "options", "message"),
-    [
-        (3, 2, {"scale": 0.0}, "^scale must be above 0 and finite, got 0.0.$"),
-        (3, 2, {"scale": float("inf")}, "^scale must be above 0 and finite, got inf.$"),
-        (3, 2, {"include_positive": True, "smoothing": 1.0}, r"^smoothing must be in \[0, 1\), got 1.0.$"),
-        (3, 2, {"include_positive": True, "smoothing": -0.1}, r"^smoothing must be in \[0, 1\), got -0.1.$"),
-        (3, 2, {"smoothing": 0.1}, "^smoothing is for a softmax over all classes: add include_positive=True.$"),
-    ],
-)
-def test_bad_options(classes: int, dim: int, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ProxyNCALoss(classes, dim, **options)

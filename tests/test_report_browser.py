@@ -1,7 +1,6 @@
 """Reports in a real browser: nothing complains, tables sort, the map shows pictures, the page fits a phone."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +10,12 @@ import pytest
 from PIL import Image
 
 from tammes.cli import main
+from tests.conftest import HANGS, IN_A_BROWSER
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# One worker for all: the runs are trained once. Where there is no browser, there is nothing to look with.
-pytestmark = [
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-    # Chromium's pipes, which playwright leaves to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.xdist_group("browser"), *IN_A_BROWSER]
 NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>", "Grün 鳥", "x" * 60]
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--epochs", "2")
 
@@ -54,18 +46,6 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright
-
-    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync")  # fmt: skip
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=list(quiet))
-        yield started
-        started.close()
-
-
 @pytest.fixture
 def opened(browser: "Browser") -> Iterator[Any]:
     """A function that opens a file and remembers whatever the page complains about; complaints fail the test."""
@@ -86,6 +66,7 @@ def opened(browser: "Browser") -> Iterator[Any]:
 
     def open_file(file: Path, width: int = 1440, **options: Any) -> "Page":
         page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce", **options)
+        page.set_default_timeout(1000 * HANGS)
         page.on("console", console)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", dialog)

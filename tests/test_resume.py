@@ -189,8 +189,10 @@ def defaults(
                 "--weights",
                 str(weights[name]),
                 *SMALL,
+                "--size",
+                "64",
                 "--epochs",
-                "3",
+                "2",
                 "--train",
                 train,
             ]
@@ -349,7 +351,7 @@ def test_a_process_that_gets_a_signal_is_resumed_to_the_same_weights(
     """The defaults of a pretrained network, in a process of its own, which gets it in the middle of an epoch."""
     words, whole = defaults(train, PHOTO_BACKBONES[0])
     out, said = tmp_path / "part", tmp_path / "said"
-    process = started([*words, "--out", str(out)], said, partial(signal_at, STEP, STEPS, number))
+    process = started([*words, "--out", str(out)], said, partial(signal_at, STEP, 5, number))
     process.join(HANGS)
     assert process.exitcode == (-number if number == signal.SIGKILL else 130), said.read_text()
     main(["train", "--resume", str(out)])

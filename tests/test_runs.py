@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tammes import UserError
-from tammes.io.files import errors_name, write_atomically
+from tammes.io.files import errors_name
 from tammes.io.machine import environment
 from tammes.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_frozen
 from tammes.training.loop import Position
@@ -48,20 +48,6 @@ def test_a_checkpoint_brings_everything_back(tmp_path: Path, kind: str) -> None:
     assert torch.equal(torch.rand(3), expected)
     step(other, its_optimizer)
     assert torch.equal(other.weight, network.weight)  # type: ignore[arg-type]
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "config.json"
-    write_atomically(file, b"old")
-
-    def full(_: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(file, b"new")
-    assert file.read_bytes() == b"old"
-    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:

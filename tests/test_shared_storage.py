@@ -100,6 +100,7 @@ def test_a_file_that_does_not_reach_the_disk_is_not_put_in_place(
     with pytest.raises(UserError, match=r"results\.json.*dmesg"):
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize("name", ["EINVAL", "EOPNOTSUPP"])

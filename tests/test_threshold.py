@@ -174,6 +174,7 @@ def unknown_of(run: Path, photos: dict[str, list[Path]], indexed: int, root: Pat
     return {name: float(np.mean(each)) for name, each in found.items()}
 
 
+@pytest.mark.slow  # four models; what one threshold promises is tested below
 @pytest.mark.xdist_group("glyphs")
 def test_new_classes_need_no_training_on_glyphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images of a class that was only indexed are called unknown hardly more often than those of one that trained.

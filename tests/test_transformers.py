@@ -28,6 +28,7 @@ def interrupt(_run: object, _line: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.xdist_group("export")  # the exporter takes seconds to import
 def test_a_transformer_is_cut_at_a_block_resumed_and_exported(waves: Path, tmp_path: Path) -> None:
     options = OPTIONS | {"backbone": "timm:test_vit", "weights": weights_of("timm:test_vit", tmp_path), "size": 64}
     options |= {"cut": "blocks.4", "warmup": 1.5, "keep_init": False}

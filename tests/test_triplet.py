@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tammes import UserError
-from tammes.losses.triplet import METHOD, Form, TripletLoss
+from tammes.losses.triplet import Form, TripletLoss
 from tests.oracles import seeded, triplet_sum, triplets, unit
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, named, problem, triplet
 
@@ -172,32 +171,3 @@ def test_no_tensor_is_larger_than_quadratic_in_the_batch(form: Form) -> None:
     with Watch():  # type: ignore[no-untyped-call]
         TripletLoss(form=form)(x, labels).backward()
     assert 90**2 <= max(sizes) <= 90 * 91
-
-
-def test_bad_options() -> None:
-    for margin, active_only in ((0.2, False), (None, True)):
-        with pytest.raises(
-            UserError,
-            match=r"^the plain form has no margin and no inactive triplets: it takes neither margin nor active_only\."
-            r' Use form="margin" or form="ratio"\.$',
-        ):
-            TripletLoss(margin=margin, active_only=active_only)
-    for squared in (True, False):
-        with pytest.raises(
-            UserError, match=r'^squared is for form="margin"; the plain form is defined with no squares\.$'
-        ):
-            TripletLoss(squared=squared)
-        with pytest.raises(
-            UserError, match=r'^squared is for form="margin"; the ratio form is defined with squares\.$'
-        ):
-            TripletLoss(form="ratio", squared=squared)
-    with pytest.raises(UserError, match=r"^margin must be above 0 and finite, got -0\.2\.$"):
-        TripletLoss(form="margin", margin=-0.2)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert repr(TripletLoss()) == "TripletLoss(form=plain)"
-    assert repr(TripletLoss(form="margin")) == "TripletLoss(form=margin, margin=0.2, squared=True, active_only=False)"
-    assert repr(TripletLoss(form="ratio")) == "TripletLoss(form=ratio, margin=0.01, active_only=False)"
-    assert METHOD.images_per_class == 4
-    assert list(METHOD.options) == ["form", "margin", "squared", "active_only"]

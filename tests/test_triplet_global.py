@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tammes import UserError
-from tammes.losses.triplet_global import METHOD, TripletGlobalLoss, global_part, ratio_triplet
+from tammes.losses.triplet_global import TripletGlobalLoss, global_part, ratio_triplet
 from tests.oracles import SIX, SIX_LABELS, seeded, unit
 from tests.oracles_sets import all_triplets, global_value, plain_global, random_problem, ratio_mean
 
@@ -87,29 +86,3 @@ def test_least_where_classes_are_points_equally_far_apart() -> None:
     loss = TripletGlobalLoss()
     assert loss(corners, torch.arange(12) // 3).item() == pytest.approx(loss.minimum, abs=1e-6)
     assert loss(torch.ones(12, 4), torch.arange(12) // 3).item() == pytest.approx(1 + 0.8 * 0.4, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"margin": 0.0}, "^margin must be above 0 and finite, got 0.0.$"),
-        (
-            {"weight": 0.0},
-            "^weight must be above 0 and finite, got 0.0: without it the loss is minimal if all points coincide.$",
-        ),
-        ({"weight": float("nan")}, "^weight must be above 0 and finite, got nan: "),
-        ({"gap": 0.0}, r"^gap must be in \(0, 1\], got 0.0: a squared distance of unit vectors is never above 4.$"),
-        ({"gap": 1.5}, r"^gap must be in \(0, 1\], got 1.5: "),
-        ({"gamma": -1.0}, "^gamma must be at least 0 and finite, got -1.0.$"),
-        ({"gamma": float("inf")}, "^gamma must be at least 0 and finite, got inf.$"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        TripletGlobalLoss(**options)
-
-
-def test_what_it_says_of_itself() -> None:
-    assert TripletGlobalLoss(gap=0.3).extra_repr() == "margin=0.01, weight=0.8, gap=0.3, gamma=1"
-    assert list(METHOD.options) == ["margin", "weight", "gap", "gamma"]
-    assert METHOD.batch == "4 images of each class"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tammes import UserError
-from tammes.losses.triplet_semihard import METHOD, TripletSemihardLoss
+from tammes.losses.triplet_semihard import TripletSemihardLoss
 from tests.oracles import seeded
 from tests.oracles_pairs import SIZES, TOY, TOY_LABELS, assert_equals, problem, semihard
 
@@ -75,10 +74,3 @@ def test_without_triplets_the_loss_is_zero(labels: list[int]) -> None:
 def test_minimum_is_reached() -> None:
     loss = TripletSemihardLoss(margin=0.2)
     assert loss(TOY, TOY_LABELS).item() == loss.minimum
-
-
-def test_options_and_what_it_says_of_itself() -> None:
-    with pytest.raises(UserError, match=r"^margin must be above 0 and finite, got 0\.0\.$"):
-        TripletSemihardLoss(margin=0.0)
-    assert repr(TripletSemihardLoss(margin=0.2)) == "TripletSemihardLoss(margin=0.2)"
-    assert METHOD.images_per_class == 4

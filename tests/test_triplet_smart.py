@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tammes import UserError
 from tammes.data.samplers import turns
 from tammes.losses.mining import TWIN, random_triplets, smart_triplets, squared_distances_of
-from tammes.losses.triplet_smart import METHOD, SmartMiningLoss
+from tammes.losses.triplet_smart import SmartMiningLoss
 from tests.oracles import SIX, SIX_LABELS, seeded, unit, unit_points
 from tests.oracles_sets import (
     first_places,
@@ -352,29 +352,6 @@ def test_least_where_classes_are_points_equally_far_apart() -> None:
     loss = SmartMiningLoss()
     corners, rows = torch.eye(3).repeat_interleave(2, 0), torch.tensor(HARDEST).flatten()
     assert loss(corners[rows], torch.tensor(SIX_LABELS)[rows]).item() == pytest.approx(loss.minimum, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"margin": 0.0}, "^margin must be above 0 and finite, got 0.0.$"),
-        ({"gap": 2.0}, r"^gap must be in \(0, 1\], got 2.0: "),
-        ({"neighbours": 0}, "^neighbours must be at least 1, got 0.$"),
-        ({"hardness": 1.1}, r"^hardness must be in \[0, 1\], got 1.1: 1 takes the hardest triplets, 0 any.$"),
-        ({"hardness": float("nan")}, r"^hardness must be in \[0, 1\], got nan: "),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        SmartMiningLoss(**options)  # type: ignore[arg-type]
-
-
-def test_what_it_says_of_itself() -> None:
-    expected = "margin=0.01, weight=0.8, gap=0.4, gamma=1, neighbours=8, hardness=0.2"
-    assert SmartMiningLoss(neighbours=8).extra_repr() == expected
-    assert list(METHOD.options) == ["margin", "weight", "gap", "gamma", "neighbours", "hardness", "share"]
-    assert METHOD.sees == "all images each epoch"
-    assert METHOD.batch == "triplets that it mines"
 
 
 def test_a_share_of_the_triplets_makes_a_shorter_epoch() -> None:

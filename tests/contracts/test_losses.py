@@ -1,5 +1,6 @@
 """What every loss promises, at the places where published implementations break."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,13 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from tammes import UserError
 from tammes.losses import WITH_CENTROIDS as LOSSES
 from tests.oracles import seeded, unit_points
-from tests.two_processes import leave
+from tests.test_distributed import ended, start
 
 CORNERS = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 3**0.5  # (4, 3): a tetrahedron
 
@@ -215,16 +215,17 @@ def test_class_sizes_that_cannot_be_used(name: str, sizes: list[int], message: s
         LOSSES[name](CORNERS, class_sizes=sizes)
 
 
-def _train_on_a_share(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+def _train_on_a_share(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = int(os.environ["RANK"])
     embeddings, labels = torch.randn(8, 3, generator=seeded(0)), torch.arange(8) % 4
     for name in LOSSES:
         network = DistributedDataParallel(_network())
         LOSSES[name](CORNERS)(network(embeddings[rank::2]), labels[rank::2]).backward()
         if rank == 0:
             torch.save([parameter.grad for parameter in network.parameters()], folder / f"{name}.pt")
-    leave()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _network() -> nn.Module:
@@ -236,11 +237,11 @@ def _network() -> nn.Module:
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gradients of each loss, from two processes that are started once for all of them."""
     folder = tmp_path_factory.mktemp("processes")
-    spawn(_train_on_a_share, (folder,), nprocs=2)
+    assert ended(start(2, folder, _train_on_a_share, folder), folder) == [0, 0]
     return folder
 
 
-@pytest.mark.xdist_group("two processes")
+@pytest.mark.xdist_group("processes")
 def test_two_processes_have_the_gradient_of_one(name: str, of_two_processes: Path) -> None:
     together = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
     network = _network()

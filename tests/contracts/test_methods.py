@@ -1,5 +1,6 @@
 """What every method of the table promises, whatever its equation is."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from tammes.metrics import evaluate
 from tests.oracles import seeded
 
 CLASSES, DIM, EACH = 4, 4, 4
+SIZES: dict[Any, Any] = {"centroids": CLASSES, "num_classes": CLASSES, "dim": DIM}
 OF_PAIRS = sorted(name for name, method in METHODS.items() if not method.takes and not method.mines)
 OF_CLASSES = sorted(name for name, method in METHODS.items() if method.takes)
 MINING = sorted(name for name, method in METHODS.items() if method.mines)
@@ -193,6 +195,119 @@ def test_an_unknown_form_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
         METHODS[name].make({"num_classes": CLASSES, "dim": DIM}, {"form": "nothing"})
 
 
+OVER_AND_FINITE = ("must be above 0 and finite", (0.0, -1.0, float("inf"), float("nan")))
+AT_LEAST_0 = ("must be at least 0 and finite", (-0.1, float("inf"), float("nan")))
+REFUSED: list[tuple[str, str, str, tuple[float, ...]]] = [  # a method, an option, what it must be, and what it is not
+    ("angular", "alpha", "must be between 1 and 80 degrees", (0.0, 0.785, 80.1, 90.0, -45.0, float("nan"))),
+    ("angular", "angular_weight", *OVER_AND_FINITE),
+    ("arcface", "margin", r"must be in \[0, pi/2\], an angle in radians", (28.6, -0.1, 200.0, float("nan"))),
+    ("arcface", "scale", *OVER_AND_FINITE),
+    ("center", "weight", *AT_LEAST_0),
+    ("center", "alpha", r"must be in \(0, 1\]", (0.0, 1.5)),
+    ("clustering", "gamma", *AT_LEAST_0),
+    ("clustering", "passes", "must be at least 0", (-1,)),
+    ("contrastive", "hardest", r"must be in \(0, 1\], the part of the pairs", (0.0, -0.1, 1.01, float("nan"))),
+    ("contrastive", "margin", *OVER_AND_FINITE),
+    ("deepncm", "every", "must be at least 1", (0,)),
+    ("hard-discriminative", "temperature", r"must be from 1e-06 to 1e\+06", (0.0, 1e-300, float("inf"), float("nan"))),
+    ("lifted", "margin", *OVER_AND_FINITE),
+    ("multi-similarity", "alpha", *OVER_AND_FINITE),
+    ("multi-similarity", "beta", *OVER_AND_FINITE),
+    ("multi-similarity", "threshold", r"must be in \[-1, 1\], for it is a cosine", (1.5,)),
+    ("multi-similarity", "epsilon", *AT_LEAST_0),
+    ("normface", "scale", *OVER_AND_FINITE),
+    ("normface", "temperature", r"must be from 1e-06 to 1e\+06", (-1.0,)),
+    ("npair", "penalty", *AT_LEAST_0),
+    ("proxy-anchor", "scale", *OVER_AND_FINITE),
+    ("proxy-anchor", "margin", r"must be in \[0, 1\), for it is one of cosines", (1.0, -0.1, float("nan"))),
+    ("proxy-nca", "scale", *OVER_AND_FINITE),
+    ("triplet-semihard", "margin", *OVER_AND_FINITE),
+    ("triplet-global", "margin", *OVER_AND_FINITE),
+    ("triplet-global", "weight", *OVER_AND_FINITE),
+    ("triplet-global", "gap", r"must be in \(0, 1\]", (0.0, 1.5)),
+    ("triplet-global", "gamma", *AT_LEAST_0),
+    ("triplet-smart", "gap", r"must be in \(0, 1\]", (2.0,)),
+    ("triplet-smart", "neighbours", "must be at least 1", (0,)),
+    ("triplet-smart", "hardness", r"must be in \[0, 1\]", (1.1, float("nan"))),
+]
+ASKED_TOGETHER: list[tuple[str, dict[str, Any], str]] = [  # options of which one leaves no room for another
+    ("angular", {"form": "angular", "angular_weight": 1.0}, "angular_weight is for form='npair+angular'"),
+    ("deepncm", {"form": "online", "every": 5}, "every is for form='condensation'"),
+    ("deepncm", {"form": "online", "decay": 0.5}, "decay is for form='decay'; form='online'"),
+    ("deepncm", {"decay": 0.5}, "decay is for form='decay'; form='condensation'"),
+    ("deepncm", {"form": "decay", "decay": 1.0}, "decay must be in [0, 1), got 1.0: with 1 the means would never"),
+    ("hard-discriminative", {"class_sizes": [1, 1, 1, 1]}, "class_sizes need a class with at least 2 images"),
+    ("multi-similarity", {"epsilon": 0.2, "mine": False}, "epsilon is for mining; with mine=False all pairs count"),
+    ("normface", {"margin": 1.0}, "margin is for form='contrastive' or 'triplet'; form='softmax' has none"),
+    ("normface", {"temperature": 0.1, "scale": 5.0}, "temperature fixes the scale at 1 / temperature; give one"),
+    (
+        "normface",
+        {"form": "contrastive", "temperature": 0.1},
+        "temperature and scale are for form='softmax'; form='c",
+    ),
+    ("normface", {"form": "triplet", "scale": 5.0}, "temperature and scale are for form='softmax'; form='triplet'"),
+    ("normface", {"form": "triplet", "margin": 0.0}, "margin must be above 0 and finite, got 0.0"),
+    ("normface", {"form": "contrastive", "hardest": True}, "hardest is for form='triplet'; form='contrastive'"),
+    ("normface", {"hardest": True}, "hardest is for form='triplet'; form='softmax'"),
+    ("proxy-nca", {"include_positive": True, "smoothing": 1.0}, "smoothing must be in [0, 1), got 1.0"),
+    ("proxy-nca", {"smoothing": 0.1}, "smoothing is for a softmax over all classes: add include_positive=True"),
+    ("triplet", {"margin": 0.2}, "the plain form has no margin and no inactive triplets"),
+    ("triplet", {"active_only": True}, "the plain form has no margin and no inactive triplets"),
+    ("triplet", {"squared": True}, 'squared is for form="margin"; the plain form is defined with no squares'),
+    ("triplet", {"form": "ratio", "squared": False}, 'squared is for form="margin"; the ratio form'),
+    ("triplet", {"form": "margin", "margin": -0.2}, "margin must be above 0 and finite, got -0.2"),
+]
+SAYS: list[tuple[str, dict[str, Any], str]] = [
+    ("angular", {}, "AngularLoss(alpha=45, form=npair+angular, angular_weight=2)"),
+    ("angular", {"alpha": 36.0, "form": "angular"}, "AngularLoss(alpha=36, form=angular)"),
+    ("arcface", {}, "ArcFaceLoss(4 classes in 4 dimensions, margin=0.5, scale=64)"),
+    ("clustering", {"gamma": 0.5, "passes": 2}, "ClusteringLoss(gamma=0.5, passes=2)"),
+    ("contrastive", {}, "ContrastiveLoss(form=squared, margin=1, hardest=1)"),
+    ("deepncm", {"form": "decay"}, "DeepNCMLoss(4 classes in 4 dimensions, form='decay', decay=0.9)"),
+    ("deepncm", {"form": "online"}, "DeepNCMLoss(4 classes in 4 dimensions, form='online')"),
+    ("histogram", {}, "HistogramLoss(step=0.01)"),
+    ("lifted", {}, "LiftedStructureLoss(margin=1)"),
+    ("multi-similarity", {}, "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, epsilon=0.1)"),
+    ("multi-similarity", {"mine": False}, "MultiSimilarityLoss(alpha=2, beta=50, threshold=0.5, mine=False)"),
+    ("normface", {}, "NormFaceLoss(4 classes in 4 dimensions, form='softmax', scale=10)"),
+    ("npair", {}, "NPairLoss(penalty=0.002, form=softmax)"),
+    ("proxy-anchor", {}, "ProxyAnchorLoss(4 classes in 4 dimensions, scale=32, margin=0.1)"),
+    ("triplet", {}, "TripletLoss(form=plain)"),
+    ("triplet", {"form": "margin"}, "TripletLoss(form=margin, margin=0.2, squared=True, active_only=False)"),
+    ("triplet", {"form": "ratio"}, "TripletLoss(form=ratio, margin=0.01, active_only=False)"),
+    ("triplet-semihard", {"margin": 0.3}, "TripletSemihardLoss(margin=0.3)"),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "must", "values"), REFUSED)
+def test_an_option_out_of_range_is_named_with_its_value(
+    name: str, option: str, must: str, values: tuple[float, ...]
+) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"^{option} {must}.*{re.escape(str(value))}"):
+            METHODS[name].make(SIZES, {option: value})
+
+
+@pytest.mark.parametrize(("name", "options", "message"), ASKED_TOGETHER)
+def test_options_that_exclude_each_other_are_named(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        METHODS[name].make(SIZES, options)
+
+
+@pytest.mark.parametrize(("name", "options", "said"), SAYS)
+def test_a_loss_says_its_options(name: str, options: dict[str, Any], said: str) -> None:
+    assert repr(METHODS[name].make(SIZES, options)) == said
+
+
+def test_how_many_images_of_a_class_a_batch_holds() -> None:
+    found = {name: method.images_per_class for name, method in METHODS.items() if method.images_per_class > 1}
+    four = {
+        *("clustering", "contrastive", "histogram", "lifted", "multi-similarity", "prototypical"),
+        *("triplet", "triplet-global", "triplet-naive", "triplet-semihard"),
+    }
+    assert found == {"angular": 2, "npair": 2} | dict.fromkeys(four, 4)
+
+
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16])
 def test_what_a_loss_remembers_stays_in_full_precision_when_the_network_goes_to_half(
     name: str, to: torch.dtype
@@ -248,7 +363,7 @@ def test_round_trip_through_state_dict(name: str) -> None:
     loss = made(name).train()
     loss(embeddings, labels)  # some change what they remember
     torch.manual_seed(1)
-    other = METHODS[name].make({"centroids": CLASSES, "num_classes": CLASSES, "dim": DIM}, {})
+    other = METHODS[name].make(SIZES, {})
     other.load_state_dict(loss.state_dict())
     assert other.eval()(embeddings, labels) == loss.eval()(embeddings, labels)
     for key, tensor in loss.state_dict().items():
@@ -297,7 +412,7 @@ def test_thirty_epochs_separate_a_small_set(name: str) -> None:
     noise = torch.randn(len(labels), 8, generator=seeded(0)) * torch.tensor([0.3] * 4 + [3.0] * 4)
     points = centres[labels] + noise
     torch.manual_seed(0)
-    layer, loss = nn.Linear(8, DIM), METHODS[name].make({"centroids": CLASSES, "num_classes": CLASSES, "dim": DIM}, {})
+    layer, loss = nn.Linear(8, DIM), METHODS[name].make(SIZES, {})
 
     def recall() -> float:
         vectors = torch.nn.functional.normalize(layer(points)).detach().numpy()

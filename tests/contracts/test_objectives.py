@@ -1,5 +1,6 @@
 """What every method that is more than a loss promises, on each loss that it can be built on."""
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -244,6 +245,14 @@ def test_forty_epochs_separate_a_small_set(built: tuple[str, str]) -> None:
         optimizer.zero_grad()
     assert before < 0.8
     assert recall() > 0.9
+
+
+@pytest.mark.parametrize("name", [name for name, method in MORE_THAN_LOSSES.items() if "form" in method.options])
+def test_an_unknown_form_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # beartype would be first
+    base = next(iter(MORE_THAN_LOSSES[name].bases))
+    with pytest.raises(UserError, match=r"^unknown form 'nothing'\. .*Known: "):
+        find_method(name, base=base).make({"base": Base(base), "heads": (4, 4, 4)}, {"form": "nothing"})
 
 
 def test_a_base_that_there_is_not_is_named() -> None:

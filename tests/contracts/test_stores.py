@@ -40,7 +40,7 @@ STRANGE = [
 ]
 
 # One server for all tests of one worker.
-STORES = ["lance", "qdrant", pytest.param("postgres", marks=pytest.mark.xdist_group("postgres")), "memory"]
+STORES = ["lance", "qdrant", pytest.param("postgres", marks=pytest.mark.xdist_group("processes")), "memory"]
 needs_a_database = pytest.mark.parametrize("uri", STORES[:-1], indirect=True)  # not of a custom store in memory
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from tammes.cli import main
+from tests.commands import stripes
 
 SMALL = ("--backbone", "conv4", "--dim", "16", "--batch-size", "8", "--shift", "2", "--epochs", "3")
 NASTY = ["<b>bold", "\"quoted\" & 'so'", "plain", "<img src=x onerror=alert(1)>", "Grün 鳥", "a?b=c&d#e %2e", "x" * 60]
@@ -30,13 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("serve"))
-
-
-def stripes(number: int, rng: np.random.Generator, size: int = 40) -> Image.Image:
-    """A picture of a class: stripes of its own angle and width, in noise."""
-    y, x = np.mgrid[:size, :size]
-    wave = np.sin((x * np.cos(number * 0.4) + y * np.sin(number * 0.4)) * (0.4 + 0.1 * number) + rng.uniform(0, 6))
-    return Image.fromarray((128 + 80 * wave + rng.normal(0, 25, (size, size))).clip(0, 255).astype(np.uint8))
 
 
 def eventually(what: Callable[[], bool], pause: Callable[[], None] = lambda: time.sleep(0.02)) -> bool:
@@ -173,7 +166,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate([*NASTY, *(f"class {n}" for n in range(3))]):
         (root / name).mkdir()
         for image in range(8):
-            stripes(number, rng).save(root / name / f"it's <i>{image}.png")
+            stripes(number, rng, 40).save(root / name / f"it's <i>{image}.png")
     return root
 
 

@@ -36,7 +36,8 @@ from tammes.serve.models import VectorModel
 from tammes.serve.rows import Rows, escaped
 from tammes.serve.state import ServerState
 from tammes.training.run_folder import RunFolder
-from tests.serve.conftest import NASTY, Inside, Server, inside, stripes
+from tests.commands import stripes
+from tests.serve.conftest import NASTY, Inside, Server, inside
 
 FREE = Limits(rate=0.0)
 NOT_UNICODE = os.fsdecode(b"caf\xe9 \xff.png")
@@ -44,7 +45,7 @@ NOT_UNICODE = os.fsdecode(b"caf\xe9 \xff.png")
 
 def png(number: int = 4, seed: int = 7) -> bytes:
     content = BytesIO()
-    stripes(number, np.random.default_rng(seed)).save(content, "PNG")
+    stripes(number, np.random.default_rng(seed), 40).save(content, "PNG")
     return content.getvalue()
 
 
@@ -420,7 +421,7 @@ def test_the_server_says_of_an_image_what_label_says(
 ) -> None:
     rng = np.random.default_rng(21)
     for number in range(10):
-        stripes(number, rng).save(tmp_path / f"{number}.png")
+        stripes(number, rng, 40).save(tmp_path / f"{number}.png")
     capsys.readouterr()
     main(["label", str(gallery), str(tmp_path), "--json"])
     labelled = json.loads(capsys.readouterr().out)["images"]

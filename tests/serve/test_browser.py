@@ -2,7 +2,6 @@
 
 import base64
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -16,34 +15,16 @@ from PIL import Image
 from tammes.serve.gallery import GalleryWatcher
 from tammes.serve.limits import Limits
 from tammes.serve.state import ServerState
+from tests.conftest import HANGS, IN_A_BROWSER
 from tests.serve.conftest import NASTY, Server, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-    # Chromium's pipes, which playwright leaves to the collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = IN_A_BROWSER
 WIDTHS = [(1440, 900), (390, 844)]
 OTHER_VIEWS = (("light", WIDTHS[0]), ("dark", WIDTHS[1]))
 PAGES = ["/", "/classes", "/map", "/api", "/runs"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright
-
-    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync", "--use-fake-ui-for-media-stream",
-             "--use-fake-device-for-media-stream")  # fmt: skip
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=list(quiet))
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -56,6 +37,7 @@ def window(browser: "Browser") -> Iterator[Callable[..., "Page"]]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, reduced_motion="reduce", permissions=["camera"], **options
         )
+        context.set_default_timeout(1000 * HANGS)
         contexts.append(context)
         page = context.new_page()
 
@@ -80,7 +62,7 @@ def photo(photos: Path, name: str, number: int = 3) -> Path:
 
 def until(page: "Page", condition: str) -> None:
     """Wait; playwright's own way evaluates a text in the page, which the page's policy forbids."""
-    for _ in range(600):
+    for _ in range(int(10 * HANGS)):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(100)
@@ -345,6 +327,7 @@ def test_it_can_be_used_by_keyboard_alone(window: Callable[..., "Page"], server:
 def test_what_is_no_picture_is_told(browser: "Browser", server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"<svg onload=alert(1)>")
     page = browser.new_page()  # the browser itself notes an answer that is an error
+    page.set_default_timeout(1000 * HANGS)
     page.goto(server.address)
     page.set_input_files("#picture", tmp_path / "x.png")
     alert = page.locator("[role=alert] p")
