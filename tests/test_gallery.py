@@ -22,7 +22,7 @@ from PIL import Image
 from tammes.cli import main
 from tammes.cli.label import _say
 from tammes.errors import UserError
-from tammes.gallery import open_gallery
+from tammes.gallery import indexing, open_gallery
 from tammes.gallery.classification import Classification, to_csv
 from tammes.gallery.indexing import difference, label_of
 from tammes.gallery.lance import LanceGallery
@@ -521,6 +521,19 @@ def test_what_is_refused(
     assert "is not a complete .npy file" in refused(
         capsys, "search", str(whole), "--vector", str(tmp_path / "empty.npy")
     )
+
+
+@pytest.mark.parametrize(
+    ("per_image", "sizes"), [(0.0, [16, 256, 228]), (0.1, [16, 48] + 9 * [48] + [4]), (9, 31 * [16] + [4])]
+)
+def test_a_batch_takes_some_seconds(per_image: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(indexing, "perf_counter", lambda: now)
+    found = []
+    for batch in indexing._batches(iter([Mock(spec=indexing._Image)] * 500), at_once=16):
+        found.append(len(batch))
+        now += per_image * len(batch)
+    assert found == sizes
 
 
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
