@@ -11,8 +11,9 @@ does. The speed of `index` is the one that it prints, from the first image to th
 calibration at the end are not in it. Memory is the peak of the largest process, libraries included. Without --weights
 the network has random ones, which take as long.
 
-On a busy machine seconds say little: `cpu_ratio` is the same ratio in seconds of the processors, of the images by which
-each number of them exceeds the one before, so that start-up is not in it.
+On a busy machine seconds say little: `cpu_ratio` and `kept_cpu_ratio` are the same ratios in seconds of the processors,
+of the images by which each number of them exceeds the one before, so that start-up is not in it. Measure them with
+--threads 1: threads that wait for each other spend processor time.
 
 Of several processes the gallery is compared with that of one: paths, classes, thumbnails, and how far numbers of a
 vector are apart (another number of threads adds up in another order).
@@ -179,7 +180,8 @@ def _row(
         row[ratio] = row["images_per_second"] / row[f"{network}_per_second"]
     if before is not None:
         more, cpu = (row[name] - before[name] for name in ("added", "cpu_seconds"))
-        row["cpu_ratio"] = more / cpu / row["network_per_cpu_second"]
+        row |= {"cpu_ratio": more / cpu / row["network_per_cpu_second"], "cpu_ms": 1000 * cpu / more}
+        row["kept_cpu_ratio"] = more / cpu / row["kept_per_cpu_second"]
     return row
 
 
@@ -187,8 +189,8 @@ def _said(row: dict[str, Any]) -> str:
     said = (
         f"processes: {row['processes']}; {row['added']:,} images: {row['images_per_second']:.1f} a second,"
         f" {row['ratio']:.2f} of the network alone ({row['network_per_second']:.1f}), {row['kept_ratio']:.2f} of one"
-        f" that keeps its memory ({row['kept_per_second']:.1f}), by processor time {row.get('cpu_ratio', nan):.2f};"
-        f" {row['peak_mb']:.0f} MB"
+        f" that keeps its memory ({row['kept_per_second']:.1f}), by processor time {row.get('cpu_ratio', nan):.2f} and"
+        f" {row.get('kept_cpu_ratio', nan):.2f}; {row['peak_mb']:.0f} MB"
     )
     if "same_items" in row:
         said += f"; same items: {row['same_items']}, vectors apart {row['vectors_apart']:.1e}"

@@ -155,7 +155,7 @@ def test_without_a_network_it_says_what_to_get_and_where_to_put_it(checkpoints: 
     with pytest.raises(UserError) as caught:
         backbone(name, weights="imagenet")
     assert str(caught.value).startswith(
-        f"no ImageNet weights for {name}: no network. Get {url} by other means and put it at {place},"
+        f"no weights for {name}: no network. Get {url} by other means and put it at {place},"
         " or give it as `weights=FILE`; `weights='none'` starts from random ones."
     )
 
@@ -200,7 +200,7 @@ def test_without_a_network_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as caught:
         backbone("timm:resnet18", weights="imagenet")
     assert str(caught.value).startswith(
-        "no ImageNet weights for resnet18: cannot locate the file. Get https://huggingface.co/timm/resnet18.a1_in1k"
+        "no weights for resnet18: cannot locate the file. Get https://huggingface.co/timm/resnet18.a1_in1k"
         " by other means and give it as `weights=FILE`; `weights='none'` starts from random ones."
     )
 

@@ -362,6 +362,6 @@ def test_without_a_network_it_says_what_to_get(cache: Path, monkeypatch: pytest.
     with pytest.raises(UserError) as caught:
         backbone("googlenet", weights="imagenet")
     assert str(caught.value).startswith(
-        f"no ImageNet weights for googlenet: no network. Put the file at {cache} by hand."
+        f"no weights for googlenet: no network. Put the file at {cache} by hand."
         " Or use a file: `weights=FILE`."
     )

@@ -143,7 +143,7 @@ def test_the_limits_are_as_documented(monkeypatch: pytest.MonkeyPatch, size: tup
 
 def test_what_cannot_be_used_is_told_with_its_reason(report: Report) -> None:
     assert report.unreadable == (
-        Unreadable("d/cut.png", "image file is truncated"),
+        Unreadable("d/cut.png", "it is broken (image file is truncated)"),
         Unreadable("d/empty.jpg", "the file is empty"),
         Unreadable(
             "d/float.tif", "floating-point pixels outside 0..1: their range is not known. Save it in 8 or 16 bits"
@@ -363,7 +363,7 @@ def test_the_text_has_the_worst_first(faults: Path, capsys: pytest.CaptureFixtur
     order = [lines.index(line) for line in ("Training would fail:", "Warnings:", "Facts:")]
     assert order == sorted(order)
     for line in (
-        "    d/cut.png: image file is truncated",
+        "    d/cut.png: it is broken (image file is truncated)",
         f"  Repair or remove these, or leave them out: tammes train {faults} --skip-bad",
         "  2 images are in more than one class:",
         "    a/0.png = c/leak.png (same bytes)",

@@ -227,6 +227,8 @@ def test_filters_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     main([*asked, "--where", "label = 'y' or path = 'b'"])
     found = json.loads(capsys.readouterr().out)["queries"][0]["found"]
     assert sorted(each["path"] for each in found) == ["b", "c", "d"]
+    main([*asked[:-1], "--where", "path = 'z'"])
+    assert capsys.readouterr().out == f"{asked[2]}, 0: no item of the gallery fits.\n"
     for where, said in (("label = y", "--where expects a number, or a text"), ("prize < 3", "unknown column 'prize'")):
         with pytest.raises(SystemExit):
             main([*asked, "--where", where])

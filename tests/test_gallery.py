@@ -523,6 +523,19 @@ def test_what_is_refused(
     )
 
 
+@pytest.mark.parametrize(
+    ("per_image", "sizes"), [(0.0, [16, 256, 228]), (0.1, [16, 48] + 9 * [48] + [4]), (9, 31 * [16] + [4])]
+)
+def test_a_batch_takes_some_seconds(per_image: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(indexing, "perf_counter", lambda: now)
+    found = []
+    for batch in indexing._batches(iter([Mock(spec=indexing._Image)] * 500), at_once=16):
+        found.append(len(batch))
+        now += per_image * len(batch)
+    assert found == sizes
+
+
 def test_what_changed_is_told_by_size_and_time_first(tmp_path: Path) -> None:
     stripes(0, np.random.default_rng(0)).save(tmp_path / "a.png")
     what = difference({}, [tmp_path])

@@ -129,7 +129,8 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     ]
     for action in actions:
         with pytest.raises(
-            UserError, match=r"is not a gallery: it holds photo.jpg. Choose an empty folder or a new one\."
+            UserError,
+            match=r"is not a gallery: it holds photo.jpg. Choose another folder; a new gallery needs an empty one\.",
         ):
             action()
     assert [file.name for file in tmp_path.iterdir()] == ["photo.jpg"]

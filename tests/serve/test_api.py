@@ -433,6 +433,13 @@ def test_the_server_says_of_an_image_what_label_says(
         assert said["probability"] == pytest.approx(each["probability"], abs=1e-3)
 
 
+def test_a_filter_in_the_form_is_refused_instead_of_ignored(server: Server, items: list[dict[str, Any]]) -> None:
+    image = {"image": server.get(items[0]["thumbnail"]).content}
+    said = server.post("/api/search", files=image, data={"where": "width > 1"})
+    assert said.status_code == 400
+    assert "'where'" in said.json()["message"]
+
+
 def test_a_thumbnail_is_kept_for_ever_only_under_its_own_address(server: Server, items: list[dict[str, Any]]) -> None:
     item = items[3]
     right = server.get(item["thumbnail"])

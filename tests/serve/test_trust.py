@@ -83,6 +83,18 @@ def test_what_one_indexes_is_trusted_and_a_copy_of_it_elsewhere_is_not(run: Path
     assert trusted_roots(str(tmp_path / "copy"), roots) == []
 
 
+def test_a_table_that_was_indexed_is_trusted_with_the_images_beside_it(
+    run: Path, secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, mine = secret.with_name("images.csv"), str(tmp_path / "mine")
+    table.write_text(f"path\n{secret.name}\n")
+    update(Update(mine, model_of(run), (table,)), on="cpu")
+    watcher, _ = open_sources([mine], None, "cpu")
+    assert watcher is not None
+    assert "indexed into it here" not in capsys.readouterr().err
+    assert asked(watcher.current) == secret.read_bytes()
+
+
 def test_adding_to_a_gallery_of_somebody_else_trusts_only_what_is_added(
     run: Path, theirs: str, tmp_path: Path, photos: Path
 ) -> None:

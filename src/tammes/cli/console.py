@@ -56,6 +56,8 @@ def results_table(rows: dict[str, dict[str, Any]], title: str) -> None:
         for label, row in rows.items()
     ]
     print_table(title, ["", *(TITLES[name] for name in shown)], cells, width=16 * len(shown) + 40)
+    if "recall_at_1" in shown:
+        print("R@1: how often the nearest neighbour has the right class. In brackets: 95 % intervals.")
 
 
 def percent(

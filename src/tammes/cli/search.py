@@ -10,7 +10,7 @@ import tyro
 from tammes.cli.console import optional, print_table
 from tammes.cli.options import Device, Json, MadeBy
 from tammes.errors import UserError, check_whole, unknown_name
-from tammes.io.console import print_json
+from tammes.io.console import print_json, printable
 from tammes.io.files import is_vector_file
 from tammes.io.outputs import place_for
 
@@ -131,6 +131,9 @@ def _key(gallery: "Gallery", item: str) -> str:
 
 def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> None:
     for name, result in zip(names, found, strict=True):
+        if not result.hits:
+            print(f"{printable(name)}: no item of the gallery fits.")
+            continue
         judged = () if result.threshold is None else (f"within\nthreshold {result.threshold:.4f}",)
         texts = (*judged, "class", "key" if gallery.model.kind == "vectors" else "image")
         rows = []
@@ -138,7 +141,8 @@ def _show(gallery: "Gallery", names: list[str], found: "list[SearchResult]") -> 
             within = [] if result.threshold is None else ["yes" if result.within(hit) else "no"]
             rows.append([f"{hit.distance:.4f}", *within, hit.label, hit.path])
         print_table(name, ("distance", *texts), rows, texts=texts, width=None if sys.stdout.isatty() else 200)
-    print(gallery.threshold_note())
+    if any(result.hits for result in found):
+        print(gallery.threshold_note())
 
 
 def _draw(file: Path, gallery: "Gallery", images: "list[Path | Image.Image]", found: "list[SearchResult]") -> None:

@@ -9,6 +9,7 @@ from io import BytesIO
 from itertools import islice
 from os import fspath
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ from tammes.io.machine import kept_memory
 from tammes.models.embedder import Embedder
 from tammes.models.feature_cache import ImageFeatures
 
-_BATCH = 256  # images that are stored together
+_BATCH = 256  # at most so many images are stored together
+_SECONDS = 5.0  # about the time between two writes; a large network on a CPU takes seconds for one image
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def index(
     threads: int = 2,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Indexed]:
-    """Embed and store new and changed images in batches, then remove missing ones.
+    """Embed and store new and changed images in batches of some seconds, then remove missing ones.
 
     Yields after each batch is stored, so that a killed program loses at most one batch; run again, it continues. Two
     programs at once do the same work twice, with the same result.
@@ -228,7 +230,7 @@ def index(
     so_far = Indexed(total=len(what.fresh), same=what.same)
     features = ImageFeatures(embedder)
     with kept_memory(), closing(_read_ahead(what.fresh, embedder, known, threads)) as reading:
-        while batch := list(islice(reading, _BATCH)):
+        for batch in _batches(reading, embedder.at_once):
             _store(store, features, batch, known, so_far)
             yield so_far
             if stop():
@@ -250,7 +252,7 @@ def vectors_of(
     read, vectors, broken, done, features = [], [], [], 0, ImageFeatures(embedder)
     sources = [Source(fspath(file), file) for file in files]
     with kept_memory(), closing(_read_ahead(sources, embedder, {}, threads)) as reading:
-        while batch := list(islice(reading, _BATCH)):
+        for batch in _batches(reading, embedder.at_once):
             good = [each for each in batch if each.pixels is not None]
             read += [each.source.file for each in good]
             vectors += _vectors(features, good)
@@ -283,6 +285,16 @@ def _read_ahead(
     return in_order(
         lambda index: _read(sources[index], embedder, known), len(sources), threads, 2 * embedder.at_once + threads
     )
+
+
+def _batches(images: Iterator[_Image], at_once: int) -> Iterator[list[_Image]]:
+    """Batches of whole passes through the network that take about `_SECONDS`, by the time of the batch before."""
+    images_per_pass = min(at_once, _BATCH)
+    passes, started = 1, perf_counter()
+    while batch := list(islice(images, passes * images_per_pass)):
+        yield batch
+        seconds = max(perf_counter() - started, 1e-6) / len(batch) * images_per_pass
+        passes, started = max(1, min(_BATCH // images_per_pass, int(_SECONDS / seconds))), perf_counter()
 
 
 def _read(source: Source, embedder: Embedder, known: Mapping[str, str]) -> _Image:

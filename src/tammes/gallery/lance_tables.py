@@ -70,7 +70,9 @@ def table_names(uri: str) -> list[str]:
         others = [name for name in names if not (name.startswith(ITEMS) and name.endswith(ENDING))]
         if others:
             shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
-            raise UserError(f"{uri} is not a gallery: it holds {shown}. Choose an empty folder or a new one.")
+            raise UserError(
+                f"{uri} is not a gallery: it holds {shown}. Choose another folder; a new gallery needs an empty one."
+            )
     return ours
 
 

@@ -358,7 +358,8 @@ def _embed(what: Update, store: Store, embedder: Embedder, before: Store, stoppi
         if difference.fresh:
             on_progress(0, done.total)
         for done in indexing.index(store, embedder, difference, threads=cpu_count() or 1, stop=stop):
-            on_progress(done.done, done.total)
+            if difference.fresh:
+                on_progress(done.done, done.total)
         done = _of_all(done)
         (stopped,) = distributed.in_any(stop())
     if stopped and (done.done < done.total or done.removed < sum(distributed.summed([len(difference.gone)]))):

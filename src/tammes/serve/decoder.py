@@ -27,7 +27,7 @@ def decoded(content: bytes, mode: Any, shorter_side: int, size: int) -> tuple[di
     image = open_image(BytesIO(content), name="the image")
     check_shape(image)
     pixels = centre(image, mode, shorter_side=shorter_side, size=size)
-    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _THUMBNAIL, effort=0)
+    return {"width": image.width, "height": image.height}, pixels.tobytes(), small(image, _THUMBNAIL)
 
 
 def main(most_bytes: int, most_pixels: int) -> None:

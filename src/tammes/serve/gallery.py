@@ -124,9 +124,7 @@ class ServedGallery(Gallery):
 
     def untrusted_roots(self) -> list[str]:
         """Folders named by the gallery that were not indexed on this machine; their files are not served."""
-        roots = self.store.about.roots
-        trusted = trusted_roots(self.uri, roots)
-        return [root for root in roots if Path(root).resolve() not in trusted]
+        return [root for root in self.store.about.roots if not trusted_roots(self.uri, [root])]
 
     def file(self, item: str) -> tuple[Path, str]:
         """The file of an item and its media type; an error unless it is an image in a trusted folder."""

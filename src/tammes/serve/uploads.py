@@ -12,6 +12,7 @@ from tammes.serve.errors import RequestError
 
 FIELD = "image"
 _HOW = f"Send the file as the body, or as the field {FIELD!r} of a form: curl -F {FIELD}=@photo.jpg"
+_IN_ADDRESS = ("k", "label", "where", "exact")  # as fields they would be overlooked, and the answer be another
 _KIND = 1000  # characters of a header that are looked at; 64 KB of semicolons take half a second
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{1,200}")
 
@@ -34,7 +35,7 @@ async def _in_form(request: Request) -> bytes:
     if not _BOUNDARY.fullmatch(boundary):
         raise RequestError(400, f"the form cannot be read: its boundary is missing or not allowed. {_HOW}")
     # Nothing else of what the header says goes on: to decode a field in a character set of the client's choice can take
-    # minutes (punycode). No field is used, so they may be short.
+    # minutes (punycode). No other field is used, so they may be short.
     headers = Headers(raw=[(b"content-type", b'multipart/form-data; boundary="%s"' % boundary)])
     parser = MultiPartParser(headers, request.stream(), max_files=4, max_fields=16, max_part_size=4096)
     parser.spool_max_size = sys.maxsize  # never to disk
@@ -43,6 +44,8 @@ async def _in_form(request: Request) -> bytes:
     except (MultiPartException, ValueError, AssertionError, LookupError) as error:
         raise RequestError(400, f"the form cannot be read: {str(error).rstrip('.')}. {_HOW}") from None
     try:
+        if misplaced := next((name for name in _IN_ADDRESS if name in form), None):
+            raise RequestError(400, f"{misplaced!r} is a field of the form, and belongs in the address: ?{misplaced}=…")
         given = form.get(FIELD)
         if not isinstance(given, UploadFile):
             raise RequestError(400, f"the form has no file {FIELD!r}. {_HOW}")

@@ -140,8 +140,7 @@ def googlenet_file() -> Path:
             )
     except UserError as error:
         raise UserError(
-            f"no ImageNet weights for googlenet: {error} Or use a file: `weights=FILE`."
-            f"{advice_without_network('googlenet')}"
+            f"no weights for googlenet: {error} Or use a file: `weights=FILE`.{advice_without_network('googlenet')}"
         ) from error
 
 
@@ -172,7 +171,7 @@ def downloading(name: str, url: str, place: Path | None = None) -> Iterator[None
         reason = str(getattr(error, "reason", error)).strip().partition("\n")[0].rstrip(".")  # of a URLError
         put = f" and put it at {place}, or give it as" if place else " and give it as"
         raise UserError(
-            f"no {'' if ':' in name else 'ImageNet '}weights for {name}: {reason}. Get {url} by other means{put}"
+            f"no weights for {name}: {reason}. Get {url} by other means{put}"
             f" `weights=FILE`; `weights='none'` starts from random ones.{advice_without_network(name)}"
         ) from error
 
