@@ -97,7 +97,11 @@ def measured(options: Options, folder: Path, changes: dict[str, Any]) -> tuple[d
                 "train": "all",
                 "val_classes": "0",
             }
-            given |= {"skip_bad": True, "precision": "bf16", "refit": False} | changes  # measured below, as a row of its own
+            given |= {
+                "skip_bad": True,
+                "precision": "bf16",
+                "refit": False,
+            } | changes  # measured below, as a row of its own
             train_images(resolve(str(options.folder), given, folder), overwrite=True, select=first_half)  # type: ignore[arg-type]
     run = RunFolder(folder)
     seconds = process_time() - seconds

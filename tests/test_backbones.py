@@ -60,7 +60,7 @@ def test_pixels_are_scaled_as_the_weights_want_them() -> None:
         ("torchvision:resnet10t", r"^unknown backbone 'torchvision:resnet10t'\."),
         ("torchvision:conv4", r"^unknown backbone 'torchvision:conv4'\."),
         ("keras:vgg16", r"^unknown library 'keras' in backbone 'keras:vgg16'\. Known: timm, torchvision, "),
-        ("squeezenet1_1", r"^squeezenet1_1 does not end in a linear layer, .* Try timm:squeezenet1_1\.$"),
+        ("squeezenet1_1", r"^torchvision.s squeezenet1_1 does not end in a linear layer, .* Try timm:squeezenet1_1\.$"),
         ("timm:test_vit.nosuchtag", r"^timm cannot make test_vit\.nosuchtag: Invalid pretrained tag \(nosuchtag\)"),
     ],
 )
@@ -177,7 +177,7 @@ def test_without_a_network_it_names_the_weights_of_this_machine(
         f" There are no weights on this machine, in {cache / 'weights'}, {checkpoints}, {tmp_path}"
     )
     (tmp_path / "googlenet.safetensors").touch()
-    listed = f" Files of weights on this machine: {tmp_path / 'googlenet.safetensors'}. Use one with its network:"
+    listed = f" Files of weights on this machine: {tmp_path / 'googlenet.safetensors'}. Use one with its network"
     assert said().startswith(listed)
     (checkpoints / "vgg16-397923af.pth").touch()
     snapshot = hub / "models--timm--resnet18.a1_in1k" / "snapshots" / "abc"

@@ -244,7 +244,7 @@ def test_a_layer_that_is_kept_cannot_be_made_diverse() -> None:
     assert made(PAIRS)(features, labels, network)["loss"].isfinite()
     with pytest.raises(
         UserError,
-        match="^diversity trains the embedding layer, which `keep_init` freezes:",
+        match="^diversity trains the embedding layer, which `keep_init` freezes",
     ):
         made(PAIRS, diversity=0.1)(features, labels, network)
 

@@ -146,7 +146,7 @@ def with_row(row: int, values: Tensor | float) -> Tensor:
         ),
         (
             lambda: solve(5, 3, start=torch.ones(5, 3)),
-            "start has the same direction for classes 0 and 1: , so they cannot be separated.",
+            "start has the same direction for classes 0 and 1, so they cannot be separated.",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_what_enters_the_depths_is_kept_apart_from_plain_features(waves: Path, t
         ),
         (
             ["--loss", "hdc", "--train", "top", "--cut", "blocks.3"],
-            "the input of blocks.2, so the cut cannot be above it: 'blocks.3'. "
+            "the input of blocks.2 is used as features, so the cut cannot be above it: 'blocks.3'. "
             "Use --cut blocks.2 or lower.",
         ),
         (["--loss", "hdc", "--dim", "2"], "HDC has 3 heads: --dim must be at least 3, got 2."),

@@ -317,7 +317,7 @@ def test_a_start_can_be_kept(init: str, photos: Path, trained: Path, tmp_path: P
     assert not np.array_equal(one["class_layer.weight"], three["class_layer.weight"])
     assert not np.array_equal(one["backbone.blocks.0.0.weight"], three["backbone.blocks.0.0.weight"])
     assert f"--init {init} --keep-init" in json.loads((long / "results.json").read_text())["command"]
-    assert "all of it except the embedding layer" in (long / "log.txt").read_text()
+    assert "all layers except the embedding layer" in (long / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("init", ["whiten", "ridge"])
@@ -351,7 +351,7 @@ def test_new_layers_are_found_again_from_the_trained_features(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--init", "whiten", "--refit", "--no-keep-init"], "--refit fcomputes the embedding layer again"),
+        (["--init", "whiten", "--refit", "--no-keep-init"], "--refit computes the embedding layer again"),
         (["--init", "whiten", "--refit", "--train", "head"], "--refit needs features that training changes"),
         (
             ["--init", "ridge", "--loss", "triplet"],

@@ -531,7 +531,7 @@ def test_vectors_that_cannot_be_learned_from_are_refused(tmp_path: Path, capsys:
     assert "1 of 2 classes would train; at least 2 must. Lower --test-classes." in text(vectors, labels // 2)
     assert "1 of 1 classes would train" in text(vectors, labels * 0)
     singles = np.arange(20)
-    assert "every test class has one vector image, so nothing can be found. Choose other classes." in text(
+    assert "every test class has one vector only, so none could be found. Choose other classes." in text(
         vectors, singles
     )
     assert "Expected whole numbers or text." in text(vectors, labels.astype(float))
@@ -612,7 +612,8 @@ def test_a_run_whose_data_has_changed_is_not_gone_on_with(
     main(["train", str(copy), "--out", str(run), "--epochs", "2"])
     (run / "results.json").unlink()
     write(copy, vectors * 2, labels)
-    assert f"the vectors have changed since {run} was started with." in refused(capsys, "train", "--resume", str(run))
+    said = refused(capsys, "train", "--resume", str(run))
+    assert f"the vectors are no longer those that {run} was started with." in said
     write(copy, vectors[labels != "class 49"], labels[labels != "class 49"])
     assert f"no longer in {copy}: class 49" in refused(capsys, "train", "--resume", str(run))
 

@@ -160,7 +160,7 @@ def test_minimum_is_reached() -> None:
 def test_bad_options() -> None:
     for hardest in (0.0, -0.1, 1.01, float("nan")):
         with pytest.raises(
-            UserError, match=rf"^hardest must be in .0, 1., the share of the pairs that counts, got {hardest}\.$"
+            UserError, match=rf"^hardest must be in .0, 1., the part of the pairs that counts, got {hardest}\.$"
         ):
             ContrastiveLoss(hardest=hardest)
     with pytest.raises(UserError, match=r"^margin must be above 0 and finite, got 0\.0\.$"):

@@ -99,12 +99,12 @@ def test_a_missing_file_is_counted_and_fails_when_it_is_read(root: Path) -> None
     file.unlink()
     birds = cub(root)
     assert len(birds) == 5
-    assert birds.remarks == (*COUNTS, f"1 of 5 images is not there, {file} first.")
+    assert birds.remarks == (*COUNTS, f"1 of 5 images is missing, such as {file}.")
     with pytest.raises(UserError) as refusal:
         birds.read(2)
     assert str(refusal.value) == f"cannot read {file}: no such file."
     (root / "images" / IMAGES[1][2]).unlink()
-    assert cub(root).remarks[-1] == f"2 of 5 images are not there, {root / 'images' / IMAGES[1][2]} first."
+    assert cub(root).remarks[-1] == f"2 of 5 images are missing, such as {root / 'images' / IMAGES[1][2]}."
 
 
 def test_without_any_image_it_is_refused_at_once(root: Path) -> None:

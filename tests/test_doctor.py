@@ -371,8 +371,8 @@ def test_the_text_has_the_worst_first(faults: Path, capsys: pytest.CaptureFixtur
         "  1 image is more than once in the same class:",
         "  1 class has only one image, which cannot be found: e",
         "  1 image of more than 0.2 million pixels, slow to read and scaled down anyway: b/huge.png",
-        "  1 image with a side below 32 pixels, which will be enlarged nothing: b/tiny.png",
-        "  1 image more than 4 times as long as wide, of which only the middle: b/long.png",
+        "  1 image with a side below 32 pixels, which will be enlarged: b/tiny.png",
+        "  1 image more than 4 times as long as wide, of which only the centre is used for testing: b/long.png",
         "  faults: 29 images of 5 classes, 1 to 9 per class, median 7",
         "  train: 19 images of 3 classes",
         "  test: 10 images of 2 classes",
@@ -382,7 +382,7 @@ def test_the_text_has_the_worst_first(faults: Path, capsys: pytest.CaptureFixtur
         "  1 image is rotated by EXIF: turned upright",
         "  1 image is animated: the first frame is used",
         "  1 image is WEBP named .jpg: read by content",
-        "  3 other files left alone: 1 .png, 1 .txt, 1 .heic",
+        "  3 other files ignored: 1 .png, 1 .txt, 1 .heic",
     ):
         assert line in lines
     for remark in folder(faults).remarks:

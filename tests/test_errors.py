@@ -84,7 +84,7 @@ TRAIN = [
     ("--hidden 8", "--hidden is for vectors, and this is not a .npz or .parquet file: leave it out."),
     ("--dim 100000000000", "out of memory: the network itself does not fit, for any batch size. Try a smaller"
                            " --backbone, --dim or --centroid-dim.\n"),
-    ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, for any batch size. batch."),
+    ("--centroid-dim 100000000000", "out of memory: the network itself does not fit, for any batch size."),
 ]  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_a_rate_that_is_too_high_is_said_and_no_such_weights_are_saved(
     code, said = ended(capsys, *given, "--out", "run", "--lr", "1e39", "--backbone-lr", "1e39")
     assert code == 2
     assert "a weight is not a finite number at epoch 1, step 1. The likely cause is a learning rate that is too" in said
-    assert "try a tenth. No epoch had ended yet. lost.\n" in said
+    assert "try a tenth. No epoch had ended yet.\n" in said
     assert not (here / "run" / "checkpoint.safetensors").exists()
 
 
@@ -360,7 +360,7 @@ def test_classes_that_differ_in_case_or_blanks_only_are_two_and_said_to_be(
         "path,label\n" + "".join(f"photos/{name}/{n}.png,{name}\n" for name in ("cat", "Cat", "dog") for n in (0, 1))
     )
     main(["doctor", str(tmp_path / "t.csv")])
-    assert "the classes 'Cat' and 'cat' differ only in case or blanks; only" in capsys.readouterr().out
+    assert "the classes 'Cat' and 'cat' differ only in case or blanks" in capsys.readouterr().out
 
 
 ODD_NAMES = [
@@ -435,7 +435,7 @@ def test_a_million_labels_are_told_apart(tmp_path: Path, capsys: pytest.CaptureF
     code, said = ended(capsys, "train", str(file), "--out", str(tmp_path / "run"))
     assert (code, said) == (
         2,
-        "tammes: every test class has one vector image, so nothing can be found. Choose other classes.\n",
+        "tammes: every test class has one vector only, so none could be found. Choose other classes.\n",
     )
 
 

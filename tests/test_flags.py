@@ -78,10 +78,15 @@ REFUSED: list[tuple[Callable[[], object], str, str, str]] = [
     (
         training(cut="x", train="all"),
         "train --cut x --train all",
-        "`cut` says.*`train='top'`",
-        "--cut says.*--train top",
+        "`cut` is.*`train='top'`",
+        "--cut is.*--train top",
     ),
-    (training(keep_init=True), "train --keep-init", "`keep_init` keeps.*`init='pca'`", "--keep-init keeps.*--init pca"),
+    (
+        training(keep_init=True),
+        "train --keep-init",
+        "`keep_init` freezes.*`init='pca'`",
+        "--keep-init freezes.*--init pca",
+    ),
     (
         training(centroid_dim=8, class_layer=False),
         "train --centroid-dim 8 --no-class-layer",

@@ -119,7 +119,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "root" / "a" / "2.png").symlink_to(tmp_path / "gone.png")
     images = folder(tmp_path / "root")
     assert images.keys == ("a/1.png", "a/2.png", "b/1.png")
-    assert images.remarks == (f"1 of 3 images is not there, {tmp_path / 'root' / 'a' / '2.png'} first.",)
+    assert images.remarks == (f"1 of 3 images is missing, such as {tmp_path / 'root' / 'a' / '2.png'}.",)
     with pytest.raises(UserError, match="no such file"):
         images.read(1)
 

@@ -324,7 +324,7 @@ def test_bad_options(monkeypatch: pytest.MonkeyPatch) -> None:
                 match=rf"^{name} must be in .0, 1., the share that the {name} head sees, got {fraction}\.$",
             ):
                 made(PAIRS, **{name: fraction})
-    with pytest.raises(UserError, match=r"^third must be at most second, 0\.3, fgot 0\.4\.$"):
+    with pytest.raises(UserError, match=r"^third must be at most second, which is 0\.3, got 0\.4\.$"):
         made(PAIRS, second=0.3, third=0.4)
     for margin in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=rf"^margin must be above 0 and finite, got {margin}\.$"):

@@ -116,7 +116,8 @@ def test_a_cut_above_a_depth_is_refused() -> None:
     with pytest.raises(UserError) as error:
         Frozen(embedder(), "blocks.3")
     assert str(error.value) == (
-        "fthe input of blocks.2, so the cut cannot be above it: 'blocks.3'. Use `cut='blocks.2'` or lower."
+        "the input of blocks.2 is used as features, so the cut cannot be above it: 'blocks.3'."
+        " Use `cut='blocks.2'` or lower."
     )
 
 
@@ -131,7 +132,7 @@ def test_each_head_begins_as_the_principal_directions_of_its_own_features() -> N
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit dim= 4"):
+    with pytest.raises(ValueError, match="do not fit dim=4"):
         EmbedderConfig("conv4", 4, heads=(1, 2), head_weights=(1.0, 1.0))
     with pytest.raises(ValueError, match="1 depths need 2 heads"):
         EmbedderConfig("conv4", 4, heads=(4,), head_weights=(1.0,), depths=("blocks.2",))
@@ -149,5 +150,5 @@ def test_maps_that_are_no_maps_are_refused() -> None:
     network = nn.Sequential()
     network.add_module("one", nn.Linear(4, 4))
     network.add_module("two", nn.Linear(4, 4))
-    with pytest.raises(UserError, match=r"between this network has \(4,\). Use a convolutional"):
+    with pytest.raises(UserError, match=r"this network has \(4,\) there. Use a convolutional"):
         Depths(network, ("two",), "max")(torch.zeros(2, 4))

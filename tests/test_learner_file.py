@@ -157,8 +157,8 @@ def filled(name: str, value: float, dtype: Any = None) -> Callable[[Said, Tensor
         (changed("options", "depth", to=3), "its option 'depth' is not known here."),
         (changed("options", "loss", to="softmx"), "unknown loss 'softmx'. Did you mean 'softmax'?"),
         (changed("options", "hidden", to="wide"), "hidden must be a width or several"),
-        (changed("options", "hidden", to=[10**12]), "its are not those that its options ask for"),
-        (changed("options", "dim", to=7), "its are not those that its options ask for"),
+        (changed("options", "hidden", to=[10**12]), "its weights are not those that its options ask for"),
+        (changed("options", "dim", to=7), "its weights are not those that its options ask for"),
         (changed("classes", to=[1, 2]), "learner.json: classes must be an object, got [1, 2]."),
         (changed("classes", "kind", to="datetime64[s]"), "learner.json: classes.kind must be"),
         (changed("classes", "kind", to="text"), "its classes are not two or more of the kind text."),
@@ -172,14 +172,14 @@ def filled(name: str, value: float, dtype: Any = None) -> Callable[[Said, Tensor
         (resized("mean"), "mean and scale of the columns are missing or not of one length"),
         (resized("scale", 9), "mean and scale of the columns are missing or not of one length"),
         (filled("scale", 0.0), "or a scale is not above 0."),
-        (filled("mean", float("nan")), "'mean' has numbers that are not finite, or not float32 or float64."),
-        (filled("mean", 1, torch.int64), "'mean' has numbers that are not finite, or not float32 or float64."),
-        (resized("network.body.0.weight"), "its are not those that its options ask for"),
-        (resized("network.body.0.weight", 8, 7), "its are not those that its options ask for"),
-        (resized("network.body.0.bias", 7), "its are not those that its options ask for"),
-        (resized("network.class_layer.weight", 6, 9), "its are not those that its options ask for"),
-        (resized("network.class_layer.bias"), "its are not those that its options ask for"),
-        (resized("network.more", 3), "its are not those that its options ask for"),
+        (filled("mean", float("nan")), "'mean' holds numbers that are not finite, or not float32 or float64."),
+        (filled("mean", 1, torch.int64), "'mean' holds numbers that are not finite, or not float32 or float64."),
+        (resized("network.body.0.weight"), "its weights are not those that its options ask for"),
+        (resized("network.body.0.weight", 8, 7), "its weights are not those that its options ask for"),
+        (resized("network.body.0.bias", 7), "its weights are not those that its options ask for"),
+        (resized("network.class_layer.weight", 6, 9), "its weights are not those that its options ask for"),
+        (resized("network.class_layer.bias"), "its weights are not those that its options ask for"),
+        (resized("network.more", 3), "its weights are not those that its options ask for"),
     ],
 )
 def test_an_untrusted_file_is_checked(edit: Callable[[Said, Tensors], None], text: str, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_other_vectors_or_labels_are_not_gone_on_with(tmp_path: Path) -> None:
         with pytest.raises(UserError) as refusal:
             next(epochs(MetricLearner(**OPTIONS), *other, resumed=RunFolder(tmp_path)))
         assert str(refusal.value) == (
-            f"the vectors have changed since {tmp_path} was started with. Restore them, or train again."
+            f"the vectors are no longer those that {tmp_path} was started with. Put them back, or train again."
         )
 
 

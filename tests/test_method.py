@@ -306,7 +306,7 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
         (["--loss", "triplet", "--images-per-class", "1"], "needs 2 images or more of each class in a batch, not 1."),
         (
             ["--loss", "triplet", "--proxy-lr", "1"],
-            "--proxy-lr is for the parameters of a loss, and triplet learns",
+            "--proxy-lr is for the parameters of a loss, and triplet has",
         ),
         (["--loss", "triplet-smart", "--images-per-class", "4"], "mines its own batches: drop --images-per-class."),
         (

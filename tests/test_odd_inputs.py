@@ -148,7 +148,7 @@ def test_a_process_that_hangs_is_named_after_a_minute_once(capsys: pytest.Captur
             second.beat()
         first.look(began + seconds)
     said = capsys.readouterr().err
-    assert said.count("process 1 of 2 for a minute") == 1
+    assert said.count("no sign of process 1 of 2 for a minute") == 1
     assert said.count("process 1 of 2 is back") == 1
     assert "process 0" not in said
 

@@ -59,5 +59,5 @@ def test_what_is_printed_and_what_is_refused() -> None:
     assert repr(PrototypicalLoss()) == "PrototypicalLoss(shot=2)"
     with pytest.raises(UserError, match="^shot must be at least 1, got 0.$"):
         PrototypicalLoss(shot=0)
-    with pytest.raises(UserError, match="^the batch is empty: the mean over no embeddings is undefined. value.$"):
+    with pytest.raises(UserError, match="^the batch is empty: the mean over no embeddings is undefined.$"):
         PrototypicalLoss()(X[:0], Y[:0])

@@ -81,7 +81,7 @@ def test_validation_is_what_is_tested_on_where_nothing_else_is(tmp_path: Path) -
     images = table(write(tmp_path, text))
     assert images.part is not None
     assert images.part.tolist() == [TRAIN, TRAIN, TEST, TEST]
-    assert images.remarks == ("no line of images.csv says test: its 2 validation images are used for testing. on.",)
+    assert images.remarks == ("no line of images.csv says test: its 2 validation images are tested on.",)
 
 
 def test_all_lines_may_train(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_missing_files_are_counted(tmp_path: Path) -> None:
     file = write(tmp_path, "path,label\n0.png,a\n1.png,b\n2.png,b\n", 2)
-    assert table(file).remarks == (f"1 of 3 images is not there, {tmp_path / '2.png'} first.",)
+    assert table(file).remarks == (f"1 of 3 images is missing, such as {tmp_path / '2.png'}.",)
     assert table(file).missing == (2,)
     (tmp_path / "0.png").unlink()
     (tmp_path / "1.png").unlink()

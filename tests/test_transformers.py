@@ -71,7 +71,7 @@ def test_random_weights_train_their_batch_normalisation() -> None:
     assert config_of(backbone="conv4").train_batch_norm
     assert not config_of(backbone="resnet18").train_batch_norm
     assert config_of(backbone="resnet18", weights="none").train_batch_norm
-    with pytest.raises(tammes.UserError, match="`train_batch_norm` is for trainable layers of the backbone; train"):
+    with pytest.raises(tammes.UserError, match="`train_batch_norm` is for trainable layers of the backbone"):
         config_of(backbone="resnet18", train="head", train_batch_norm=True)
 
 

@@ -137,7 +137,7 @@ def test_what_fuzzing_has_found_is_refused() -> None:
         (Path(folder) / "t.csv").write_bytes(b"path,label\na\0.png,x\nb.png,y\n")
         said = refusal(lambda: open_dataset(f"{folder}/t.csv"))
     assert said is not None
-    assert said.startswith("none of the 2 images is there; ")
+    assert said.startswith("all 2 images are missing; ")
 
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
