@@ -241,13 +241,15 @@ class Awkward(nn.Module):
         (
             "dropout",
             "second",
-            "cannot be cut at 'second': its computation outside of its modules depends on the training mode",
+            "cannot be cut at 'second': its computation outside of its modules depends on the training mode, or is"
+            " random.",
             None,
         ),
         (
             "noise",
             "second",
-            "cannot be cut at 'second': its computation outside of its modules depends on the training mode",
+            "cannot be cut at 'second': its computation outside of its modules depends on the training mode, or is"
+            " random.",
             None,
         ),
     ],

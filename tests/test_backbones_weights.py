@@ -362,6 +362,5 @@ def test_without_a_network_it_says_what_to_get(cache: Path, monkeypatch: pytest.
     with pytest.raises(UserError) as caught:
         backbone("googlenet", weights="imagenet")
     assert str(caught.value).startswith(
-        f"no weights for googlenet: no network. Put the file at {cache} by hand."
-        " Or use a file: `weights=FILE`."
+        f"no weights for googlenet: no network. Put the file at {cache} by hand. Or use a file: `weights=FILE`."
     )

@@ -612,9 +612,8 @@ def test_a_run_whose_data_has_changed_is_not_gone_on_with(
     main(["train", str(copy), "--out", str(run), "--epochs", "2"])
     (run / "results.json").unlink()
     write(copy, vectors * 2, labels)
-    assert f"the vectors are no longer those that {run} was started with." in refused(
-        capsys, "train", "--resume", str(run)
-    )
+    said = refused(capsys, "train", "--resume", str(run))
+    assert f"the vectors are no longer those that {run} was started with." in said
     write(copy, vectors[labels != "class 49"], labels[labels != "class 49"])
     assert f"no longer in {copy}: class 49" in refused(capsys, "train", "--resume", str(run))
 

@@ -382,7 +382,7 @@ def test_the_text_has_the_worst_first(faults: Path, capsys: pytest.CaptureFixtur
         "  1 image is rotated by EXIF: turned upright",
         "  1 image is animated: the first frame is used",
         "  1 image is WEBP named .jpg: read by content",
-        "  3 other files left alone: 1 .png, 1 .txt, 1 .heic",
+        "  3 other files ignored: 1 .png, 1 .txt, 1 .heic",
     ):
         assert line in lines
     for remark in folder(faults).remarks:

@@ -68,7 +68,8 @@ WRONG_KINDS = {
     " dtype that NumPy supports, got torch.qint8. Use vectors.dequantize(), or vectors.float().",
     "evaluate(np.ma.masked_greater(V, 2.5), L)": "vectors has a mask that hides 3 of its entries. Fill them in:"
     " vectors.filled(…), or leave their rows out.",
-    "evaluate([[1.0], [1.0, 2.0]], [0, 0])": "vectors must be a table or a list of one kind: its rows differ in length.",
+    "evaluate([[1.0], [1.0, 2.0]], [0, 0])": "vectors must be a table or a list of one kind:"
+    " its rows differ in length.",
     "evaluate(V, [None, 'a'] * 24)": "labels must be all integers or all strings, got NoneType and str.",
     "recall_at_k([[0, 1], [1, 0]], [0, 1], 1.0)": "k must be a whole number, got 1.0.",
     "recall_at_k([[0, 1], [1, 0]], [0, 1], True)": "k must be a whole number, got True.",

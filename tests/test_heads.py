@@ -116,7 +116,8 @@ def test_a_cut_above_a_depth_is_refused() -> None:
     with pytest.raises(UserError) as error:
         Frozen(embedder(), "blocks.3")
     assert str(error.value) == (
-        "the input of blocks.2 is used as features, so the cut cannot be above it: 'blocks.3'. Use `cut='blocks.2'` or lower."
+        "the input of blocks.2 is used as features, so the cut cannot be above it: 'blocks.3'."
+        " Use `cut='blocks.2'` or lower."
     )
 
 
