@@ -277,8 +277,8 @@ def test_a_third_blob_is_not_taken_for_a_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "it holds no weights"),
-        (new_layer("pool", ()), "it holds no weights"),
+        (b"", "it has no weights"),
+        (new_layer("pool", ()), "it has no weights"),
         (new_layer("a", (torch.ones(3),))[:-1], "it ends too early"),
         (b"\x80", "it ends too early"),
         (b"\xff" * 11, "it has another format"),

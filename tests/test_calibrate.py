@@ -250,7 +250,7 @@ def test_a_run_of_vectors_is_calibrated_on_its_test_classes(
         expected = rates(vectors, arrays["labels"][test], found["threshold"])
     assert (found["false_match_rate"], found["true_match_rate"]) == pytest.approx(expected[:2])
     assert (found["other_pairs"], found["same_pairs"]) == expected[2:]
-    assert "Two vectors whose embeddings are within" in out
+    assert "Two vectors whose embeddings are no farther apart than" in out
     assert "of pairs of different classes about 2 % will be taken for the same." in out
     assert "no longer an independent test" in err
     _, err = run_it(capsys, run=run, data=str(file), fmr=0.02)

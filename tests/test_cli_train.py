@@ -135,7 +135,7 @@ def test_a_new_run_starts_from_the_weights_of_another(
     assert moved == []
     given = ("--dim", "8", "--backbone", "conv4", "--init-from", str(trained))
     other = refused(capsys, "train", str(photos), "--out", str(tmp_path / "x"), *given)
-    assert "--init-from has dim 16, this run 8. Say --dim 16." in other
+    assert "--init-from has dim 16, this run 8. Use --dim 16." in other
 
 
 def test_json_prints_the_results_only(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_a_run_begins_with_the_pooling_of_another(tmp_path: Path, capsys: pytest
     said = refused(
         capsys, "train", str(few), "--out", str(tmp_path / "b"), "--init-from", str(tmp_path / "max"), *small
     )
-    assert "--init-from has pool max, this run published. Say --pool max." in said
+    assert "--init-from has pool max, this run published. Use --pool max." in said
 
 
 def test_layers_may_start_from_the_features(photos: Path, trained: Path, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_new_layers_are_found_again_from_the_trained_features(
             "--init ridge initialises the class layer, and there is none with --loss triplet",
         ),
         (["--init", "ridge", "--no-class-layer"], "and --no-class-layer: use --init whiten."),
-        (["--init", "random"], "--keep-init keeps what --init finds: give --init pca or --init whiten."),
+        (["--init", "random"], "--keep-init freezes the result of --init: give --init pca or --init whiten."),
         (
             ["--init", "pca", "--train", "head", "--no-class-layer"],
             "--keep-init, --train head and --no-class-layer leave nothing to train: leave one out.",

@@ -398,7 +398,7 @@ def test_a_folder_with_a_blank_can_be_typed_as_it_is_shown(tmp_path: Path, capsy
     sound(tmp_path / "my photos")
     _, told = ran(capsys, str(tmp_path / "my photos"))
     assert f"tammes train '{tmp_path / 'my photos'}'" in told
-    assert "  my photos: 12 images of 4 classes, 3 a class" in told.splitlines()
+    assert "  my photos: 12 images of 4 classes, 3 per class" in told.splitlines()
 
 
 def test_long_lists_are_cut_short_in_the_text_and_whole_in_json(

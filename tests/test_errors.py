@@ -118,7 +118,7 @@ COMMAND_LINES = [
     ("label g photos --threshold nan", "--threshold must be a finite number, 0 or more, got nan.\n"),
     ("report", "which run? For example: tammes report runs/photos. `tammes runs` lists them.\n"),
     ("runs nowhere", "no such folder: nowhere. Train something first: tammes train\n"),
-    ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists the"),
+    ("runs --remove photos", "no run in photos: config.json or environment.json is missing. `tammes runs` lists"),
     ("index nowhere photos --gallery g", "no run nowhere, and unknown backbone 'nowhere'."),
     ("search nowhere a.png", "no such file: a.png.\n"),
     ("duplicates nowhere", "there is no gallery nowhere. Make it: tammes index MODEL FOLDER --gallery nowhere\n"),
@@ -132,7 +132,7 @@ COMMAND_LINES = [
     ("data cubs --to x", "unknown data set 'cubs'. Did you mean 'cub'? Known: cars196, cub, glyphs, inshop,"),
     ("cache --remove x", "unknown cache entry 'x'."),
     ("benchmark nowhere.toml", "cannot read the plan nowhere.toml: No such file or directory. docs/benchmark.md"),
-    ("calibrate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists the"),
+    ("calibrate nowhere", "no run in nowhere: config.json or environment.json is missing. `tammes runs` lists"),
     (f"train photos --out {'x' * 300}", f"cannot use {'x' * 300}: File name too long.\n"),
 ]  # fmt: skip
 

@@ -288,7 +288,7 @@ def test_the_rate_that_suits_a_loss_is_its_default() -> None:
             "--loss triplet-smart mines its own batches: drop --sampler.",
         ),
         (["--sampler", "balanced", "--images-per-class", "3"], "--images-per-class is for --sampler pk."),
-        (["--images-per-class", "3"], "--images-per-class is for --sampler pk, and --loss discriminative takes any"),
+        (["--images-per-class", "3"], "--images-per-class is for --sampler pk: add it (--loss discriminative"),
         (["--push", "0.1", "--loss-options", "push=0.2"], "push is given twice: by --push and by --loss-options."),
         (
             ["--loss", "lifted", "--push", "0.1"],

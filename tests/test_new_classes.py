@@ -55,7 +55,7 @@ def test_reserved_centroids_are_free_and_recorded(first: Path) -> None:
     assert places(first) == {f"class {number}": number - 1 for number in range(1, 5)}
     assert json.loads((first / "classes.json").read_text())["places"]["number"] == 6
     assert load(first).config.class_dim == 6
-    assert "4 classes, room for 2 more" in (first / "log.txt").read_text()
+    assert "4 classes, centroids for 2 more" in (first / "log.txt").read_text()
     found = centroids_of(RunFolder(first))
     assert found is not None
     assert found.shape == (4, 6)
@@ -89,7 +89,7 @@ def test_new_classes_get_free_centroids_and_old_ones_keep_theirs(
         assert exit_code("train", str(folders[1]), "--continue-from", str(first), "--out", str(run)) == 130
     main(["train", "--resume", str(run)])
     assert places(run) == places(first) | {"class 0": 4, "class 5": 5}
-    assert "6 classes (2 new), room for 0 more" in (run / "log.txt").read_text()
+    assert "6 classes (2 new), centroids for 0 more" in (run / "log.txt").read_text()
     old, new = centroids_of(RunFolder(first)), centroids_of(RunFolder(run))
     assert old is not None
     assert new is not None

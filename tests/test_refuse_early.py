@@ -263,11 +263,11 @@ def test_images_added_to_a_class_are_said_by_evaluate_and_refused_by_resume(
         shutil.copy(here / "photos/class 7/0.png", here / f"photos/class 7/{number}.png")
     (here / "photos/class 1/0.png").unlink()
     found, said = measured(capsys, "evaluate", "run")
-    assert "'class 1' has 5, and had 6 then, 'class 7' has 8, and had 6 then" in said
+    assert "'class 1' has 5 images, and had 6, 'class 7' has 8 images, and had 6" in said
     assert found["trained"]["queries"] == 26
     (here / "run" / "results.json").unlink()
     code, said = ended(capsys, "train", "--resume", "run")
-    assert (code, "'class 7' has 8, and had 6 then" in said) == (2, True)
+    assert (code, "'class 7' has 8 images, and had 6" in said) == (2, True)
 
 
 def test_an_image_in_the_place_of_another_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
