@@ -340,6 +340,7 @@ def recipe_section(stored: Mapping[str, Any]) -> list[str]:
         "The first half of the training classes trains, the second half is measured; no test class is looked at. Every"
         " layer, from pretrained weights; training at 160 pixels, measured at 224; one seed, whose standard error is"
         " about 0.8. `whitened again`: the embedding layer found anew from the features of the trained network;"
+        " `0.5 of the way`: the same with weights half way between the pretrained and the trained ones;"
         " `mirrored too`: the mean of the features of an image and its mirror image. Minutes are the processor's, of"
         " training and of what it computes before; of a run that was stopped and resumed they were not counted.",
         "",
@@ -1098,16 +1099,22 @@ def readme_table(results: Path) -> list[str]:
         plans += [name for name, row in zip(names, found, strict=True) if row is not None]
         if any(found):
             stored = [read(results / "plans" / f"{name}.json") for name in names]
-            before = any(each is not None and beside.before_refit(each) for each in stored)
-            what = what.replace("`**", " --no-refit`**") if before else what
-            add(what, *(cell for row in found for cell in _brief(row)))
+            before = [each is not None and beside.before_refit(each) for each in stored]
+            cells = [_brief(row) for row in found]
+            ours = "`**" in what
+            if ours and all(old for old, row in zip(before, found, strict=True) if row is not None):
+                what = what.replace("`**", " --no-refit`**")
+            elif ours:
+                marks = [" (`--no-refit`)" if old else "" for old in before]
+                cells = [(f"{of[0]}{mark}", *of[1:]) for of, mark in zip(cells, marks, strict=True)]
+            add(what, *(cell for of in cells for cell in of))
     for what, row in PAPER_IN_README.items():
         figures = [published_table(data).rows[row] for data in DATA_IN_README]
         add(what, *(cell for each in figures for cell in (f"{each['R@1']:.2f}", f"{each['R@8']:.2f}", "")))
     said = (
         "R@1 and R@8 in per cent on 100 kinds of birds and 98 models of cars never seen in training, GoogLeNet"
-        " unless another network is named, two processor cores and no GPU; ± half of the 95 % interval where there are"
-        " several seeds"
+        " unless another network is named, one or two processor cores and no GPU; ± half of the 95 % interval where"
+        " there are several seeds"
         " ([docs/results.md](docs/results.md) has all rows and their commands; by"
         f" {', '.join(f'`{name}`' for name in dict.fromkeys(plans)) or 'no plan'} in `benchmarks/plans/`):"
     )
@@ -1127,7 +1134,7 @@ def _brief(row: Row | None) -> tuple[str, str, str]:
     if row is None:
         return "not run", "", ""
     minutes = "" if row.minutes is None else f"{row.minutes:,.1f}"
-    return str(row.measures["recall_at_1"]), f"{row.measures['recall_at_8'].mean:.2f}", minutes
+    return str(row.measures["recall_at_1"]).removesuffix(" ± 0.00"), f"{row.measures['recall_at_8'].mean:.2f}", minutes
 
 
 def _every_layer(results: Path) -> bool:

@@ -132,6 +132,8 @@ def parts(file: Path) -> None:
     from matplotlib import pyplot
 
     rows = {(row["data"], row["row"]): row for row in json.loads((RESULTS / "recipe.json").read_text())["rows"]}
+    if not {("cub", "pretrained"), ("cars196", "pretrained")} <= rows.keys():
+        return
     figure, both = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     for axes, (data, title) in zip(both, (("cub", "CUB-200-2011"), ("cars196", "CARS196")), strict=True):
         for name, kind in TRAINED.items():
