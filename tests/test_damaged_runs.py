@@ -137,7 +137,9 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(whole: Path, capsys:
     said = capsys.readouterr()
     assert left.value.code == 1
     assert "sound" in said.out
-    assert said.err.startswith("left out: runs/x/config.json: it must be an object, got []. Restore the file from a copy")
+    assert said.err.startswith(
+        "left out: runs/x/config.json: it must be an object, got []. Restore the file from a copy"
+    )
     with pytest.raises(SystemExit) as left:
         main(["runs", "runs", "--json"])
     records = {record["run"]: record for record in json.loads(capsys.readouterr().out)}

@@ -386,7 +386,9 @@ def test_no_pairs_of_a_kind_are_refused() -> None:
     vectors, labels = clouds(classes=6, each=1)
     with pytest.raises(UserError, match="no two items of the same class form a pair, in 6 classes: .* needs two items"):
         count_pairs(vectors, labels)
-    with pytest.raises(UserError, match="no two items of different classes form a pair, in 1 class. Two classes are needed"):
+    with pytest.raises(
+        UserError, match="no two items of different classes form a pair, in 1 class. Two classes are needed"
+    ):
         count_pairs(vectors, [3] * 6)
     vectors, labels = clouds(classes=3)
     with pytest.raises(UserError, match="no two items of the same class form a pair, in 3 classes"):
