@@ -339,7 +339,7 @@ def recipe_section(stored: Mapping[str, Any]) -> list[str]:
         "",
         "The first half of the training classes trains, the second half is measured; no test class is looked at. Every"
         " layer, from pretrained weights; training at 160 pixels, measured at 224; one seed, whose standard error is"
-        " about 0.8. `whitened again`: the embedding layer found anew from the features of the trained network;"
+        " about 0.8. `whitened again`: the embedding layer computed again from the features of the trained network;"
         " `0.5 of the way`: the same with weights half way between the pretrained and the trained ones;"
         " `mirrored too`: the mean of the features of an image and its mirror image. Minutes are the processor's, of"
         " training and of what it computes before; of a run that was stopped and resumed they were not counted.",

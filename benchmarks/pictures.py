@@ -91,7 +91,7 @@ def over_minutes(file: Path, title: str, curves: tuple[str, ...], points: tuple[
         axes.axhline(pretrained, color="grey", linestyle=":", label="pretrained, nothing trained")
     published = float(published_table(paper).rows["Second to last layer"]["R@1"])
     axes.axhline(published, color="black", linestyle="--", label="the paper's figure, up to 40 epochs")
-    axes.set(xscale="log", xlabel="minutes of training, two cores, no GPU", ylabel="R@1, %", title=title)
+    axes.set(xscale="log", xlabel="minutes of training, one or two cores, no GPU", ylabel="R@1, %", title=title)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda minutes, _: f"{minutes:g}")
     axes.xaxis.set_minor_formatter(lambda *_: "")
