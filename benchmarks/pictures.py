@@ -37,16 +37,6 @@ DATA = {
     ),
 }
 
-# Of benchmarks/results/recipe.json: the rows in the picture of what trains, and which of its figures is meant.
-TRAINED = {
-    "head": "",
-    "top, one view": "",
-    "top, four views": "",
-    "top from inception 4a, one view": "",
-    "2 epochs": "whitened again, ",
-    "6 epochs": "whitened again, ",
-    "10 epochs": "whitened again, ",
-}
 METHODS = ("one-hot centroids", "discriminative, one-hot centroids")
 # Plans with final figures alone, by the end of their names: what is said of them, and their colour in every picture.
 PARTS = {
@@ -60,7 +50,6 @@ def main() -> None:
     for name, (title, curves, points, paper) in DATA.items():
         over_minutes(PICTURES / f"minutes-{name}.svg", title, curves, points, paper)
         bound(PICTURES / f"bound-{name}.svg", title, curves)
-    parts(PICTURES / "parts.svg")
 
 
 def stored(plan: str) -> dict[str, Any] | None:
@@ -123,28 +112,6 @@ def bound(file: Path, title: str, plans: tuple[str, ...]) -> None:
     right.plot(epochs, [line["gap"] for line in lines], marker=".", label="gap: L_d - L_t, mean over triplets")
     right.set(xlabel="epoch", ylim=(0, 4))
     right.legend(fontsize=9, loc="upper right")
-    figure.savefig(file, metadata={"Date": None})
-    pyplot.close(figure)
-
-
-def parts(file: Path) -> None:
-    """R@1 on held-out classes over the processor's minutes, by which layers train."""
-    from matplotlib import pyplot
-
-    rows = {(row["data"], row["row"]): row for row in json.loads((RESULTS / "recipe.json").read_text())["rows"]}
-    if not {("cub", "pretrained"), ("cars196", "pretrained")} <= rows.keys():
-        return
-    figure, both = pyplot.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for axes, (data, title) in zip(both, (("cub", "CUB-200-2011"), ("cars196", "CARS196")), strict=True):
-        for name, kind in TRAINED.items():
-            if (row := rows.get((data, name))) is not None and row["seconds"] is not None:
-                said = f"every layer, {name}" if name.endswith("epochs") else name
-                axes.plot(row["seconds"] / 60, 100 * row[f"{kind}recall_at_1"], "o", label=said)
-        before = rows[data, "pretrained"]
-        axes.axhline(100 * before["whitened again, recall_at_1"], color="black", linestyle="--", label="whitened")
-        axes.axhline(100 * before["recall_at_1"], color="grey", linestyle=":", label="pretrained, not trained")
-        axes.set(xlabel="minutes of one core", ylabel="R@1 on held-out classes, %", title=title, xlim=(0, None))
-    figure.legend(*both[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 

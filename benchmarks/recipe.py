@@ -32,7 +32,7 @@ from tammes.training.run_folder import is_run
 from tammes.training.train import resume_images, train_images
 
 RESULTS = FOLDER / "recipe.json"
-BASE: dict[str, Any] = {"size": 160, "epochs": 2, "train": "all", "pool": "max", "refit": False}
+BASE: dict[str, Any] = {"size": 160, "epochs": 2, "train": "all", "refit": False}
 LONGER = {"epochs": 6}
 ROWS: dict[str, dict[str, Any]] = {
     "pretrained": {},
