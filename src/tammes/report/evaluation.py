@@ -31,7 +31,7 @@ from tammes.vectors import MetricLearner
 from tammes.vectors.statistics import Rows
 from tammes.vectors.train import learned, raw
 
-_SAID = {"untrained": "pretrained", "trained": "this run's"}
+_SAID = {"untrained": "pretrained", "trained": "the model of the run"}
 
 
 def evaluate_run(
